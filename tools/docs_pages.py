@@ -26,7 +26,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry import catalogue
-from shoal_service.telemetry.families import NODE_STATES
+from shoal_service.telemetry.exposition import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields

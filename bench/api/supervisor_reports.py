@@ -31,7 +31,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import Home, HomeReport
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
-from shoal_service.supervisor.home.link import HttpLink
+from shoal_service.supervisor.dialer import HttpLink
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState

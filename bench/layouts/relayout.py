@@ -23,7 +23,7 @@ from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
 from shoal_server import ShoalServer
 from shoal_service.views import JobPatch
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
 
 LIMIT_S = 1.5
 _HEADS = {"num_heads": 8, "num_kv_heads": 4}

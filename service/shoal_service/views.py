@@ -20,13 +20,14 @@ from shoal_service.core.parity import Parity
 from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
+from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase, Stacks, WorkerUse
 from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
 from shoal_workers.contract.profiles import MAX_STEPS, ProfileFile, StepTimes
 from shoal_workers.contract.profiles import Category as StepCategory
 from shoal_workers.contract.proofs import LayoutProof
-from shoal_workers.contract.spec import SWEEP_NAME, JobSpec, ParallelismSpec, StopSpec
+from shoal_workers.contract.spec import SWEEP_NAME, JobSpec, StopSpec
 from shoal_workers.contract.suspects import Suspect
 from shoal_workers.contract.validation import Standing
 

@@ -12,7 +12,7 @@ import pytest
 from kit.worlds.tiny_jobs import STACKED
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
 
 
 @pytest.fixture

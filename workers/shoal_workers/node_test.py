@@ -7,7 +7,7 @@ Two processes run it together, one on the suspected node and one on a healthy no
     with the suspected node as rank 0, then as rank 1 (the caller runs it twice)
 
 Without another node only the matmul is run. Any different bit and any exception is a failed test. Called by the node
-test's actor (service/shoal_service/cluster/node_test.py) in a process of its own, which the caller kills if it hangs.
+test's actor (service/shoal_service/gateway/on_nodes.py) in a process of its own, which the caller kills if it hangs.
 """
 
 from __future__ import annotations

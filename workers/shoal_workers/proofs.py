@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 
 from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, fully_sharded
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import JobSpec, plan_of
 from shoal_workers.engine.generation_ends import LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collectives import CollectiveLog, is_collective_error
 from shoal_workers.engine.group.fence import Fence
@@ -75,7 +75,7 @@ def fixed_to_prove(spec: JobSpec) -> Layout | None:
 def _small(fixed: ParallelismSpec, plan: ParallelPlan | None) -> Layout:
     """The fixed layout with as few ranks of each axis as show what it does."""
     shard = 2 if fixed.dp_shard == "auto" else min(fixed.dp_shard, 2)
-    degrees = {axis: min(getattr(fixed, axis), 2) for axis in ("pp", "cp", "tp", "ep", "dp_replicate")}
+    degrees = {axis: min(getattr(fixed, axis), 2) for axis in (*PLANNED_AXES, "dp_replicate")}
     few = fixed.model_copy(update={**degrees, "dp_shard": max(shard, degrees["ep"])})
     if few.dp_shard == 2 and few.unit > _MOST_RANKS and few.ep == 1:
         few = few.model_copy(update={"dp_shard": 1})

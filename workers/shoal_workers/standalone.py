@@ -28,11 +28,10 @@ from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, fully_sharded, replicated
+from shoal_workers.contract.layout import Layout, ParallelismSpec, fully_sharded, replicated
 from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.proofs import axes_of
-from shoal_workers.contract.spec import ContinueFrom, ElasticitySpec, JobSpec, LoopSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import ContinueFrom, ElasticitySpec, JobSpec, LoopSpec, plan_of
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
@@ -188,7 +187,7 @@ def train(
         store_host=host,
         store_port=port,
         restore_from=shared.get("restore_from").decode() or None,
-        proof=ProofDemand.IF_POSSIBLE if axes_of(layout) else ProofDemand.NONE,
+        proof=ProofDemand.IF_POSSIBLE if layout.planned_axes else ProofDemand.NONE,
         commit_timeout_s=0.0 if environment.rank else _COMMIT_S,  # the others wait for rank 0 to validate
     )
     summary = Summary()

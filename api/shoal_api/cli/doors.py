@@ -1,5 +1,5 @@
 """Says what of Shoal a program can use, from its text: `shoal check train.py`. Nothing is imported or run here; what a
-loop tracks is found by running it (loop_trial.py).
+loop tracks is found by running it (trial.py).
 
     script   the program as it is, one process per worker; a lost worker costs the steps since its own last checkpoint
     loop     the program keeps its loop and gives it to `shoal.run`; a lost worker costs one step at most

@@ -1,4 +1,4 @@
-"""What all commands share: common options, the client, and the handling of errors.
+"""What all commands share: common options, the client, which job JOB means, and the handling of errors.
 
 Called by every command. Never imports heavy modules at the top: `shoal --help` must appear without a delay.
 """
@@ -6,7 +6,7 @@ Called by every command. Never imports heavy modules at the top: `shoal --help` 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.output import Output
     from shoal_api.client import Client
+    from shoal_service.views import JobSummary
     from shoal_workers.contract.job import JobState
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 """The client's default, repeated here because importing the client takes longer than showing the help."""
 _NUM_RETRIES = 3
 """Retries take half a second in all, so that a mistyped address is reported quickly."""
+_SHOWN = 5
+"""Most jobs that are listed if a name means several."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Write only JSON to standard output.")]
 UrlOption = Annotated[str, typer.Option("--url", envvar="SHOAL_URL", help="Address of the Shoal server.")]
@@ -57,7 +60,6 @@ class Session:
 
     def job_id(self, client: Client, reference: str) -> str:
         """The id of the job that `reference` names. An id is looked up directly; a name needs the list of jobs."""
-        from shoal_api.cli.resolve import match_job
         from shoal_api.client import ApiError
 
         try:
@@ -95,6 +97,51 @@ def command(url: str, as_json: bool) -> Iterator[Session]:
         known = explain(error, url)
         session.output.fail(known or _unexpected(error))
         raise typer.Exit(known.exit_code if known else ExitCode.FAILED) from None
+
+
+def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
+    """The job that `reference` names. An exact id has priority over a name, and a name over the beginning of an id. Of
+    several jobs of one name, the only one that has not ended is meant.
+
+    Raises CliError if no job matches (exit code 4) or several do (exit code 2); the error lists them.
+    """
+    import difflib
+
+    from shoal_api.cli.errors import CliError
+
+    known = list(jobs)
+    for candidates in (
+        [job for job in known if job.id == reference],
+        [job for job in known if job.name == reference],
+        [job for job in known if reference and job.id.startswith(reference)],
+    ):
+        going_on = [job for job in candidates if not job.state.ended]
+        if len(candidates) == 1 or len(going_on) == 1:
+            return (candidates if len(candidates) == 1 else going_on)[0]
+        if candidates:
+            raise _ambiguous(reference, candidates)
+    near = difflib.get_close_matches(reference, [job.name for job in known], n=1)
+    raise CliError(
+        f"there is no job {reference!r}",
+        hint=(f"did you mean {near[0]!r}? " if near else "") + "`shoal jobs` lists them",
+        exit_code=ExitCode.NOT_FOUND,
+    )
+
+
+def _ambiguous(reference: str, candidates: list[JobSummary]) -> CliError:
+    from shoal_api.cli.errors import CliError
+    from shoal_service.core.quantities import count_text
+
+    newest = sorted(candidates, key=lambda job: job.created_at, reverse=True)
+    more = len(newest) - _SHOWN
+    return CliError(
+        f"{reference!r} matches {count_text(len(newest), 'job')}",
+        details=(
+            *(f"{job.id}  {job.name}  {job.state}" for job in newest[:_SHOWN]),
+            *((f"... and {more} more",) if more > 0 else ()),
+        ),
+        hint="give an id; the first one listed is the newest",
+    )
 
 
 def exit_code_of(state: JobState) -> ExitCode:

@@ -1,10 +1,12 @@
-"""Reads a spec from a YAML or JSON file or from standard input, and prepares it for submission.
+"""Reads a spec from a YAML or JSON file or standard input, and changes it as the command line says: `--set`,
+options. It is not validated yet.
 
 A relative `code.working_dir` starts at the directory of the file that names it, so a spec can be moved with its code.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +14,6 @@ from typing import Any
 
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.overrides import apply_overrides
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -53,6 +54,38 @@ def completed(document: dict[str, Any], assignments: Iterable[str], options: Map
         except NotASection as error:
             raise CliError(f"the spec cannot have {path}: {error}", hint="`shoal schema` prints every key") from None
     return document
+
+
+def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of `spec` with every assignment (`--set key.path=value`) made in order. Values are YAML: `3`,
+    `true`, `null`, `[a, b]`.
+
+    Missing sections of a path are created. Raises CliError for an assignment without `=`, and for a path through a
+    value that is not a section.
+    """
+    changed: dict[str, Any] = copy.deepcopy(dict(spec))
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not all(path.strip().split(".")):
+            raise CliError(f"--set {assignment!r} is not key.path=value", hint="for example: --set stop.steps=100")
+        try:
+            assign(changed, path.strip(), _value_of(assignment, text))
+        except NotASection as error:
+            raise CliError(
+                f"--set {error}",
+                hint="remove it from the spec, or set the whole section: --set parallelism='{dp_shard: 2}'",
+            ) from None
+    return changed
+
+
+def _value_of(assignment: str, text: str) -> Any:
+    try:
+        return decode(text, SpecFormat.YAML)[0]
+    except SpecError as error:
+        raise CliError(
+            f"the value of --set {assignment!r} cannot be used: {error}",
+            hint="quote text that has special characters: --set 'name=\"a: b\"'",
+        ) from None
 
 
 def decode_spec(text: str, source: str) -> dict[str, Any]:

@@ -3,8 +3,10 @@
     lease (renewed)  ->  one pass: the store's jobs + the nodes of all clusters  ->  the policy  ->  store, drivers
                          one driver task per attempt: starts its supervisor, writes its directives
 
-Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane, and the next
-holder of the lease finds them by name. Every write is guarded by the lease's epoch.
+Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane. After a
+restart the first pass starts a driver for each job that has an attempt, which finds its supervisor by name and only
+writes directives to it; `Leftovers` ends the supervisors of attempts whose end was stored. Every write is guarded by
+the lease's epoch.
 
 A pass begins when a job or a node has changed, and at the latest after a second. The policy is asked only if something
 changed that it depends on besides progress, or after some seconds. A cluster that does not answer holds up nothing: its
@@ -21,20 +23,19 @@ from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.cluster.probation import Probation
 from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter, changes_of
-from shoal_service.control.driver import Driver
+from shoal_service.control.driver import Driver, Leftovers
 from shoal_service.control.errands import Errands
-from shoal_service.control.leftovers import Leftovers
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
 from shoal_service.control.market.capacity import DrainTimes
 from shoal_service.control.market.outlook import demand, forecast, freed_places, without_room
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
+from shoal_service.control.probation import Probation
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.control.sweeps import Pruner

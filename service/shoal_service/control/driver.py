@@ -1,4 +1,5 @@
 """Driver: follows one attempt of one job. Starts or finds its supervisor, writes its directives, notices its silence.
+`Leftovers` ends what is in a cluster of attempts that have no driver, because they are over.
 
     store  <- reports       reception     <- supervisor, which dials home
     store  -> link          this driver: has it reported lately?
@@ -7,6 +8,9 @@
 A supervisor that cannot be created is created again after a pause; one whose processes die before they record their
 start is given up (`core/supervisor_starts.py`). One asyncio task of the control loop per attempt. It never decides what
 a job should do; it passes on the store's row.
+
+After a restart of the control plane the jobs that run have drivers again with the first pass. A driver finds the
+supervisor by its name, and leaves it alone while it reports: training goes on without noticing.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
+from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.control.market.build import is_preempted
@@ -31,12 +36,13 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
+from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
@@ -537,3 +543,47 @@ async def to_its_end(work: Coroutine[Any, Any, None], clock: Clock, within_s: fl
         with suppress(Exception):  # nothing is left that would act on an error
             await clock.wait_for(task, within_s)
         raise
+
+
+class Leftovers:
+    """Ends actors of attempts that are over. Called by the control loop with each reading of a cluster; idempotent.
+
+    A server that is killed between the store of an attempt's end and the release of its supervisor leaves that
+    supervisor in the cluster. No driver follows an attempt that is over, so nothing else would end it. A cluster that
+    was lost and returns still has the attempts that were given up. The cluster may also have actors of other control
+    planes: their jobs are not in this store.
+    """
+
+    def __init__(self, store: Store, clusters: Clusters) -> None:
+        self._store = store
+        self._clusters = clusters
+        self._kept: set[AttemptKey] = set()
+        """Attempts of jobs that this store does not have, or cannot read."""
+
+    def of(self, found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
+        """The attempts of `found` that may be over.
+
+        Args:
+            found: attempts with actors in a cluster.
+            driven: attempts with a driver, which ends their actors itself.
+        """
+        return sorted({*found} - {*driven} - self._kept)
+
+    def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
+        """Ends the attempts that are over, in this cluster; blocks. Raises ClusterUnreachable."""
+        for key in keys:
+            self._look(cluster, key)
+
+    def _look(self, cluster: str, key: AttemptKey) -> None:
+        job_id, attempt = key
+        try:
+            status = self._store.get_job(job_id).status
+        except StoreError:
+            self._kept.add(key)
+            return
+        if attempt < status.attempt or (attempt == status.attempt and status.state not in ATTEMPT_STATES):
+            number = self._clusters.of(cluster).reap(job_id, attempt)
+            _log.warning(
+                "attempt.leftover_ended",
+                extra={"cluster": cluster, "job": job_id, "attempt": attempt, "actors": number},
+            )

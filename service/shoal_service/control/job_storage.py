@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView, VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint

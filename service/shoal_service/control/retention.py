@@ -31,7 +31,7 @@ from shoal_service.store.errors import Conflict, NotFound, StoreError
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName

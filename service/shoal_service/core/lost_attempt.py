@@ -1,7 +1,7 @@
 """LostAttempt: what a job had when its attempt was lost with the Ray cluster, kept until the job trains again.
 
 Pure. The store calls `after_end` when an attempt is over; the next attempt opens an incident from the result
-(core/attempt/faults/cluster_loss.py), so that lost steps and the time without training have a cause.
+(core/attempt/incidents.py), so that lost steps and the time without training have a cause.
 """
 
 from __future__ import annotations

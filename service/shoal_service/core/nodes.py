@@ -8,7 +8,7 @@ An operator limits how many nodes are on probation at a time: a fault of every n
 
 The control loop calls this once per pass. The scheduler gets the result as capacity, and every supervisor gets it in
 its directive: it places no worker on an avoided node, and moves away from those that it already uses. This module
-starts no test of a node; `cluster/probation.py` does.
+starts no test of a node; `control/probation.py` does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What may be deleted, and when: checkpoints of a running job, and what ended jobs leave behind.
 
 Names, times and facts in, decisions with reasons out; it never touches the storage or the database. Of a running job,
-`supervisor/checkpoints/catalog.py` deletes the checkpoints that are returned here:
+`supervisor/checkpoints.py` deletes the checkpoints that are returned here:
 
     keep = 2      step-30 (torn, newest writer)   stays: it may still be committed
                   step-20  good                   stays

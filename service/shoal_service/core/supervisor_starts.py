@@ -18,7 +18,7 @@ from shoal_workers.contract.job import EndReason
 
 MAX_FAILED_STARTS = 5
 MAX_UNRECORDED_STARTS = 8
-"""This is as many as `restart_limit.MAX_SHORT_RUNS`."""
+"""This is as many as `supervisor.MAX_SHORT_RUNS`."""
 
 
 _NODE = re.compile(r"\(IP: ([^,)]+)")

@@ -20,7 +20,7 @@ from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.verbs import VERBS, RayVerbs, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.marker import CheckpointName

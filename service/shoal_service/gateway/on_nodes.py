@@ -1,8 +1,9 @@
-"""Calls functions on nodes, as Ray tasks that reserve nothing, where only the node itself can answer.
+"""Runs functions on nodes, as Ray tasks and actors that reserve no CPU, where only the node itself can answer.
 
     packages of `code.pip`   listed and removed: they are local files of the workers, with whose account the tasks run
     releases of Shoal        asked for when a supervisor could not be created: a node with another release is the most
                              probable reason, and no error of Ray names it
+    a suspected node         tested: an actor on it, and one on a partner node, compute and communicate
 
 Called by `RayCluster`. A node that does not answer in time is left out.
 """
@@ -10,7 +11,8 @@ Called by `RayCluster`. A node that does not answer in time is left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayError
@@ -26,6 +28,9 @@ from shoal_workers.version import VERSION
 _PACKAGES_S = 60.0
 """Time for the start of a process on a busy node, and for the removal of some thousand files."""
 _RELEASE_S = 15.0
+_START_S = 90.0
+"""Time for the start of a process that imports torch on a busy machine."""
+_TEST_S = 60.0
 _NONE = "none"
 _MOST = 5
 
@@ -110,3 +115,86 @@ async def call_on_node(node_id: str, function: Any, *arguments: Any, within_s: f
     except (TimeoutError, RayError):
         ray.cancel(answer, force=True)
         return None
+
+
+class NodeTestActor:
+    """One process on one node, for one test of it. It is pinned to the node, reserves nothing but a GPU if the node has
+    one, and is killed at the end of the test.
+
+    It answers in words: an exception of torch would make the control plane, which reads it, import torch.
+    """
+
+    def matmul(self, device: str) -> str:
+        """Computes on the device; says what was wrong, empty if nothing was."""
+        from shoal_workers import node_test
+
+        return _in_words(lambda: node_test.matmul_fault(device))
+
+    def listen_at(self) -> tuple[str, int]:
+        """An address that the partner can reach."""
+        with socket.socket() as chosen:
+            host = ray.util.get_node_ip_address()
+            chosen.bind((host, 0))
+            return host, chosen.getsockname()[1]
+
+    def pair(self, rank: int, host: str, port: int, round_name: str, timeout_s: float) -> str:
+        from shoal_workers import node_test
+
+        return _in_words(lambda: node_test.pair_fault(rank, host, port, round_name=round_name, timeout_s=timeout_s))
+
+
+def _in_words(test: Callable[[], str]) -> str:
+    try:
+        return test()
+    except Exception as error:  # whatever it is, the node has not passed
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+
+
+async def fault_of_node(suspect: str, partner: str | None, *, has_gpu: bool) -> str:
+    """Tests the suspected node, and says what was wrong; empty if it passed. Takes seconds, and two and a half minutes
+    at most."""
+    actors = [_start_test(suspect, has_gpu=has_gpu)]
+    if partner is not None:
+        actors.append(_start_test(partner, has_gpu=False))
+    try:
+        return await _tested(actors, "cuda" if has_gpu else "cpu")
+    except TimeoutError:
+        return f"the test did not end within {_START_S + _TEST_S:.0f} s"
+    except RayError as error:
+        return f"the process of the test failed: {str(error).strip().splitlines()[0]}"
+    finally:
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+
+
+async def _tested(actors: list[Any], device: str) -> str:
+    suspect = actors[0]
+    async with asyncio.timeout(_START_S):
+        fault: str = await suspect.matmul.remote(device)
+    if fault or len(actors) == 1:
+        return fault
+    for order in ((0, 1), (1, 0)):
+        async with asyncio.timeout(_START_S):
+            host, port = await actors[order[0]].listen_at.remote()
+        async with asyncio.timeout(_TEST_S):
+            halves = [
+                actors[number].pair.remote(rank, host, port, f"suspect-{order}", _TEST_S / 2)
+                for rank, number in enumerate(order)
+            ]
+            faults: list[str] = await asyncio.gather(*halves)
+        if any(faults):
+            return next(filter(None, faults))
+    return ""
+
+
+def _start_test(node_id: str, *, has_gpu: bool) -> Any:
+    return (
+        ray.remote(NodeTestActor)
+        .options(
+            num_cpus=0,
+            num_gpus=1 if has_gpu else 0,
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        )
+        .remote()
+    )

@@ -22,15 +22,14 @@ from shoal_service.cluster.errors import (
     ConnectionStale,
     GcsUnavailable,
 )
-from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
-from shoal_service.cluster.prestart import SupervisorReserve, prestart
 from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.gateway.on_nodes import other_releases, remove_packages, unused_packages
+from shoal_service.gateway.on_nodes import fault_of_node, other_releases, remove_packages, unused_packages
+from shoal_service.gateway.prestart import SupervisorReserve, prestart
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig

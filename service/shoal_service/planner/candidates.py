@@ -21,9 +21,16 @@ from numpy.typing import NDArray
 
 from shoal_service.planner.shape import BlockShape, ModelShape
 from shoal_workers.contract.checks.legality import LegalDegrees
-from shoal_workers.contract.layout import MAX_PADDING, ContextMethod, Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import (
+    MAX_PADDING,
+    ContextMethod,
+    Layout,
+    ParallelismSpec,
+    Recompute,
+    Schedule,
+    ShardLevel,
+)
 from shoal_workers.contract.proofs import kind_of
-from shoal_workers.contract.spec import ParallelismSpec
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

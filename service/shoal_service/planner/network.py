@@ -1,10 +1,9 @@
 """Seconds of the collectives of each axis: which class of links its groups cross, and what moves over them.
 
-Arrays have one entry per layout. The ranks are dealt over nodes and racks as `core/attempt/placement.py` does it: tp
-groups are put next to each other along cp, then ep, pp, the rest of dp_shard and dp_replicate. The sizes of these
-nested blocks divide each other, and racks and nodes are filled with whole blocks, the largest first. So a place with
-room for n tp groups has n // block whole blocks, and no group of an axis crosses nodes if the nodes together have as
-many whole blocks as there are.
+Arrays have one entry per layout. The ranks are placed on nodes and in racks as `core/attempt/placement.py` does it: tp
+groups are put next to each other in the order of BY_LOCALITY. The sizes of these nested blocks divide each other, and
+racks and nodes are filled with whole blocks, the largest first. So a place with room for n tp groups has n // block
+whole blocks, and no group of an axis crosses nodes if the nodes together have as many whole blocks as there are.
 
     pp2 x fsdp2 x tp2 on nodes of 4 workers    room for 2 tp groups on each node
     pp      block 2, 1 + 1 of 2 blocks         inside a node
@@ -22,13 +21,14 @@ all its ranks in one rack. Its latency is that of the slowest class of links tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile, LinkClass, Racks
 from shoal_service.planner.candidates import Candidates, Floats, Ints
+from shoal_workers.contract.layout import BY_LOCALITY
 
 LINK_CLASSES = tuple(LinkClass)
 
@@ -38,25 +38,17 @@ class Spans:
     """The groups of each axis. `shards` has the ranks of dp_shard and cp, `experts` those of shards that have the same
     experts."""
 
-    tp: Span
-    cp: Span
-    ep: Span
-    pp: Span
-    shards: Span
+    of_axis: Mapping[str, Span]
+    """By axis, the busiest first; that of dp_shard is `shards`."""
     experts: Span
-    dp_replicate: Span
+
+    @property
+    def shards(self) -> Span:
+        return self.of_axis["dp_shard"]
 
     def classes(self, row: int) -> dict[str, LinkClass]:
         """By axis of more than one rank, the busiest first: the slowest class of links that its groups cross."""
-        axes = {
-            "tp": self.tp,
-            "cp": self.cp,
-            "ep": self.ep,
-            "pp": self.pp,
-            "dp_shard": self.shards,
-            "dp_replicate": self.dp_replicate,
-        }
-        return {axis: LINK_CLASSES[span.link[row]] for axis, span in axes.items() if span.size[row] > 1}
+        return {axis: LINK_CLASSES[span.link[row]] for axis, span in self.of_axis.items() if span.size[row] > 1}
 
 
 @dataclass(frozen=True)
@@ -80,20 +72,18 @@ def network(columns: Candidates, profile: HardwareProfile, racks: Racks = ()) ->
 
 
 def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks) -> Spans:
-    places = _Places(columns, profile, racks)
-    cp, ep, pp = columns.cp, columns.ep, columns.pp
-    outer = columns.dp_shard // ep
-    stage, pipeline = cp * ep, cp * ep * pp
-    replica = pipeline * outer
-    return Spans(
-        tp=places.tensor(),
-        cp=places.axis(np.ones_like(cp), cp),
-        ep=places.axis(cp, ep),
-        pp=places.axis(stage, pp),
-        shards=places.runs(stage, pipeline, outer, np.where(outer > 1, replica, stage)),
-        experts=places.runs(cp, pipeline, outer, np.where(outer > 1, replica, cp)),
-        dp_replicate=places.axis(replica, columns.dp_replicate),
-    )
+    """The blocks of `Layout.blocks`, as columns: each axis has the axes that communicate more inside its own blocks."""
+    places, inner = _Places(columns, profile, racks), np.ones_like(columns.tp)
+    spans = {"tp": places.tensor()}
+    for axis in BY_LOCALITY:
+        if axis == "dp_shard":
+            outer = columns.dp_shard // columns.ep
+            shards, experts = (places.shards(run, inner, outer) for run in (columns.cp * columns.ep, columns.cp))
+            spans[axis], inner = shards, inner * outer
+        else:
+            degree = getattr(columns, axis)
+            spans[axis], inner = places.axis(inner, degree), inner * degree
+    return Spans(spans, experts)
 
 
 class _Places:
@@ -128,6 +118,10 @@ class _Places:
     def axis(self, inner: Ints, degree: Ints) -> Span:
         """An axis whose neighbours are `inner` tp groups apart."""
         return self.runs(np.ones_like(degree), inner, degree, inner * degree)
+
+    def shards(self, run: Ints, inner: Ints, outer: Ints) -> Span:
+        """The ranks of dp_shard, or those of them that have the same experts, whose runs are shorter by ep."""
+        return self.runs(run, inner, outer, np.where(outer > 1, inner * outer, run))
 
     def runs(self, run: Ints, inner: Ints, outer: Ints, block: Ints) -> Span:
         """An axis that has `outer` runs of `run` tp groups side by side, the runs `inner` tp groups apart; all of them

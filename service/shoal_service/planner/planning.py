@@ -33,9 +33,9 @@ from shoal_service.planner.ranking import (
 )
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, micro_batches_fed, replicated
+from shoal_workers.contract.layout import Layout, ParallelismSpec, micro_batches_fed, replicated
 from shoal_workers.contract.proofs import is_refused
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 _FEW = 16
 """A world of at most this size is compared with every smaller one."""

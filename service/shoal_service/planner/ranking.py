@@ -32,9 +32,9 @@ from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
-from shoal_workers.contract.layout import AXES, Layout, Recompute, ShardLevel
+from shoal_workers.contract.layout import AXES, Layout, ParallelismSpec, Recompute, ShardLevel
 from shoal_workers.contract.proofs import kind_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision, plan_of
+from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
 _EQUAL = 0.01
 """Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
@@ -309,18 +309,15 @@ def reasons(
         return f"{100 * seconds[part] / step_s:.1f} % of the step"
 
     found = []
-    if layout.tp > 1:
-        rule = f"{Preference.TP_INSIDE_NODE}: " if links["tp"] is LinkClass.INSIDE_NODE else ""
-        found.append(f"{rule}tp {layout.tp} {links['tp'].words}, {share(SecondsPart.TP)}")
-    if layout.cp > 1:
-        found.append(f"cp {layout.cp} ({layout.context}) {links['cp'].words}, {share(SecondsPart.CP)}")
-    if layout.ep > 1:
-        found.append(f"ep {layout.ep} {links['ep'].words}, {share(SecondsPart.EP)}")
-    if layout.pp > 1:
-        found.append(
-            f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) {links['pp'].words}: "
-            f"bubble {share(SecondsPart.BUBBLE)}"
-        )
+    for axis in (axis for axis in links if axis in layout.planned_axes):  # the busiest first
+        degree, words = getattr(layout, axis), links[axis].words
+        rule = f"{Preference.TP_INSIDE_NODE}: " if axis == "tp" and links[axis] is LinkClass.INSIDE_NODE else ""
+        if axis == "pp":
+            how = f" ({layout.schedule}, {len(layout.stages)} stages)"
+            found.append(f"pp {degree}{how} {words}: bubble {share(SecondsPart.BUBBLE)}")
+        else:
+            how = f" ({layout.context})" if axis == "cp" else ""
+            found.append(f"{rule}{axis} {degree}{how} {words}, {share(SecondsPart(axis))}")
     if layout.num_shards > 1 and layout.pp == 1:
         where = f" {links['dp_shard'].words}" if "dp_shard" in links else ""
         found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")

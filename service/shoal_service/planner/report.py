@@ -16,7 +16,8 @@ from shoal_service.planner.memory import STATE_BYTES, gpu_host_bytes, own_copies
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract.spec import JobSpec
 
 _MOST_RANKS = 65_536
 

@@ -157,7 +157,7 @@ def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
 def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Sequence parallel (Korthikanti et al. 2022): a gather before and a reduce-scatter after attention and the
     feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers."""
-    tensor_group = network.group(network.spans.tp)
+    tensor_group = network.group(network.spans.of_axis["tp"])
     one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
     per_block = np.choose(
         columns.recompute,
@@ -170,7 +170,7 @@ def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates
 def _context(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Keys and values are gathered in the forward pass and their gradients reduced in the backward pass; or queries,
     keys, values and results are exchanged in both (Jacobs et al. 2023)."""
-    context_group = network.group(network.spans.cp)
+    context_group = network.group(network.spans.of_axis["cp"])
     size, tokens = work.compute_bytes, _tokens(shape, work, columns)
     keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
     gather = context_group.gather_s(tokens * columns.cp * keys * size)
@@ -186,7 +186,7 @@ def _context(shape: ModelShape, work: Work, network: Network, columns: Candidate
 
 def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Each token goes to top_k experts and comes back, in both passes; every tp rank sends all tokens."""
-    expert_group = network.group(network.spans.ep)
+    expert_group = network.group(network.spans.of_axis["ep"])
     sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
     times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
     return content.num_moe * times * expert_group.exchange_s(sent)
@@ -195,7 +195,7 @@ def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidate
 def _pipeline(shape: ModelShape, work: Work, network: Network, columns: Candidates) -> Floats:
     """Activations to the next stage and gradients back, for each micro-batch."""
     num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
-    one = send_s(network.profile, num_bytes, network.spans.pp.link)
+    one = send_s(network.profile, num_bytes, network.spans.of_axis["pp"].link)
     sends = 2 * columns.per_rank * one * (1 - network.profile.overlap) * network.sharing
     return np.where(columns.pp > 1, sends, 0.0)
 
@@ -212,7 +212,7 @@ def _data(
     dense, experts = rank_params(shape, columns, content)
     profile, spans, shards = network.profile, network.spans, columns.shards
     dense_group, expert_group = network.group(spans.shards), network.group(spans.experts)
-    replicas = network.group(spans.dp_replicate)
+    replicas = network.group(spans.of_axis["dp_replicate"])
     units = content.num_dense + content.num_moe
 
     def moved(size: int) -> Floats:

@@ -255,8 +255,11 @@ def set_grant(tx: Transaction, job_id: str, *, workers: int, reason: str, now: f
 
 
 def preempt(tx: Transaction, job_id: str, *, reason: str, beneficiary: str, now: float) -> None:
-    """Takes all workers of a job with an attempt: the attempt saves and ends, then the job returns to the queue. A
-    grant of 0 workers, with an attempt, stands for it. `beneficiary`: the job that gets the workers."""
+    """Takes all workers of a job with an attempt. A grant of 0 workers, with an attempt, stands for it. `beneficiary`:
+    the job that gets the workers.
+
+    Its driver directs the attempt to save and to end. The job returns to the queue with the report of that end
+    (`reporting`, which asks `endings.decide_retry`: PREEMPTED is free of charge), or if it is lost, in `requeue`."""
     job = load(tx, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or not job.granted_workers:
         return

@@ -5,7 +5,8 @@ statement for all of them; what few reports have is written for each.
 
 Reports of another attempt than the current one, or for a job without an attempt, are dropped as a whole. Reports that
 were stored before (their number is not above the stored one) only refresh status and workers. Nothing is decided here:
-states follow from `core.job_machine`, retries from `core.endings`.
+states follow from `core.job_machine`, retries from `core.endings`. A job whose attempt has ended (`_end_attempt`) is
+back in the queue, or has ended, with the same transaction.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from shoal_service.cluster.gcs import GcsKeyValueStore, ends_of
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.collector import collect_rarely
 from shoal_service.core.attempt.commands import Command
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.home.link import HttpLink
+from shoal_service.supervisor.dialer import HttpLink
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor

@@ -58,7 +58,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, silent_nodes
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
-from shoal_service.supervisor.checkpoints.coordinator import CheckpointCoordinator
+from shoal_service.supervisor.checkpoints import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.inspection import Inspection
 from shoal_service.supervisor.journal import NO_ORDER, JournalEntry, UnansweredOrders

@@ -3,7 +3,7 @@
     group stands still      ->  stacks are taken at once, while all ranks still stand where they stand
     incident opens          ->  the stacks of this standstill become a part of it, and an event
     progress                ->  they are dropped
-    report of a step        ->  core/culprit/slow_steps.py; if only the waiting has grown, the links are looked at
+    report of a step        ->  core/culprit.py; if only the waiting has grown, the links are looked at
     an incident is open     ->  its stacks name the suspect, or its exits and its cause
 
 Hidden here: when the workers are asked, and that their answers may come too late or not at all. Made by the executor,
@@ -25,10 +25,15 @@ from shoal_service.core.attempt.events import Event, ReportArrived
 from shoal_service.core.attempt.stacks import cluster, trimmed
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.culprit.incident_suspects import suspect_of
-from shoal_service.core.culprit.links import Ends, whose_link
-from shoal_service.core.culprit.slow_steps import Pace, SlowDown, step_done
-from shoal_service.core.culprit.standstill import whom_do_they_wait_for
+from shoal_service.core.culprit import (
+    Ends,
+    Pace,
+    SlowDown,
+    step_done,
+    suspect_of,
+    whom_do_they_wait_for,
+    whose_link,
+)
 from shoal_service.core.events.workers import StacksTaken, StepsSlow, StragglerFound
 from shoal_service.core.profiles import (
     GroupFacts,

@@ -33,9 +33,8 @@ from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
 from shoal_service.planner import plan_ahead
 from shoal_service.reports import PendingEvent, StacksAnswer
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.dialer import Dialer, HomeLink
 from shoal_service.supervisor.executor import Executor
-from shoal_service.supervisor.home.dialer import Dialer
-from shoal_service.supervisor.home.link import HomeLink
 from shoal_service.supervisor.protocols import Journal, World
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter

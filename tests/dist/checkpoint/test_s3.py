@@ -11,7 +11,7 @@ import s3fs
 import torch
 from moto.server import ThreadedMotoServer
 
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.storage import open_directory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.cli.task_trial import describe
+from shoal_api.cli.trial import describe_task
 from shoal_workers.exit_status import place_of_crash
 
 TASKS = Path(__file__).parents[2] / "kit" / "tasks"
@@ -92,6 +92,6 @@ def test_what_was_found_is_said_in_words() -> None:
         "val_loss": None,
         "remarks": ["compile is not tried."],
     }
-    text = describe("digits:Classifier", found)
+    text = describe_task("digits:Classifier", found)
     assert "1,234 parameters" in text and "0.0123 s per micro-batch of 4 samples" in text
     assert "loss 2.5000 in the first step, 2.2500 in the third\n  note: compile is not tried." in text

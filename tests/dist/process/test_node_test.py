@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shoal_service.cluster.node_test import NodeTestActor
+from shoal_service.gateway.on_nodes import NodeTestActor
 from shoal_workers import node_test
 
 _HALF = """

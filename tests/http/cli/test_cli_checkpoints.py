@@ -12,7 +12,7 @@ from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName

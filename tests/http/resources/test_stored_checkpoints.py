@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client.errors import ApiError
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.views import CheckpointState, CheckpointView, VerificationState
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart

@@ -22,7 +22,7 @@ from kit.contracts.clock import ClockContract
 from kit.contracts.fleet import FleetContract
 from kit.contracts.journal import JournalContract
 from shoal_service.clock import Clock, SystemClock
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Catalog, Fleet, Journal, PollAgents
 from shoal_workers.contract.marker import CheckpointName

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -22,6 +22,8 @@ released version changes; see tools/golden.py and docs/decisions/0021-versions-o
 3: since release 0.2.0 workers have new calls (`build_model`, `forward_metrics`, agents that poll), and documents new
 keys; workers of version 2 are replaced and not called.
 """
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+"""A whole number that JSON keeps exactly."""
 
 
 def exactly_one_of(*keys: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Layout: the degree of each axis of the mesh, and the choices that go with them. Pure data: the planner makes layouts,
-and the engine builds the mesh from them.
+"""What a parallel axis is: its degree in the spec (`ParallelismSpec`) and in a `Layout`, which ranks it connects, which
+of them should be near each other, whether it needs a plan of the model. Pure data: users fix degrees, the planner makes
+layouts, and the engine builds the mesh from them.
 
     rank = ((((pp * dp_replicate) + ..) * dp_shard + ..) * cp + ..) * tp + ..      tp varies fastest, pp slowest
 
@@ -21,13 +22,22 @@ If a rank has fewer micro-batches, padding micro-batches of weight zero are adde
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import product
+from typing import Literal
 
 from pydantic import Field
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import Frozen, PositiveInt
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """The fields of `Layout` that are degrees, outermost first; ep uses ranks of dp_shard."""
+PLANNED_AXES = ("pp", "cp", "tp", "ep")
+"""Axes that split a model by its plan. The data axes need none."""
+BY_LOCALITY = ("cp", "ep", "pp", "dp_shard", "dp_replicate")
+"""The axes beside tp, in the order in which the tp groups that they connect are put next to each other: tp communicates
+in every layer, cp and ep in every block, pp between stages, the data axes once a step."""
+_SHORT = {"dp_replicate": "dp", "dp_shard": "fsdp"}
+"""Axes that people call by another name."""
 
 
 class ShardLevel(StrEnum):
@@ -78,6 +88,46 @@ class Recompute(StrEnum):
     """Outputs of matrix products and attention are kept; the backward pass recomputes everything else."""
     FULL = "full"
     """Only the input of each block is kept."""
+
+
+class ParallelismSpec(Frozen):
+    """Fixed degrees. If the world size is not their product, `otherwise` decides."""
+
+    dp_replicate: PositiveInt = 1
+    """Replicas of the sharded model (HSDP)."""
+    dp_shard: PositiveInt | Literal["auto"] = "auto"
+    """Ways to shard the model; "auto": the world size divided by the other degrees."""
+    tp: PositiveInt = 1
+    """Tensor parallel ranks, with sequence-parallel activations."""
+    pp: PositiveInt = 1
+    """Pipeline ranks."""
+    cp: PositiveInt = 1
+    """Context parallel ranks, which split each sequence."""
+    ep: PositiveInt = 1
+    """Expert parallel ranks; must divide dp_shard."""
+    shard: ShardLevel | Literal["auto"] = "auto"
+    """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3)."""
+    schedule: Schedule | Literal["auto"] = "auto"
+    """The pipeline schedule."""
+    recompute: Recompute | Literal["auto"] = "auto"
+    """Activation checkpointing."""
+    context: ContextMethod | Literal["auto"] = "auto"
+    """How attention reads the tokens of other context-parallel ranks."""
+    offload: bool = False
+    """Keep parameters and optimizer state in CPU memory between their uses."""
+    otherwise: Literal["replan", "idle"] = "replan"
+    """If the degrees do not fit the world size, for example after a worker was lost: choose other degrees, or keep the
+    degrees and leave the surplus ranks idle."""
+
+    @property
+    def model_degree(self) -> int:
+        """Number of ranks that share the work of one data rank."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def unit(self) -> int:
+        """The degrees fit every world size that is a multiple of this number; with a fixed dp_shard, only this one."""
+        return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
 class Layout(Frozen):
@@ -149,10 +199,41 @@ class Layout(Frozen):
 
     def describe(self) -> str:
         """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single rank."""
-        names = ("pp", "dp", "fsdp", "cp", "tp", "ep")
-        degrees = (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep)
-        used = (f"{name}{degree}" for name, degree in zip(names, degrees, strict=True) if degree > 1)
+        used = (f"{_SHORT.get(axis, axis)}{degree}" for axis in AXES if (degree := getattr(self, axis)) > 1)
         return " x ".join(used) or "fsdp1"
+
+    @property
+    def planned_axes(self) -> tuple[str, ...]:
+        """The axes in use that split the model by its plan."""
+        return tuple(axis for axis in PLANNED_AXES if getattr(self, axis) > 1)
+
+    @property
+    def loss_share(self) -> float:
+        """A rank's share of a loss that every rank of its tp and cp groups has: they split the tokens of a sample."""
+        return 1.0 / (self.tp * self.cp)
+
+    def blocks(self) -> list[int]:
+        """Sizes of the blocks of ranks that should be on one node as a whole, counted in tp groups, the largest first.
+        A block is a group of an axis, with the groups of all axes that come before it in BY_LOCALITY."""
+        sizes = [1]
+        for axis in BY_LOCALITY:
+            if (degree := self._outer(axis)) > 1:
+                sizes.append(sizes[-1] * degree)
+        return sizes[::-1]
+
+    def tp_groups_by_locality(self) -> list[int]:
+        """Numbers of all tp groups, in the order of BY_LOCALITY. The number of a rank's tp group is rank // tp."""
+        strides, stride = dict[str, int](), 1
+        for axis in reversed(AXES):
+            if axis not in ("tp", "ep"):
+                strides[axis], stride = stride, stride * int(getattr(self, axis))
+        strides |= {"ep": strides["dp_shard"], "dp_shard": strides["dp_shard"] * self.ep}
+        steps = ((strides[axis], self._outer(axis)) for axis in reversed(BY_LOCALITY))
+        return [sum(places) for places in product(*(range(0, step * degree, step) for step, degree in steps))]
+
+    def _outer(self, axis: str) -> int:
+        """The degree of an axis; of dp_shard the part that ep does not use."""
+        return self.dp_shard // self.ep if axis == "dp_shard" else int(getattr(self, axis))
 
 
 def replicated(world_size: int) -> Layout:

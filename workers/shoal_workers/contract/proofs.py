@@ -11,9 +11,6 @@ from enum import StrEnum
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
 from shoal_workers.contract.plain_text import OfTask
 
-PLANNED_AXES = ("pp", "cp", "tp", "ep")
-"""Axes that split a model by its plan. The data axes need none."""
-
 
 class ProofOutcome(StrEnum):
     """What a proof has found."""
@@ -44,23 +41,13 @@ class LayoutProof(OfTask):
     shrunk: str = ""
     """How the model was made smaller for the proof; empty: it was not."""
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes of the layout that split the model by its plan."""
-        return axes_of(self.layout)
-
-
-def axes_of(layout: Layout) -> tuple[str, ...]:
-    """The axes of `layout` that split the model by its plan."""
-    return tuple(axis for axis in PLANNED_AXES if getattr(layout, axis) > 1)
-
 
 def kind_of(layout: Layout) -> frozenset[str]:
     """What a proof of `layout` is about: the axes of the plan that are in use, and how they are computed.
 
     Degrees are no part of it: what is wrong with tp 2 is wrong with tp 4, and sizes that a degree must divide are
     checked elsewhere."""
-    kind = set(axes_of(layout))
+    kind = set(layout.planned_axes)
     if layout.pp > 1:
         kind.add(_SCHEDULES[layout.schedule])
     if layout.cp > 1 and layout.context is not ContextMethod.ALL_GATHER:

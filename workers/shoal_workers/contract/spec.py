@@ -1,7 +1,8 @@
 """JobSpec: what a user requests. Validated once at the edge of the system, then passed as a value.
 
 One class per section, all in this file: it is long because a spec is one document, which its reader sees whole and in
-this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs. Use
+this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs, `layout` the degrees of
+the parallel axes (also under their old path here, which pickles of earlier releases name). Use
 `checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data` of the built-in tasks. Messages of
 rules over several fields contain the arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py`
 reads those of a job on the worker's node, the control plane those of webhooks.
@@ -32,8 +33,8 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 
-from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
-from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.base import Frozen, PositiveInt, exactly_one_of, if_set, whole
+from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.model import (
     LM_TASK,
@@ -154,9 +155,6 @@ class SecretSource(Frozen):
 
 
 Secrets = dict[VariableName, SecretSource]
-
-
-PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class ScheduleSpec(Frozen):
@@ -436,46 +434,6 @@ class OptimizerSpec(Frozen):
     fused: bool | Literal["auto"] = "auto"
     """One kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds differently
     from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
-
-
-class ParallelismSpec(Frozen):
-    """Fixed degrees. If the world size is not their product, `otherwise` decides."""
-
-    dp_replicate: PositiveInt = 1
-    """Replicas of the sharded model (HSDP)."""
-    dp_shard: PositiveInt | Literal["auto"] = "auto"
-    """Ways to shard the model; "auto": the world size divided by the other degrees."""
-    tp: PositiveInt = 1
-    """Tensor parallel ranks, with sequence-parallel activations."""
-    pp: PositiveInt = 1
-    """Pipeline ranks."""
-    cp: PositiveInt = 1
-    """Context parallel ranks, which split each sequence."""
-    ep: PositiveInt = 1
-    """Expert parallel ranks; must divide dp_shard."""
-    shard: ShardLevel | Literal["auto"] = "auto"
-    """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3)."""
-    schedule: Schedule | Literal["auto"] = "auto"
-    """The pipeline schedule."""
-    recompute: Recompute | Literal["auto"] = "auto"
-    """Activation checkpointing."""
-    context: ContextMethod | Literal["auto"] = "auto"
-    """How attention reads the tokens of other context-parallel ranks."""
-    offload: bool = False
-    """Keep parameters and optimizer state in CPU memory between their uses."""
-    otherwise: Literal["replan", "idle"] = "replan"
-    """If the degrees do not fit the world size, for example after a worker was lost: choose other degrees, or keep the
-    degrees and leave the surplus ranks idle."""
-
-    @property
-    def model_degree(self) -> int:
-        """Number of ranks that share the work of one data rank."""
-        return self.tp * self.pp * self.cp
-
-    @property
-    def unit(self) -> int:
-        """The degrees fit every world size that is a multiple of this number; with a fixed dp_shard, only this one."""
-        return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
 class ElasticitySpec(Frozen):

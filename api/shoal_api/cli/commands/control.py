@@ -74,7 +74,7 @@ def relayout(
 
         from shoal_api.cli.errors import CliError
         from shoal_service.views import JobPatch
-        from shoal_workers.contract.spec import ParallelismSpec
+        from shoal_workers.contract.layout import ParallelismSpec
 
         degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp_replicate": dp_replicate}
         try:

@@ -142,9 +142,15 @@ def check(
         from shoal_api.cli.doors import describe as describe_script
         from shoal_api.cli.doors import examine, refuse_function_as_task
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.loop_trial import describe as describe_loop
-        from shoal_api.cli.loop_trial import loop_document, try_loop
-        from shoal_api.cli.task_trial import describe, read_program, read_task, try_task
+        from shoal_api.cli.trial import (
+            describe_loop,
+            describe_task,
+            loop_document,
+            read_program,
+            read_task,
+            try_loop,
+            try_task,
+        )
 
         if (program := read_program(task, assignments or ())) is not None:
             doors = examine(*program)
@@ -164,7 +170,7 @@ def check(
         document, directory = read_task(task, assignments or ())
         refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
         found = try_task(document, directory)
-        session.output.document(found, lambda: describe(document["task"], found))
+        session.output.document(found, lambda: describe_task(document["task"], found))
 
 
 def schema(as_json: JsonFlag = False) -> None:

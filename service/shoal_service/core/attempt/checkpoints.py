@@ -1,6 +1,11 @@
 """Durable checkpoints: the search for the one to start from, parts that workers have saved, commits, and which is the
 newest.
 
+    each rank       engine/state/saving.py          writes its part, and reports it once it is durable (SavedPart)
+    here            part_saved, commit_whole        once the parts of all ranks are there: Commit
+    supervisor      supervisor/checkpoints.py       checks their lengths and writes COMMIT.json: the checkpoint exists
+    here            committed                       it is the newest, and a group that waits for it goes on
+
 A storage that does not answer is asked again until `checkpoint.wait_s` is over: an outage of seconds must not end a job
 that waits for nothing else. Damaged checkpoints are reported, and never silently replaced by step 0.
 

@@ -50,6 +50,8 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
+    """End the process of a worker, whatever it does (`supervisor/workers/ray_fleet.py`, `kill`)."""
+
     index: int
     reason: str
     kind: Literal["kill_worker"] = "kill_worker"
@@ -57,6 +59,8 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """Have a worker form and train a generation (`Engine.run`, `ScriptRunner.run`). It is answered by RunReturned."""
+
     index: int
     assignment: Assignment
     kind: Literal["run"] = "run"
@@ -64,6 +68,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
+    """Wake a worker out of a generation that is lost. It is answered by InterruptAcknowledged, then by RunReturned."""
+
     index: int
     generation: int
     kind: Literal["interrupt"] = "interrupt"
@@ -71,6 +77,9 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class RequestYield:
+    """Ask a rank to stop at the next step boundary, and to save there. All ranks of a task or a loop agree on it in
+    their vote; a script gets SIGTERM, and `script.grace_s` to save. It is answered by RunReturned."""
+
     index: int
     generation: int
     durable: bool = True
@@ -121,7 +130,8 @@ class SuspectNode:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the commit marker of a checkpoint. It is answered by CheckpointCommitted or CommitFailed."""
+    """Write the commit marker of a checkpoint, which makes it durable (`CheckpointCoordinator.commit`). It is answered
+    by CheckpointCommitted or CommitFailed."""
 
     name: str
     parts: tuple[SavedPart, ...]

@@ -6,6 +6,11 @@ Slow is not dead: while a worker that starts reports progress of its preparation
 building or restoring, the deadline moves on. A counter that stands still moves nothing. Deadlines are checked after
 every event, so that a busy queue delays none. `wait_of` and `overdue` decide and change nothing; `apply` carries out.
 The status shows `wait_of`.
+
+A worker that hangs is killed here. Once `hangs.find_hang` says that the group hangs, it is lost and interrupted; a
+worker that does not leave in time (`unresponsive`), or does not answer at all (`is_given_up`), is evicted:
+
+    witnesses.evict  ->  KillWorker  ->  supervisor/workers/ray_fleet.py, `kill`: ray.kill, a request to exit, SIGKILL
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
-from shoal_service.core.attempt import checkpoints, hangs, memory_snapshots, planning, quiesce, stragglers, witnesses
+from shoal_service.core.attempt import checkpoints, hangs, memory_snapshots, planning, stragglers, witnesses
 from shoal_service.core.attempt.large_groups import later_s, quiesce_s
 from shoal_service.core.attempt.state.attempt import Attempt, ProgressStamp
 from shoal_service.core.attempt.state.persistent import IntMap
@@ -49,7 +54,7 @@ def apply(turn: Turn) -> None:
     if found is not None:
         _act(turn, found)
     if isinstance(turn.current, Quiescing):
-        for one in quiesce.unresponsive(turn.state, turn.current, turn.now):
+        for one in unresponsive(turn.state, turn.current, turn.now):
             witnesses.evict(turn, one.index, one.cause, one.witness, one.reason)
         planning.consider(turn)  # the time to report snapshots may have passed
     silent = [w for w in turn.pool.workers if w.left_out is not None or w.unreachable_since is not None]
@@ -155,7 +160,7 @@ def overdue(state: Attempt, now: float) -> Overdue | None:
 
 
 def _is_over(wait: Wait, now: float) -> bool:
-    """Whether the wait is over. Some waits end elsewhere: in `checkpoints`, `forming` (the back-off), `quiesce`
+    """Whether the wait is over. Some waits end elsewhere: in `checkpoints`, `forming` (the back-off), `unresponsive`
     (survivors)."""
     if wait.until is None or wait.deadline in (Deadline.STORAGE, Deadline.BACK_OFF, Deadline.SURVIVORS):
         return False
@@ -196,6 +201,42 @@ def _reason(state: Attempt, wait: Wait, now: float) -> str:
             return wait.words
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    index: int
+    cause: IncidentCause
+    witness: str
+    reason: str
+
+
+def unresponsive(state: Attempt, quiescing: Quiescing, now: float) -> list[Eviction]:
+    """The workers of a lost group that are not waited for any longer, each with the reason, by rank."""
+    if quiescing.interrupted_at is None:
+        return []
+    waited, limit_s = now - quiescing.interrupted_at, quiesce_s(state)
+    unresponsive_s = state.config.timeouts.unresponsive_s + later_s(len(state.pool.workers))
+    hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
+    too_late = IncidentCause.HUNG if hung else IncidentCause.STUCK
+    silent = hangs.unanswering(state, now) if hung else frozenset()
+    generation, found = state.group.generation, []
+    for index in state.in_run:
+        worker = state.pool.worker(index)
+        has_acknowledged = worker is not None and worker.acknowledged == generation
+        if worker is not None and worker.unreachable_since is not None:
+            reason = f"it does not answer, and generation {generation} has failed"
+            found.append(Eviction(index, IncidentCause.UNREACHABLE, "no answer", reason))
+        elif index in silent and not has_acknowledged:
+            reason = f"it has left its polls unanswered for {hangs.silent_s(state):g} s or more"
+            found.append(Eviction(index, IncidentCause.HUNG, "no answer", reason))
+        elif not has_acknowledged and waited >= unresponsive_s:
+            reason = f"it did not acknowledge the end of generation {generation} within {unresponsive_s:.3g} s"
+            found.append(Eviction(index, too_late, "deadline", reason))
+        elif waited >= limit_s:
+            reason = f"it did not leave generation {generation} within {limit_s:.3g} s"
+            found.append(Eviction(index, too_late, "deadline", reason))
+    return found
+
+
 def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
     """Whether a worker that does not answer is given up. It is not known to be dead, but it is not waited for without
     end."""
@@ -221,7 +262,7 @@ def _act(turn: Turn, found: Overdue) -> None:
             turn.health = replace(turn.health, hang=hangs.find_hang(turn.state, turn.now).hang)
             witnesses.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
         case Deadline.USER_ERRORS:
-            quiesce.interrupt_rest(turn)
+            witnesses.interrupt_rest(turn)
         case Deadline.COMMIT:
             planning.go_on_without_commit(turn, found.reason)
         case Deadline.STORAGE | Deadline.MORE_WORKERS | Deadline.BACK_OFF | Deadline.SURVIVORS:

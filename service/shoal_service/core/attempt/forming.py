@@ -19,11 +19,11 @@ from shoal_service.core.events.training import GenerationForming, LayoutProven, 
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import StateSource
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.messages import Assignment, ProofDemand
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, axes_of, proof_for
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, proof_for
 from shoal_workers.contract.snapshots import SnapshotSource
-from shoal_workers.contract.spec import ParallelismSpec, changes
+from shoal_workers.contract.spec import changes
 
 
 def consider(turn: Turn) -> None:
@@ -238,7 +238,7 @@ def _forget_the_last_group(turn: Turn) -> None:
 
 def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
     """Which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
-    if not axes_of(layout) or proof_for(layout, state.history.proofs) is not None:
+    if not layout.planned_axes or proof_for(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
     if not isinstance(state.target.spec.parallelism, ParallelismSpec):
         return ProofDemand.REQUIRED

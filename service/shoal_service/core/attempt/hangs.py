@@ -5,7 +5,7 @@ and `step_measured` keep what they are made from.
                 not measured yet (first step of new workers or of a new layout, validation): at least PATIENT_S
                 a script: at least SCRIPT_S, and script.grace_s besides once it was asked to end
     newest progress of any rank is older than that     ->  the group hangs
-    a rank does not leave `run` when interrupted       ->  it is at fault
+    a rank does not leave `run` when interrupted       ->  it is at fault, and killed (`deadlines.unresponsive`)
     all ranks leave                                    ->  the one that stood still first is named, none is killed
     ... and the group hangs again at the same step     ->  the one named then is replaced
 

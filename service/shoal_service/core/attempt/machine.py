@@ -3,7 +3,7 @@ supervisor's executor, which hands over all events of a turn at once (`step_all`
 
     a worker of the group is lost: it died, hangs, cannot be interrupted, or a collective failed
       1 QUIESCE  fence generation g, interrupt every survivor, collect the reports of snapshots in memory
-      2 PLAN     workers = survivors + warm spares, up to the grant; the cheapest whole source of the state
+      2 PLAN     workers = survivors + standbys, up to the grant; the cheapest whole source of the state
       3 FORM     run(g+1) in the same processes
       4 RUN      the first completed step closes the incident
 
@@ -30,7 +30,6 @@ from shoal_service.core.attempt import (
     incidents,
     memory_snapshots,
     planning,
-    quiesce,
     reports,
     scripts,
     switching,
@@ -195,7 +194,7 @@ def _happen(turn: Turn, event: Event) -> None:
             witnesses.run_returned(turn, index, worker_exit)
         case InterruptAcknowledged(index, generation):
             worker_pool.answered(turn, index)
-            quiesce.interrupt_acknowledged(turn, index, generation)
+            witnesses.interrupt_acknowledged(turn, index, generation)
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             memory_snapshots.parts_reported(turn, index, held)

@@ -1,4 +1,5 @@
-"""Chooses the node on which a new worker ought to be. Pure; called by `supervisor/workers/ray_fleet.py`.
+"""Chooses the node on which a new worker ought to be. Pure, and so apart from its only caller, which has Ray
+(`supervisor/workers/ray_fleet.py`).
 
 A wish, not an order: Ray places the worker elsewhere if the node has no room by then. `pack` keeps the number of nodes
 small, and counts room in blocks of tp workers, because a tp group has to be on one node:

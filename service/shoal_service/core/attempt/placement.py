@@ -2,7 +2,8 @@
 
 `forming` and `switching` call `choose`:
 
-    candidates    survivors in their order, warm spares in the places of lost workers
+    candidates    survivors in their order, standbys (warm workers beyond the grant) in the places of lost workers; as
+                  many as are granted, or as are left: this is the world size, unless the layout uses fewer
     layout        planned for their number and for the nodes that they are on, or a rival that is to be measured
     rank order    so that the busiest axes do not leave a node
     memory        whether the workers of each machine fit into it, with snapshots and copies
@@ -50,7 +51,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import product
 
 from shoal_service.core.attempt import departures, levels
 from shoal_service.core.attempt.plan_layout import HostNeed, PlanLayout, PlannedLayout
@@ -167,6 +167,7 @@ def is_settled(state: Attempt, now: float) -> bool:
 
 
 def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
+    """Survivors keep their order, and the oldest standbys take the places of lost workers."""
     size = min(state.target.granted, len(available))
     ranks = state.group.ranks
     staying = set([index for index in state.group.workers if index in available][:size])
@@ -230,7 +231,7 @@ class _Allotment:
         self._waiting = _neighbours_together(candidates)
         """Candidates without a rank: node by node, in each by slot, then in the usual order."""
         self._ranks: list[Candidate | None] = [None] * layout.world_size
-        self._groups = _by_locality(layout)
+        self._groups = layout.tp_groups_by_locality()
         """All tp groups; group g has the ranks from g * tp on."""
         self._position = {group: position for position, group in enumerate(self._groups)}
         self._open = self._groups
@@ -286,7 +287,7 @@ class _Allotment:
         place, in tp groups; it is used up."""
         homes: dict[int, str] = {}
         remaining = sorted(self._position[group] for group in groups)
-        for size in _block_sizes(self._layout):
+        for size in self._layout.blocks():
             number_in = Counter(position // size for position in remaining)
             blocks = deque(block for block, number in number_in.items() if number == size)
             given = set()
@@ -342,25 +343,6 @@ def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
     racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
     places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
     return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
-
-
-def _block_sizes(layout: Layout) -> list[int]:
-    """Sizes of the blocks of workers that should be on one node as a whole, counted in tp groups, the largest first."""
-    sizes = [1]
-    for degree in (layout.cp, layout.ep, layout.pp, layout.dp_shard // layout.ep, layout.dp_replicate):
-        if degree > 1:
-            sizes.append(sizes[-1] * degree)
-    return sizes[::-1]
-
-
-def _by_locality(layout: Layout) -> list[int]:
-    """All tp groups, in an order in which those that communicate most are next to each other: cp, ep, pp, dp_shard,
-    dp_replicate."""
-    axes = (layout.dp_replicate, layout.dp_shard // layout.ep, layout.pp, layout.ep, layout.cp)
-    return [
-        (((pp * layout.dp_replicate + replica) * layout.dp_shard) + outer * layout.ep + inner) * layout.cp + cp
-        for replica, outer, pp, inner, cp in product(*(range(degree) for degree in axes))
-    ]
 
 
 TOLERANCE = 1.1

@@ -1,13 +1,14 @@
-"""1 WITNESS: workers leave `run`, die, fall silent or are given up. What they did is noted, and the group is lost if it
-has to be.
+"""1 WITNESS and 3 QUIESCE: workers leave `run`, die, fall silent or are given up. What they did is noted, and if the
+group is lost because of it, its other workers are interrupted.
 
     a worker is lost        its process died, or it is evicted: a crash, lack of memory, a node that Ray declared dead
     a worker left `run`     as planned, or with an error: the others are interrupted
     a node is silent        its workers are left out, and take part again when it answers; that a node is dead is Ray's
                             verdict, which is not taken back
 
-Called by `machine` for each event, by `deadlines` and by `wrong_results`. `incident` keeps what happened, `suspicion`
-what it says about nodes, `quiesce` ends the group. What follows is decided by `planning`, when no worker is in `run`.
+Called by `machine` for each event, by `wrong_results`, and by `deadlines`, which evicts the workers that do not react
+to the interrupt in time. `incidents` keeps what happened, `suspicion` what it says about nodes. What follows is decided
+by `planning`, when no worker is in `run`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from shoal_service.core.attempt import (
     deaths,
     departures,
     incidents,
+    large_groups,
     memory_snapshots,
-    quiesce,
     suspicion,
     verdict,
     worker_pool,
@@ -29,9 +30,8 @@ from shoal_service.core.attempt import (
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory
 from shoal_service.core.attempt.incidents import blame, distrust_memory
-from shoal_service.core.attempt.large_groups import poll_wait_s
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage, Switching
+from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.training import CheckpointFailed
@@ -105,9 +105,9 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
                 turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=detail))
                 turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
             if worker_exit.kind in (ExitKind.USER_ERROR, ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR):
-                quiesce.await_same_error(turn)
+                await_same_error(turn)
             else:
-                quiesce.quiesce(turn)
+                quiesce(turn)
     elif turn.stage is Stage.QUIESCING and worker_exit.kind is ExitKind.SCRIPT_DIED:
         # others have left before because of it: this is what the incident is about
         blame(turn, IncidentCause.SCRIPT_DIED, f"rank {worker_exit.rank}", _words_of(worker_exit), None)
@@ -132,7 +132,7 @@ def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
     interrupt reaches them when their node answers again."""
     for worker, message in workers:
         blame(turn, IncidentCause.NODE_UNREACHABLE, "no answer to connects", message, worker)
-    quiesce.quiesce(turn)
+    quiesce(turn)
     turn.do(*(Interrupt(worker.index, turn.group.generation) for worker, _ in workers))
     turn.has_exits = True
 
@@ -140,7 +140,44 @@ def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
 def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
     """Note the fault, and quiesce the lost group."""
     blame(turn, cause, witness, message, worker)
-    quiesce.quiesce(turn)
+    quiesce(turn)
+
+
+def quiesce(turn: Turn) -> None:
+    """3 QUIESCE: the group is lost, and its workers are made to leave `run`. Interrupt them, unless that was done
+    before. Workers report the snapshots that they hold when they leave, and those outside the group are asked for
+    theirs."""
+    if turn.stage is Stage.QUIESCING:
+        return
+    _enter(turn)
+    interrupt_rest(turn)
+
+
+def await_same_error(turn: Turn) -> None:
+    """Quiesce the group, but interrupt it only after a grace: a slower rank may be about to raise the same error."""
+    grace_s = turn.config.timeouts.user_error_grace_s + large_groups.later_s(len(turn.pool.workers))
+    _enter(turn, interrupt_at=turn.now + grace_s)
+
+
+def interrupt_rest(turn: Turn) -> None:
+    """Interrupt the workers that are still in `run`."""
+    quiescing = turn.current
+    assert isinstance(quiescing, Quiescing)
+    turn.stay(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
+    turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
+
+
+def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
+    worker = turn.pool.worker(index)
+    if worker is not None and turn.stage is Stage.QUIESCING and generation == turn.group.generation:
+        turn.pool = turn.pool.with_worker(replace(worker, acknowledged=generation))
+
+
+def _enter(turn: Turn, *, interrupt_at: float | None = None) -> None:
+    switching = turn.current
+    durable = switching.durable if isinstance(switching, Switching) else not turn.target.keeps_snapshots
+    turn.enter(Quiescing(since=turn.now, interrupt_at=interrupt_at, durable=durable))
+    memory_snapshots.ask_others(turn)
 
 
 _MARGIN_S = 0.25
@@ -213,7 +250,7 @@ def _take_part_again(turn: Turn, node_id: str) -> None:
 
 def fresh_s(num_workers: int) -> float:
     """Seconds within which the answer to a poll shows that a worker's node is there: the worker has missed no poll."""
-    return poll_wait_s(num_workers) + _MARGIN_S
+    return large_groups.poll_wait_s(num_workers) + _MARGIN_S
 
 
 def _is_silent(worker: Worker) -> bool:

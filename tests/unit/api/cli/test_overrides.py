@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_api.cli.errors import CliError
-from shoal_api.cli.overrides import apply_overrides
+from shoal_api.cli.spec_file import apply_overrides
 
 
 def test_values_are_yaml_and_sections_are_created() -> None:

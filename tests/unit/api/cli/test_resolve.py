@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from shoal_api.cli.errors import CliError
-from shoal_api.cli.resolve import match_job
+from shoal_api.cli.session import match_job
 from shoal_service.views import JobSummary
 from shoal_workers.contract.job import JobState
 

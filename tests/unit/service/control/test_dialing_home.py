@@ -19,8 +19,7 @@ from shoal_service.store.errors import SupervisorReplaced
 from shoal_service.store.store import Store
 from shoal_service.store.supervisor_links import Arrived
 from shoal_service.supervisor.config import Directive, StaleEpoch
-from shoal_service.supervisor.home.dialer import Dialer
-from shoal_service.supervisor.home.link import HomeAway, HomeReplaced
+from shoal_service.supervisor.dialer import Dialer, HomeAway, HomeReplaced
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState

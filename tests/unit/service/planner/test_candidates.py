@@ -14,9 +14,17 @@ from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, SCHED
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.legality import legal_degrees, violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel, micro_batches_fed
+from shoal_workers.contract.layout import (
+    ContextMethod,
+    Layout,
+    ParallelismSpec,
+    Recompute,
+    Schedule,
+    ShardLevel,
+    micro_batches_fed,
+)
 from shoal_workers.contract.proofs import is_refused, kind_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 
 def _spec(experts: int = 0, layers: int = 4, micro_batches: int = 8) -> JobSpec:

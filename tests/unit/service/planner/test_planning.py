@@ -13,8 +13,8 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.planning import _remembered
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.layout import Layout, ParallelismSpec, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.storage import Directory, open_directory, open_job_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName

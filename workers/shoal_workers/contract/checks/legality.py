@@ -15,6 +15,7 @@ from shoal_workers.contract.layout import (
     MAX_PADDING,
     ContextMethod,
     Layout,
+    ParallelismSpec,
     Recompute,
     Schedule,
     ShardLevel,
@@ -30,7 +31,7 @@ from shoal_workers.contract.model import (
     dropout_of,
     hugging_face_of,
 )
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 
 class Rule(StrEnum):

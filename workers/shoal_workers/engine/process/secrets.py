@@ -1,7 +1,9 @@
 """Reads a job's secrets on its node, and masks them in what the worker prints and reports.
 
 Called by the worker's actor before the task is loaded, and by `standalone.py`. Values go into the environment of this
-process, and nowhere else.
+process, and nowhere else: no database, message, journal or log has them, so no other job is given them. Two jobs that
+run as one user on one machine can read each other's environment in /proc all the same; a Ray cluster for each tenant
+keeps them apart (docs/security.md). The token of a job's attempt, which opens nothing else: `control/driver.py`.
 """
 
 from __future__ import annotations

@@ -73,11 +73,6 @@ class Generation(Membership):
         return UserCode(lambda: self.position.phase, self.task.line_of, self.remarks.add)
 
     @property
-    def loss_share(self) -> float:
-        """Returns this rank's share of a loss that every tp and cp rank has."""
-        return 1.0 / (self.layout.tp * self.layout.cp)
-
-    @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.spec.precision)
 

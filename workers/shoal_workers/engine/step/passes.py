@@ -173,6 +173,6 @@ def refuse_written(order: CollectiveOrder) -> None:
 
 def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:
     """Returns this rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
-    loss = (local(returned.loss).detach() * weight).reshape(()) * generation.loss_share
-    metrics = {name: value * weight * generation.loss_share for name, value in returned.metrics.items()}
+    loss = (local(returned.loss).detach() * weight).reshape(()) * generation.layout.loss_share
+    metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
     return Share(loss, metrics)

@@ -5,7 +5,8 @@
     rank 2  [1, bad, loss, norm^2, requests ... | its figures at index 2 of W] /
 
 It comes after the gradients are reduced and before anything is changed. If it completes, every rank has finished its
-backward pass; if it does not, no rank has changed anything, and the step can be repeated. It replaces the all-reduce
+backward pass; if it does not, as when a rank has died, no rank has changed anything, `Engine.run` ends with
+COLLECTIVE_FAILED, and the next group repeats the step from the state before it. It replaces the all-reduce
 that clipping needs, so it costs nothing extra; on gloo every rank sends its box to every other one at once. The ones
 add up to the world size: an aborted NCCL communicator returns from a collective without an error, with arbitrary values
 in the buffer. Called by the trainer, and by each update of a loop of the user's own.

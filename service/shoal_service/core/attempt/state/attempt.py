@@ -24,7 +24,7 @@ from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import IncidentCause, StateSource
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
@@ -32,7 +32,6 @@ from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
 from shoal_workers.contract.spec import (
     ElasticitySpec,
     JobSpec,
-    ParallelismSpec,
     TrainingSettings,
     settings_of,
     with_settings,

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
 
 
 class Stage(StrEnum):

@@ -12,7 +12,8 @@ from shoal_service.core.attempt.commands import KillWorker, StartWorker
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract.spec import ElasticitySpec
 
 NewWorld = Callable[..., Any]
 NEW = "a" * 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.core.attempt.state.attempt import GroupBefore, Incident
-from shoal_service.core.culprit.incident_suspects import suspect_of
+from shoal_service.core.culprit import suspect_of
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.suspects import Resource, Suspect

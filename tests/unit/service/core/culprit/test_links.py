@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.culprit.links import Ends, whose_link
+from shoal_service.core.culprit import Ends, whose_link
 from shoal_workers.contract.suspects import Link, Resource
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"

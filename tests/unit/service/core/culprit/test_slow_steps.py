@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shoal_service.core.culprit.slow_steps import Pace, SlowDown, step_done
+from shoal_service.core.culprit import Pace, SlowDown, step_done
 from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.core.culprit.standstill import Sample, whom_do_they_wait_for
+from shoal_service.core.culprit import Sample, whom_do_they_wait_for
 from shoal_workers.contract.messages import Frame, Phase, StackSource, WorkerStack
 from shoal_workers.contract.suspects import Collective, Link, Resource
 

@@ -21,7 +21,7 @@ from shoal_service.core.events.job import (
 )
 from shoal_service.core.events.training import CheckpointFailed
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
 
 ROOT = Path(__file__).resolve().parents[5]
 SOURCES = (ROOT / "service" / "shoal_service", ROOT / "api" / "shoal_api")

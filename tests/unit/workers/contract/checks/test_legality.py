@@ -17,8 +17,8 @@ from shoal_workers.contract.checks.legality import (
     violations,
 )
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.layout import Layout, Schedule
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec, plan_of
+from shoal_workers.contract.layout import Layout, ParallelismSpec, Schedule
+from shoal_workers.contract.spec import JobSpec, plan_of
 
 DENSE: dict[str, Any] = {"dim": 64, "num_heads": 8, "num_kv_heads": 4, "num_layers": 4, "seq_len": 64}
 EXPERTS: dict[str, Any] = {**DENSE, "num_experts": 6}

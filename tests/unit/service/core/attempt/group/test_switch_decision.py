@@ -15,7 +15,8 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
 from shoal_service.planner import plan
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract.spec import JobSpec
 
 NewWorld = Callable[..., Any]
 TWO_MICRO_BATCHES = {"batch": {"global_size": 2, "micro_size": 1}, "deterministic": True}

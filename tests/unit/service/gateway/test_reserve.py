@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.cluster.prestart import SETTLE_S, SupervisorReserve
+from shoal_service.gateway.prestart import SETTLE_S, SupervisorReserve
 
 KEEP_S = 600.0
 NODES = ["n1", "n2", "n3"]

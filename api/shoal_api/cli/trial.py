@@ -1,6 +1,8 @@
-"""Tries a task on this machine, within seconds, before it is submitted. Called by `shoal check`.
+"""Tries a task or a loop on this machine, within seconds, before it is submitted: that a task trains, and that a loop
+tracks all of its state. Called by `shoal check`.
 
-Starts `shoal_workers.check`, because the command line never loads torch, and because the task may crash its process.
+`shoal_workers.check` and `shoal_workers.check_loop` do it in a process of its own, because the command line never loads
+torch, and because what is tried may crash its process or never end. Hidden here: that process, and what its end means.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ _MAX_STACK_CHARS = 100_000
 """Characters that are kept of what the program printed, from its end."""
 
 
-def describe(task: str, found: dict[str, Any]) -> str:
+def describe_task(task: str, found: dict[str, Any]) -> str:
     """Say to people what was found."""
     from shoal_api.cli.render.terminal import number
     from shoal_service.core.quantities import size_text
@@ -88,8 +90,7 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """Return the validated spec as a document, and the directory of its code."""
-    from shoal_api.cli.overrides import apply_overrides
-    from shoal_api.cli.spec_file import load_spec
+    from shoal_api.cli.spec_file import apply_overrides, load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec
 
     module, colon, name = task.partition(":")
@@ -111,15 +112,95 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
         )
     document = {**document, "code": {**document["code"], "working_dir": "."}}
-    answer, code, text = answer_of("shoal_workers.check", document, directory)
+    answer, code, text = _answer_of("shoal_workers.check", document, directory)
     if "found" in answer:
         return dict(answer["found"])
     if "failed" in answer:
-        raise refused(document["task"], answer["failed"])
-    raise crashed(document["task"], code, answer, text)
+        raise _refused(document["task"], answer["failed"])
+    raise _crashed(document["task"], code, answer, text)
 
 
-def answer_of(
+def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the valid spec of a loop. `source`: the spec, or the program itself. Raises CliError, SpecError."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.program import Program, spec_of
+    from shoal_api.cli.spec_file import completed, load_spec
+    from shoal_workers.contract.checks.spec_errors import parse_spec
+
+    if source.endswith(".py"):
+        document = completed(spec_of(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
+    elif arguments:
+        raise CliError("the spec has the arguments of the program", hint="change it with --set loop.args=[...]")
+    else:
+        document = load_spec(source, assignments)
+    return parse_spec(document).model_dump(mode="json")
+
+
+def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s: float) -> dict[str, Any]:
+    """Run the trials in a separate process.
+
+    Raises:
+        CliError: the loop fails, or takes longer.
+    """
+    from shoal_api.cli.errors import CliError
+
+    answer, code, text = _answer_of(
+        "shoal_workers.check_loop",
+        {**document, "code": {**document["code"], "working_dir": "."}},
+        directory,
+        timeout_s=timeout_s,
+        OMP_NUM_THREADS="1",  # each trial is a fork
+        PYTORCH_NVML_BASED_CUDA_CHECK="1",
+    )
+    if "found" in answer:
+        return dict(answer["found"])
+    if "failed" in answer:
+        raise _refused(program, {"is_the_tasks": True, **answer["failed"]})
+    if code == -9:
+        raise CliError(
+            f"{program} was not tried to the end: it was killed in {answer.get('phase', 'the imports')}, after at most "
+            f"{timeout_s:.0f} s",
+            hint="--timeout SECONDS gives it more; --no-run only reads it",
+            exit_code=ExitCode.FAILED,
+        )
+    raise _crashed(program, code, answer, text)
+
+
+def describe_loop(program: str, trial: dict[str, Any], has_arguments: bool = False) -> str:
+    """Say to people what was found."""
+    return "\n".join(
+        [*_loop_lines(program, trial, has_arguments), *(f"  note: {remark}" for remark in trial["remarks"])]
+    )
+
+
+def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Iterator[str]:
+    tracked = ", ".join(trial["tracked"]) or "nothing"
+    if trial["is_whole"]:
+        arguments = " -- ..." if has_arguments else ""
+        yield f"{program} gives its loop to shoal.run, and it trains: shoal submit {program} --workers 1:4{arguments}"
+        if not trial["remarks"] or not trial["remarks"][0].startswith("the loop has ended"):
+            yield (
+                f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins and in one whose group "
+                f"breaks: losses are equal, and so is what it tracks ({tracked})"
+            )
+        yield "  a lost worker costs one step at most, and processes and memory are kept"
+        return
+    yield f"{program} does not go on as the undisturbed run does; it tracks {tracked}"
+    for one in trial["differences"]:
+        yield f"  {one['trial']}: step {one['step']} is the first that differs: {one['what']} {_is(one['words'])}"
+    for one in trial["untracked"]:
+        yield f"  not tracked: {one['name']} ({one['place']}); {one['path']} {_is(one['words'])}"
+    for one in trial["suspects"]:
+        yield f"  suspect: {one}; the position of run.batches is kept, and that of no other iterator"
+    if trial["untracked"]:
+        yield "what belongs to the state is an object with state_dict() and load_state_dict(), named in run.track()"
+
+
+def _is(words: str) -> str:
+    return words if words.startswith(("differs", "has")) else f"is {words}"
+
+
+def _answer_of(
     module: str, document: dict[str, Any], directory: Path, *, timeout_s: float | None = None, **environment: str
 ) -> tuple[dict[str, Any], int, str]:
     """Run a module that tries a spec, in a process of its own in the directory of the code. It is killed with all that
@@ -168,7 +249,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def refused(task: str, failed: dict[str, Any]) -> CliError:
+def _refused(task: str, failed: dict[str, Any]) -> CliError:
     from shoal_api.cli.errors import CliError
 
     if not failed["is_the_tasks"]:
@@ -183,7 +264,7 @@ def refused(task: str, failed: dict[str, Any]) -> CliError:
     return refusal
 
 
-def crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
+def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
     """The process ended without an answer: by a signal, or because it could not begin."""
     from shoal_api.cli.errors import CliError
     from shoal_workers.exit_status import ExitStatus, place_of_crash

@@ -1,0 +1,303 @@
+"""Dialer: two threads that connect a supervisor with the service, each with a kept-alive connection of its own.
+
+    reports     outbox -> report -> receipt -> outbox drops what is stored     at once, and at least every second
+    directive   long poll -> directive -> supervisor
+
+While the service is away both try again, after pauses that double from 0.1 s to 2 s with jitter, and the outbox keeps
+the reports. Every report says what was acknowledged; the receipt has the last word on it, so that a report whose answer
+was lost is not stored twice, and a supervisor that was restarted learns what its predecessor has reported. `HomeLink`
+are the two requests, `HttpLink` the real one; each of them fails in one of three ways:
+
+    HomeAway         no answer, or not now: try again later
+    HomeRefused      the service does not accept the token, or the document: it may later, if nothing else helps
+    HomeReplaced     the attempt has a later supervisor: this one has to end
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from shoal_service.home import DirectiveAnswer, Home, HomeReport, ReportReceipt
+from shoal_service.supervisor.config import Directive, StaleEpoch
+from shoal_service.supervisor.journal import end_replaced_process
+from shoal_service.supervisor.protocols import Journal
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_workers.version import VERSION
+
+SIGN_S = 1.0
+"""Most seconds between two reports, so that the service sees that the supervisor lives."""
+_PACE_S = 0.1
+"""Pause between two reports, so that the steps of a fast job are stored in batches and not in one transaction each."""
+_WAIT_S = 20.0
+"""Longest time for which the service may hold the long poll."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+_CONNECT_S = 2.0
+_ANSWER_S = 10.0
+"""Seconds in which the answer to a report must come: its transaction may wait for others."""
+_REPLACED = 409
+_LATER = frozenset({429, 500, 502, 503, 504})
+_log = logging.getLogger(__name__)
+
+
+class Dialer:
+    def __init__(
+        self,
+        link: HomeLink,
+        outbox: Outbox,
+        journal: Journal,
+        direct: Callable[[Directive], None],
+        release: Callable[[], None],
+        *,
+        on_replaced: Callable[[], None] = end_replaced_process,
+    ) -> None:
+        """
+        Args:
+            journal: has the life of this supervisor.
+            direct: may raise StaleEpoch.
+            release: called once, when the end of the attempt is stored.
+            on_replaced: must not return; it ends this process, which has a successor.
+        """
+        self._link = link
+        self._outbox = outbox
+        self._journal = journal
+        self._direct = direct
+        self._release = release
+        self._on_replaced = on_replaced
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        for target in (self.report_until_released, self.obey_until_released):
+            threading.Thread(target=target, name="home", daemon=True).start()
+
+    def report_until_released(self) -> None:
+        acknowledged, is_first = 0, True
+        pauses = _Pauses("reports")
+        while True:
+            sent_mono = time.monotonic()
+            try:
+                acknowledged, is_released = self._report(acknowledged, 0.0 if is_first else SIGN_S)
+            except HomeAway as error:
+                self._is_over.wait(pauses.next_s(error))
+                continue
+            except HomeRefused as error:  # its token may have ended because it has a successor, or was reaped
+                self._is_over.wait(pauses.next_s(error))
+                self._journal.require_current()
+                continue
+            except HomeReplaced as error:
+                _log.warning("supervisor.refused", extra={"reason": str(error)})
+                self._on_replaced()
+                return
+            is_first = False
+            if pauses.end():
+                self._link.hurry()
+            if is_released:
+                self._is_over.set()
+                self._link.hurry()
+                self._release()
+                return
+            self._is_over.wait(max(0.0, sent_mono + _PACE_S - time.monotonic()))
+
+    def _report(self, acknowledged: int, wait_s: float) -> tuple[int, bool]:
+        """Sends one report. Returns the number up to which reports are acknowledged now, and whether the attempt's end
+        is stored."""
+        found = self._outbox.pull(acknowledged, wait_s)
+        reports = found if self._outbox.has_status else None
+        receipt = self._link.report(HomeReport(life=self._journal.life, after=acknowledged, reports=reports))
+        return receipt.acknowledged, receipt.released
+
+    def obey_until_released(self) -> None:
+        after = 0
+        pauses = _Pauses("directive")
+        while not self._is_over.is_set():
+            try:
+                answer = self._link.directive(after, _WAIT_S)
+            except (HomeAway, HomeRefused) as error:
+                self._is_over.wait(pauses.next_s(error))
+                continue
+            except HomeReplaced:
+                return  # the reports have the same answer
+            pauses.end()
+            if answer.directive is not None:
+                after = answer.number
+                self._obey(answer.directive)
+
+    def _obey(self, document: object) -> None:
+        try:
+            self._direct(Directive.model_validate(document, extra="ignore"))
+        except StaleEpoch as error:
+            _log.warning("supervisor.stale_directive", extra={"error": str(error)})
+        except ValidationError as error:
+            _log.error("supervisor.unknown_directive", extra={"error": str(error)[:500]})
+
+
+class _Pauses:
+    """Doubling pauses between calls that fail."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pause_s = 0.0
+
+    def next_s(self, error: HomeAway | HomeRefused) -> float:
+        if not self._pause_s:
+            _log.warning("home.away", extra={"what": self._what, "error": str(error)[:500]})
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S)
+        if isinstance(error, HomeRefused):
+            self._pause_s = _LONGEST_PAUSE_S
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        return max(pause_s, error.retry_after_s) if isinstance(error, HomeAway) else pause_s
+
+    def end(self) -> bool:
+        """Ends the pauses, because a call has succeeded. Returns whether calls had failed before it."""
+        was_away, self._pause_s = self._pause_s > 0, 0.0
+        if was_away:
+            _log.info("home.back", extra={"what": self._what})
+        return was_away
+
+
+class HomeAway(Exception):
+    """The service does not answer now. `retry_after_s`: when it wants to be asked again; 0: it did not say."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class HomeRefused(Exception):
+    """The service has answered that it does not do what was asked. The message has its words."""
+
+
+class HomeReplaced(Exception):
+    """The attempt has a later supervisor. The message has the service's words."""
+
+
+class HomeLink(Protocol):
+    """The requests of a supervisor to the service. Each of the two raises HomeAway, HomeRefused or HomeReplaced, and is
+    called on a thread of its own."""
+
+    def report(self, report: HomeReport) -> ReportReceipt: ...
+
+    def directive(self, after: int, wait_s: float) -> DirectiveAnswer:
+        """Returns when there is a directive with another number than `after`, or after `wait_s` seconds."""
+
+    def hurry(self) -> None:
+        """Ends a `directive` that waits, with HomeAway: the service was away meanwhile. From any thread."""
+
+
+class HttpLink:
+    """Sends the requests by HTTP, with one kept-alive connection for the reports and one for the directives."""
+
+    def __init__(self, home: Home, job_id: str, attempt: int) -> None:
+        path = f"/v1/jobs/{job_id}/attempts/{attempt}"
+        self._reports = _Connection(home, f"{path}/reports")
+        self._directives = _Connection(home, f"{path}/directive")
+
+    def report(self, report: HomeReport) -> ReportReceipt:
+        # losses that are not finite stay what they are
+        body = to_json(report.model_dump(), inf_nan_mode="constants", serialize_unknown=True)
+        return ReportReceipt.model_validate(self._reports.ask("POST", "", body, _ANSWER_S), extra="ignore")
+
+    def directive(self, after: int, wait_s: float) -> DirectiveAnswer:
+        query = f"?after={after}&wait_s={wait_s:g}"
+        answer = self._directives.ask("GET", query, None, wait_s + _ANSWER_S)
+        return DirectiveAnswer.model_validate(answer, extra="ignore")
+
+    def hurry(self) -> None:
+        self._directives.interrupt()
+
+
+class _Connection:
+    """A kept-alive connection. It is used by one thread, except for `interrupt`."""
+
+    def __init__(self, home: Home, path: str) -> None:
+        self._urls = [urlsplit(url.strip()) for url in home.url.split(",") if url.strip()]
+        self._path = path
+        self._headers = {
+            "Authorization": f"Bearer {home.token}",
+            "Content-Type": "application/json",
+            "User-Agent": f"shoal-supervisor/{VERSION}",
+        }
+        self._context = _context(home) if any(url.scheme == "https" for url in self._urls) else None
+        self._connection: http.client.HTTPConnection | None = None
+        self._lock = threading.Lock()
+        """Guards `_connection`."""
+
+    def ask(self, method: str, query: str, body: bytes | None, answer_s: float) -> Any:
+        """Sends a request and returns the JSON of the answer."""
+        connection = self._opened()
+        try:
+            if connection.sock is None:
+                connection.timeout = _CONNECT_S
+                connection.connect()
+            connection.sock.settimeout(answer_s)
+            connection.request(method, f"{self._path}{query}", body, self._headers)
+            response = connection.getresponse()
+            raw = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._next_url()
+            raise HomeAway(f"{type(error).__name__}: {error}") from error
+        if response.will_close:
+            self._close()
+        if response.status == 200:
+            try:
+                return json.loads(raw)
+            except ValueError as error:
+                raise HomeAway("the answer is no JSON: another server has this address") from error
+        words = f"{response.status} {raw[:500].decode('utf-8', 'replace')}"
+        if response.status == _REPLACED:
+            raise HomeReplaced(words)
+        if response.status in _LATER:
+            wait = response.headers.get("Retry-After", "")
+            raise HomeAway(words, float(wait) if wait.isdigit() else 0.0)
+        raise HomeRefused(words)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            sock = self._connection.sock if self._connection is not None else None
+            if sock is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _opened(self) -> http.client.HTTPConnection:
+        with self._lock:
+            if self._connection is None:
+                url = self._urls[0]
+                assert url.hostname is not None
+                if url.scheme == "https":
+                    self._connection = http.client.HTTPSConnection(url.hostname, url.port, context=self._context)
+                else:
+                    self._connection = http.client.HTTPConnection(url.hostname, url.port)
+            return self._connection
+
+    def _next_url(self) -> None:
+        """Changes to the next URL, because another control plane may answer."""
+        self._close()
+        self._urls.append(self._urls.pop(0))
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+
+def _context(home: Home) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=home.ca or None)
+    if home.is_pinned:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, whoever issued it
+    return context
