@@ -9,8 +9,9 @@ A supervisor that cannot be created is created again after a pause; one whose pr
 start is given up (`core/supervisor_starts.py`). One asyncio task of the control loop per attempt. It never decides what
 a job should do; it passes on the store's row.
 
-After a restart of the control plane the jobs that run have drivers again with the first pass. A driver finds the
-supervisor by its name, and leaves it alone while it reports: training goes on without noticing.
+After a restart of the control plane each job with an attempt has a driver again with the first pass. It finds the
+supervisor by its name, and leaves it alone while it reports, so training goes on without noticing. If the supervisor is
+gone, the job returns to the queue.
 """
 
 from __future__ import annotations

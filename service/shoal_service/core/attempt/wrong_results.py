@@ -8,10 +8,7 @@ a replayed micro-batch differs        the worker is killed, its node is suspecte
 replicas of the state differ          the same, for the ranks that others outvote. If there is no majority, all of them
                                       are suspected and none is killed; a fault that stays is found again
 
-After wrong results only what is older than the last clean comparison is trusted:
-
-    checkpoint 40   comparison 50: equal   checkpoint 60   a bit flips   checkpoint 80   comparison 100: they differ
-    trusted                                not trusted                   not trusted     back to 40
+After wrong results only what is older than the last clean comparison is trusted, see `checkpoints`.
 """
 
 from __future__ import annotations
