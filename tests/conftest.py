@@ -105,6 +105,8 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [site_packages] = (place / "venv").glob("lib/python*/site-packages")
     with zipfile.ZipFile(next(place.glob("*.whl"))) as wheel:
         wheel.extractall(site_packages)
+    compiles = [sys.executable, "-m", "compileall", "-q", str(site_packages)]  # as pip does: else each process would
+    subprocess.run(compiles, check=True)
     # A plain path: the .pth files in there, that of the editable install among them, are not followed.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return place / "venv" / "bin" / "python"

@@ -27,6 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
