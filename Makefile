@@ -132,7 +132,8 @@ bench-culprit: setup ## 64 faults of eight kinds and 20 controls in a real job: 
 bench-programs: setup ## a script, a loop and a script of Ray Train under Shoal, beside torchrun and Ray Train: start, step, kills; from an empty directory to the first step (20 minutes)
 	@$(BIN)/python bench/programs/main.py
 	@$(BIN)/python bench/programs/first_step.py
-	@OMP_NUM_THREADS=1 SHOAL_CHECKPOINT_DIR=$$(mktemp -d) $(BIN)/torchrun --standalone --nproc-per-node 3 bench/programs/paired.py
+	@$(BIN)/python bench/programs/beside.py
+	@for size in "16 40 48" "128 20 384" "320 14 960" "768 10 2304"; do OMP_NUM_THREADS=1 SHOAL_CHECKPOINT_DIR=$$(mktemp -d) $(BIN)/torchrun --standalone --nproc-per-node 3 bench/programs/paired.py $$size; done
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

@@ -130,12 +130,12 @@ def _children(pid: int) -> list[int]:
 
 
 @contextmanager
-def under_shoal(folder: Path, workers: int, program: dict[str, Any]) -> Iterator[Training]:
+def under_shoal(folder: Path, workers: int, program: dict[str, Any], code: Path = HERE) -> Iterator[Training]:
     with serving(folder / "state", num_cpus=workers + 1) as server, server.client as client:
         spec = {
             "name": "program",
             **program,
-            "code": {"working_dir": str(HERE), "env": {"STAMPS": str(folder / "stamps"), "OMP_NUM_THREADS": "1"}},
+            "code": {"working_dir": str(code), "env": {"STAMPS": str(folder / "stamps"), "OMP_NUM_THREADS": "1"}},
             "elasticity": {"min_workers": 1, "max_workers": workers},
             "checkpoint": {"url": str(folder / "checkpoints")},
         }

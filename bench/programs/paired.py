@@ -1,6 +1,8 @@
 """A step of a loop beside a step of the same training in DistributedDataParallel, in turns in the same processes.
 
-    torchrun --nproc-per-node 3 bench/programs/paired.py [MICRO_BATCH] [TURNS]
+    torchrun --nproc-per-node 3 bench/programs/paired.py [MICRO_BATCH] [TURNS] [GLOBAL_BATCH]
+
+A step is as long as its global batch is large; both parts read and collate their samples in the same way.
 
 Other work on the machine slows both alike, so their ratio is known better than either. Rank 0 prints medians over the
 turns, also of the CPU time, and the ratio of each turn's two.
@@ -37,13 +39,13 @@ def train(run: Any) -> None:
     run.track(network=network, optimizer=optimizer)
     wrapped = DistributedDataParallel(other)
     of_other = torch.optim.AdamW(other.parameters(), lr=1e-4)
-    num_micro_batches = GLOBAL_BATCH // micro // run.world_size
+    global_batch = int(sys.argv[3]) if len(sys.argv) > 3 else GLOBAL_BATCH
+    num_micro_batches = global_batch // micro // run.world_size
 
     def step_in_ddp(step: int) -> None:
         for number in range(num_micro_batches):
-            first = step * GLOBAL_BATCH + (run.rank * num_micro_batches + number) * micro
-            items = (samples[at % len(samples)] for at in range(first, first + micro))
-            x, y = (torch.stack(parts) for parts in zip(*items, strict=True))
+            first = step * global_batch + (run.rank * num_micro_batches + number) * micro
+            x, y = _batch([samples[at % len(samples)] for at in range(first, first + micro)])
             is_last = number == num_micro_batches - 1
             with contextlib.nullcontext() if is_last else wrapped.no_sync():
                 (nn.functional.cross_entropy(wrapped(x), y) / num_micro_batches).backward()
@@ -52,7 +54,7 @@ def train(run: Any) -> None:
 
     found: list[tuple[float, ...]] = []
     start = _now()
-    for x, y in run.batches(samples, global_size=GLOBAL_BATCH, micro_size=micro):
+    for x, y in run.batches(samples, global_size=global_batch, micro_size=micro, collate=_batch):
         run.backward(nn.functional.cross_entropy(network(x), y), weight=len(x))
         if not run.steps(optimizer) or run.step % _STEPS:
             continue
@@ -71,6 +73,10 @@ def train(run: Any) -> None:
         _print(found[_WARM_UP:])
 
 
+def _batch(items: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.stack(parts) for parts in zip(*items, strict=True))
+
+
 def _now() -> tuple[float, float]:
     """Wall-clock and CPU seconds, once all ranks are here."""
     dist.barrier()
@@ -82,8 +88,8 @@ def _print(found: list[tuple[float, ...]]) -> None:
     loop, loop_cpu, ddp, ddp_cpu = (statistics.median(column) for column in zip(*found, strict=True))
     ratio, cpu_ratio = (statistics.median(one[at] / one[at + 2] for one in found) for at in (0, 1))
     print(
-        f"loop {loop:.1f} ms, DDP {ddp:.1f} ms, ratio {ratio:.2f}; CPU of rank 0: {loop_cpu:.1f} ms, {ddp_cpu:.1f} ms, "
-        f"ratio {cpu_ratio:.2f}"
+        f"loop {loop:.1f} ms, DDP {ddp:.1f} ms, ratio {ratio:.3f}; CPU of rank 0: {loop_cpu:.1f} ms, {ddp_cpu:.1f} ms, "
+        f"ratio {cpu_ratio:.3f}"
     )
 
 

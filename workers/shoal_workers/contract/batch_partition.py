@@ -7,9 +7,12 @@ is therefore one integer, the step, and every world size reads the same global b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 _MASK64 = (1 << 64) - 1
-_ROUNDS = 4
+ROUNDS = 4
+ROUND_STEP = 0x9E3779B97F4A7C15
+"""Two constants of the permutation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,18 @@ def sample_at(position: int, *, num_samples: int, seed: int) -> int:
     and position -> sample costs the same for 10 samples and for 10 billion.
     """
     epoch, index = divmod(position, num_samples)
-    return _permute(index, num_samples, _mix(_mix(seed) ^ epoch))
+    return _permute(index, num_samples, epoch_key(seed, epoch))
+
+
+@lru_cache(maxsize=8)
+def epoch_key(seed: int, epoch: int) -> int:
+    """The key of an epoch's permutation."""
+    return _mix(_mix(seed) ^ epoch)
+
+
+def half_bits_of(size: int) -> int:
+    """Bits of each half of what the permutation of so many values exchanges: 4**bits >= size."""
+    return max(1, ((size - 1).bit_length() + 1) // 2)
 
 
 def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
@@ -59,7 +73,7 @@ def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
 
 
 def _permute(index: int, size: int, key: int) -> int:
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    half_bits = half_bits_of(size)
     while True:  # the network permutes 4**half_bits >= size values: go on until one is below size
         index = _feistel(index, half_bits, key)
         if index < size:
@@ -69,8 +83,8 @@ def _permute(index: int, size: int, key: int) -> int:
 def _feistel(value: int, half_bits: int, key: int) -> int:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
-    for round_number in range(_ROUNDS):
-        left, right = right, left ^ (_mix(key + round_number * 0x9E3779B97F4A7C15 ^ right) & mask)
+    for round_number in range(ROUNDS):
+        left, right = right, left ^ (_mix(key + round_number * ROUND_STEP ^ right) & mask)
     return left << half_bits | right
 
 

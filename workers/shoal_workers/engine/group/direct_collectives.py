@@ -87,11 +87,11 @@ def begin_all_reduce_small(tensor: Tensor) -> Callable[[], None]:
     if tensor.nbytes * num_ranks > _MAX_REPEATED_BYTES:
         return lambda: _all_reduce_in_two_rounds(tensor, group)
     summands = tensor.new_empty(num_ranks * tensor.numel())
-    gathering = dist.all_to_all_single(summands, tensor.repeat(num_ranks), group=group, async_op=True)
+    gathering = dist.all_to_all_single(summands, torch.cat([tensor] * num_ranks), group=group, async_op=True)
 
     def add_up() -> None:
         _wait(gathering)
-        tensor.copy_(_sum_of_rows(summands.view(num_ranks, -1)))
+        _sum_of_rows(summands.view(num_ranks, -1), tensor)
 
     return add_up
 
@@ -108,7 +108,7 @@ def _all_reduce_in_two_rounds(tensor: Tensor, group: dist.ProcessGroup) -> None:
     whole[: tensor.numel()] = tensor
     summands = torch.empty_like(whole)
     dist.all_to_all_single(summands, whole, group=group)
-    _gather(whole, _sum_of_rows(summands.view(num_ranks, -1)), group)
+    _gather(whole, _sum_of_rows(summands.view(num_ranks, -1), whole.new_empty(size)), group)
     tensor.copy_(whole[: tensor.numel()])
 
 
@@ -120,9 +120,10 @@ def _gather(output: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
     dist.all_to_all_single(output, part.repeat(group.size()), group=group)
 
 
-def _sum_of_rows(rows: Tensor) -> Tensor:
+def _sum_of_rows(rows: Tensor, total: Tensor) -> Tensor:
     """Adds the rows one by one, so that every processor adds in the same order, whatever its vectors."""
-    total = rows[0].clone()
-    for row in rows[1:]:
+    first, *others = rows.unbind()
+    total.copy_(first)
+    for row in others:
         total += row
     return total

@@ -128,8 +128,8 @@ class _Settled:
     step: int
     mark: object
     """What is equal as long as nothing that is tracked has changed."""
-    report: StepReport | None
-    """The report of the step, as long as it was not sent."""
+    reported: Mapping[str, Any] | None
+    """The fields of the step's report, as long as it was not sent."""
 
 
 class StepBoundary:
@@ -154,6 +154,7 @@ class StepBoundary:
         log = NoLog(_WHY_COPIES)
         self._snapshots = Snapshots(membership, store, state, state, budget=spec.snapshot.budget, log=log)
         self._snapshots.start()
+        self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         self._ended = time.perf_counter()
         self._voted = self._ended, waited_s()
         """When the vote of the last step began, and what this thread had waited until then."""
@@ -179,8 +180,8 @@ class StepBoundary:
         self._buffers.restore()
         self._buffers.keep()
         self._state.changed()
-        report = self._report_of(step, done, metrics)
-        settling_s = self._settle(step, report)
+        reported = self._reported(step, done, metrics)
+        settling_s = self._settle(step, reported)
         verdict = self._verdict if self._verdict is not None else self.begin_vote(done.data_s, ()).counted()
         membership.check()
         now = time.perf_counter()
@@ -189,7 +190,7 @@ class StepBoundary:
         self._settling_is_cheap = settling_s <= _SETTLING_SHARE * step_s
         membership.position.reach(step)
         measured = {"step_s": step_s, "compute_s": verdict.compute_s, "data_s": verdict.data_s}
-        self._report(report.model_copy(update={**measured, "saving_s": verdict.saving_s}))
+        self._report(StepReport(**{**reported, **measured, "saving_s": verdict.saving_s}))
         requests = verdict.requests
         self._snapshots.voted(verdict, step)
         if requests.snapshots or requests.yields:
@@ -213,10 +214,9 @@ class StepBoundary:
         copy_s, send_s = self._costs
         voted_at, voted_waited_s = self._voted
         self._newest_vote = time.perf_counter(), waited_s()
-        zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         ballot = Ballot(
-            loss_sum=zero,  # the loss is among the sums
-            squared_norm=zero,
+            loss_sum=self._zero,  # the loss is among the sums
+            squared_norm=self._zero,
             requests=Requests(
                 yields=yields,
                 durably=yields and fence.is_durable_requested,
@@ -255,8 +255,8 @@ class StepBoundary:
             self._state.changed()
             if self._state.mark() != settled.mark:
                 return
-            if settled.report is not None:
-                self._recent.add(settled.report)
+            if settled.reported is not None:
+                self._recent.add(StepReport(**settled.reported))
             tensors, values = self._state.tensors(), self._state.values(settled.step)
             store.snapshot(
                 tensors,
@@ -284,13 +284,13 @@ class StepBoundary:
         self._buffers.restore()
         return GenerationEnd(ExitKind.FINISHED, pending=self.save(self._membership.position.step))
 
-    def _settle(self, step: int, report: StepReport) -> float:
+    def _settle(self, step: int, reported: Mapping[str, Any]) -> float:
         """Notes what is tracked now, unless that takes long beside a step. Returns the seconds that it took."""
         if not self._settling_is_cheap or self._store is None:
             self._settled = None
             return 0.0
         start = time.perf_counter()
-        self._settled = _Settled(step, self._state.mark(), report)
+        self._settled = _Settled(step, self._state.mark(), reported)
         return time.perf_counter() - start
 
     def _is_save_time(self) -> bool:
@@ -299,24 +299,25 @@ class StepBoundary:
         is_timed = every_s is not None and self._membership.rank == 0
         return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
 
-    def _report_of(self, step: int, done: Done, metrics: Mapping[str, float]) -> StepReport:
-        return StepReport(
-            generation=self._membership.number,
-            step=step,
-            at=time.time(),
-            loss=done.loss,
-            grad_norm=done.grad_norm,
-            lr=done.lr,
-            tokens=done.samples,
-            step_s=time.perf_counter() - self._ended,
-            world_size=self._membership.layout.world_size,
-            metrics=dict(metrics),
-        )
+    def _reported(self, step: int, done: Done, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The fields of a report. It is made once, when all of them are known."""
+        return {
+            "generation": self._membership.number,
+            "step": step,
+            "at": time.time(),
+            "loss": done.loss,
+            "grad_norm": done.grad_norm,
+            "lr": done.lr,
+            "tokens": done.samples,
+            "step_s": time.perf_counter() - self._ended,
+            "world_size": self._membership.layout.world_size,
+            "metrics": metrics,
+        }
 
     def _report(self, report: StepReport) -> None:
         """All ranks keep the report, rank 0 sends it."""
         self._recent.add(report)
         if self._settled is not None:
-            self._settled = replace(self._settled, report=None)
+            self._settled = replace(self._settled, reported=None)
         if self._membership.rank == 0:
             self._membership.outbox.report(report)

@@ -294,7 +294,8 @@ class Run:
             self._gradients.end_backward()
         self._buffers.weigh(weight)
         self._weight_sum += weight
-        self._loss_sum += loss.detach().double() * weight
+        # On a GPU the number would have to be waited for.
+        self._loss_sum += (float(loss) if loss.device.type == "cpu" else loss.detach().double()) * weight
 
     def update(self, optimizer: Optimizer, *, clip: float | None = None) -> float:
         """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.
@@ -324,7 +325,8 @@ class Run:
         loss /= weight
         used = self._gradients.finish(optimizer, totals[: len(flags)], weight)
         self._buffers.add_up(totals[len(flags) :], weight)
-        norm = _norm([p.grad for p in used if p.grad is not None])
+        gradients = [p.grad for p in used if p.grad is not None]
+        norm = _norm(gradients)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(
                 f"loss {loss} and gradient norm {norm} in step {self.step + 1}. Nothing was updated. A lower learning "
@@ -332,7 +334,7 @@ class Run:
                 None,
             )
         if clip is not None and norm > clip:
-            torch._foreach_mul_([p.grad for p in used if p.grad is not None], clip / norm)
+            torch._foreach_mul_(gradients, clip / norm)
         self._membership.position.enter(Phase.OPTIMIZER)
         boundary.unsettle()
         self._buffers.apply()

@@ -20,8 +20,9 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import sampler as torch_samplers
 
-from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_at, sample_positions
+from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
 from shoal_workers.engine.loop.data_processes import CONTEXT, DataProcesses
+from shoal_workers.engine.sample_order import samples_at
 from shoal_workers.engine.task.randomness import seed_everything
 
 _PREFETCH_FACTOR = 2
@@ -50,7 +51,7 @@ class ShuffledOrder:
 
     def indices(self, step: int, micro_batch: int) -> Sequence[int]:
         positions = sample_positions(step, micro_batch, global_size=self.global_size, micro_size=self.micro_size)
-        return [sample_at(at, num_samples=self.num_samples, seed=self.seed) for at in positions]
+        return samples_at(positions, num_samples=self.num_samples, seed=self.seed)
 
 
 class LoaderOrder:

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from shoal_workers.contract.messages import Phase, Progress
 
 PhaseHook = Callable[[Phase, int], None]
+
+
+class _Now(NamedTuple):
+    generation: int
+    phase: Phase
+    step: int
+    note: str
+    counter: int
+    data_s: float
+    at: float
+    since_mono: float
 
 
 class Position:
@@ -25,12 +37,12 @@ class Position:
 
     @property
     def phase(self) -> Phase:
-        return self._now[0].phase
+        return self._now.phase
 
     @property
     def step(self) -> int:
         """Completed optimizer steps."""
-        return self._now[0].step
+        return self._now.step
 
     def begin(self, generation: int) -> None:
         self._data_s = 0.0
@@ -44,7 +56,7 @@ class Position:
         """The hook is called with the phase and the steps completed before it."""
         if self._watcher is not None:
             self._watcher(phase)
-        now = self._now[0]
+        now = self._now
         self._counter += 1
         self._set(now.generation, phase, now.step, "")
         if self._on_phase is not None:
@@ -52,7 +64,7 @@ class Position:
 
     def reach(self, step: int) -> None:
         """Notes that `step` optimizer steps are completed."""
-        now = self._now[0]
+        now = self._now
         self._counter += 1
         self._set(now.generation, now.phase, step, now.note)
 
@@ -62,26 +74,24 @@ class Position:
 
     def note(self, text: str) -> None:
         """Sets a note for people about the current phase; it counts as progress."""
-        now = self._now[0]
+        now = self._now
         self._counter += 1
         self._set(now.generation, now.phase, now.step, text)
 
     def progress(self) -> Progress:
         """Called from any thread."""
-        now, since_mono = self._now
-        return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
+        now = self._now
+        return Progress(
+            generation=now.generation,
+            phase=now.phase,
+            step=now.step,
+            at=now.at,
+            note=now.note,
+            counter=now.counter,
+            stalled_s=time.monotonic() - now.since_mono,
+            data_s=now.data_s,
+        )
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
-        # A note may have any characters, and is made plain. Without one, validation would only cost time: this is done
-        # several times in each step.
-        make = Progress if note else Progress.model_construct
-        now = make(
-            generation=generation,
-            phase=phase,
-            step=step,
-            at=time.time(),
-            note=note,
-            counter=self._counter,
-            data_s=self._data_s,
-        )
-        self._now = now, time.monotonic()
+        # Several times in each step: the document for the supervisor is made when it is asked for.
+        self._now = _Now(generation, phase, step, note, self._counter, self._data_s, time.time(), time.monotonic())

@@ -20,6 +20,9 @@ from typing import Protocol
 from shoal_workers.contract.messages import WorkerUse
 
 _EVERY_S = 5.0
+_SHARES_EVERY_S = 120.0
+_MAX_GROWTH = 0.1
+"""Share of a process's memory by which it may change before its shared pages are counted again."""
 _SHM = "/dev/shm"
 
 
@@ -48,6 +51,7 @@ class UseMeter:
         self._disk = _local_path(checkpoint_root)
         self._has_gpu = has_gpu
         self._every_s = every_s
+        self._shares = Shares()
         self._before: tuple[float, float] | None = None
         """Monotonic time and CPU seconds of the measurement before."""
         self._stop = threading.Event()
@@ -73,8 +77,8 @@ class UseMeter:
         return WorkerUse(
             at=time.time(),
             cpu_cores=cores,
-            resident_bytes=max(0, _resident_bytes() - (self.maps.mapped_bytes if self.maps is not None else 0))
-            + sum(map(_share_of_memory, others)),
+            resident_bytes=max(0, resident_bytes("self") - (self.maps.mapped_bytes if self.maps is not None else 0))
+            + self._shares.of(others, now_mono),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free_bytes,
             disk_bytes=disk_bytes,
@@ -89,6 +93,36 @@ class UseMeter:
             self.latest = self.measure()
             self._also()
             self._stop.wait(self._every_s)
+
+
+class Shares:
+    """How much memory other processes have, where pages that several of them share count as a part for each. To find
+    that out, the kernel walks over all pages of a process, for tens of milliseconds, and the process waits for it
+    when it needs new pages. So it is asked once in a while. In between what is resident tells how much was added,
+    which is rarely shared."""
+
+    def __init__(
+        self,
+        resident: Callable[[int], int] | None = None,
+        share: Callable[[int], int] | None = None,
+    ) -> None:
+        """Both give bytes of a process; default: those that the kernel knows."""
+        self._resident = resident or resident_bytes
+        self._share = share or share_of_memory
+        self._known: dict[int, tuple[float, int, int]] = {}
+        """For each process: the time at which the kernel was asked, and both numbers of bytes."""
+
+    def of(self, pids: Collection[int], now: float) -> int:
+        """Bytes of all of them together. `now`: monotonic."""
+        self._known = {pid: known for pid, known in self._known.items() if pid in pids}
+        return sum(self._of(pid, now) for pid in pids)
+
+    def _of(self, pid: int, now: float) -> int:
+        resident = self._resident(pid)
+        known = self._known.get(pid)
+        if known is None or now - known[0] >= _SHARES_EVERY_S or abs(resident - known[1]) > _MAX_GROWTH * known[1]:
+            known = self._known[pid] = now, resident, self._share(pid)
+        return max(0, known[2] + resident - known[1])
 
 
 def _local_path(url: str) -> str:
@@ -106,9 +140,10 @@ def _space(path: str) -> tuple[int, int]:
     return 0, 0
 
 
-def _resident_bytes() -> int:
+def resident_bytes(pid: int | str) -> int:
+    """Bytes of a process that are in memory, shared pages included. 0: not known."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0  # no /proc: not Linux
 
@@ -122,7 +157,7 @@ def _cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _share_of_memory(pid: int) -> int:
+def share_of_memory(pid: int) -> int:
     """Bytes of another process; pages that several processes share count as a part for each. 0: not known."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

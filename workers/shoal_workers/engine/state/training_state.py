@@ -199,26 +199,32 @@ _MAX_CHARS = 32_000
 
 
 class Recent:
-    """Training thread only."""
+    """Training thread only. A report is encoded once, and not before it is needed."""
 
     def __init__(self) -> None:
-        self._reports: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
+        self._new: deque[StepReport] = deque(maxlen=_NUM_KEPT)
+        self._encoded: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
 
     def add(self, report: StepReport) -> None:
-        values = _values(report)
-        self._reports.append((values, json.dumps(values, allow_nan=False)))
-        while sum(len(text) for _, text in self._reports) > _MAX_CHARS:
-            self._reports.popleft()
+        self._new.append(report)
 
     def values(self) -> list[dict[str, Any]]:
-        return [values for values, _ in self._reports]
+        return [values for values, _ in self._all()]
 
     def encoded(self, also: StepReport | None = None) -> str:
-        """The values as JSON, with one more if given; each report is encoded once."""
-        texts = [text for _, text in self._reports]
+        """The values as JSON, with one more if given."""
+        texts = [text for _, text in self._all()]
         if also is not None:
             texts = [*texts, json.dumps(_values(also), allow_nan=False)][-_NUM_KEPT:]
         return f"[{', '.join(texts)}]"
+
+    def _all(self) -> deque[tuple[dict[str, Any], str]]:
+        while self._new:
+            values = _values(self._new.popleft())
+            self._encoded.append((values, json.dumps(values, allow_nan=False)))
+        while sum(len(text) for _, text in self._encoded) > _MAX_CHARS:
+            self._encoded.popleft()
+        return self._encoded
 
     @staticmethod
     def parse(values: Iterable[dict[str, Any]]) -> tuple[StepReport, ...]:

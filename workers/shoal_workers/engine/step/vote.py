@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,9 @@ class Requests:
     """No copies any more: a snapshot is whole only with the part of every rank."""
     agrees_on_buffers: bool = False
     """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
+
+
+_requests_of = attrgetter(*(field.name for field in fields(Requests)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +128,36 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
 
 def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     """The same in two parts: the collective has begun when this returns."""
-    loss, norm = ballot.loss_sum.double(), ballot.squared_norm
-    is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
     figures = [0.0] * (_NUM_FIGURES * world_size)
     costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
     own = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
     figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = own
-    words = torch.tensor([1.0, *astuple(ballot.requests), *figures], dtype=torch.float64, device=norm.device)
-    words[_NUM_FIGURES * (rank + 1) - 1 - len(figures)] = (~torch.isfinite(loss)).double()  # on the device
-    metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
-    uses = loss.new_zeros(0) if ballot.uses is None else ballot.uses.to(loss.device)
-    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, uses, metrics])
-    return Vote(box, begin_all_reduce_small(box), world_size, len(uses))
+    words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
+    head = _head if ballot.squared_norm.device.type == "cpu" else _head_on_device
+    parts = [head(ballot, words, _NUM_FIGURES * (rank + 1) - 1 - len(figures)), ballot.uses, ballot.metrics]
+    given = [part.to(ballot.squared_norm.device) for part in parts if part is not None]
+    box = given[0] if len(given) == 1 else torch.cat(given)
+    return Vote(box, begin_all_reduce_small(box), world_size, 0 if ballot.uses is None else len(ballot.uses))
+
+
+def _head(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
+    """The box without what only some ballots have. `bad_loss`: the place among the words that says whether this rank's
+    loss is bad. Made in one go: each operation on a small tensor would take longer than all of the words."""
+    loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
+    words[bad_loss] = float(not math.isfinite(loss))
+    return torch.tensor(
+        [loss, norm, float(not (math.isfinite(loss) and math.isfinite(norm))), *words], dtype=torch.float64
+    )
+
+
+def _head_on_device(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
+    """The same, without waiting for the device."""
+    loss, norm = ballot.loss_sum.double(), ballot.squared_norm
+    is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+    rest = torch.tensor(words, dtype=torch.float64, device=norm.device)
+    rest[bad_loss] = (~torch.isfinite(loss)).double()
+    return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest])
 
 
 class Vote:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
-from shoal_workers.engine.process.use_meter import UseMeter
+from shoal_workers.engine.process.use_meter import Shares, UseMeter, resident_bytes, share_of_memory
 
 
 def test_a_measurement_has_the_memory_and_the_filesystems_of_this_process(tmp_path: Path) -> None:
@@ -42,3 +43,25 @@ def test_its_own_thread_measures_until_it_is_stopped(tmp_path: Path) -> None:
     meter.start()
     assert measured.wait(60)
     meter.stop()
+
+
+def test_shared_pages_are_counted_again_when_a_process_has_grown_and_once_in_a_while() -> None:
+    resident, asked = {7: 1000}, []
+
+    def share(pid: int) -> int:
+        asked.append(pid)
+        return resident[pid] - 400
+
+    shares = Shares(lambda pid: resident[pid], share)
+    assert shares.of([7], 0.0) == 600 and asked == [7]
+    resident[7] = 1050
+    assert shares.of([7], 5.0) == 650 and asked == [7], "what was added is its own"
+    resident[7] = 1200
+    assert shares.of([7], 10.0) == 800 and asked == [7, 7]
+    assert shares.of([7], 1000.0) == 800 and asked == [7, 7, 7]
+    assert shares.of([], 1001.0) == 0
+    assert shares.of([7], 1002.0) == 800 and asked == [7, 7, 7, 7], "another process may have its number"
+
+
+def test_the_share_of_a_process_is_a_part_of_what_is_resident() -> None:
+    assert 0 < share_of_memory(os.getpid()) <= resident_bytes("self") + 2**20
