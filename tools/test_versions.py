@@ -277,7 +277,9 @@ def _test(python: Path, tests: Sequence[str], log: TextIO) -> tuple[int, tuple[s
 def _run(command: Sequence[str], log: TextIO) -> int:
     log.write(f"$ {' '.join(command)}\n")
     log.flush()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # PYTHONPATH would bring the modules of another tree. With PYTHONDONTWRITEBYTECODE each process would compile all of
+    # torch and Ray anew, since pip has not: a server then needs minutes to start on a busy machine.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment["OMP_NUM_THREADS"] = "1"
     ran = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
     return ran.returncode

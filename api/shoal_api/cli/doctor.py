@@ -23,7 +23,9 @@ from shoal_workers.contract.base import Frozen
 
 GIB = 1024**3
 OLDEST_PYTHON = (3, 11)
-_WANTED = {"torch": ("2.13",), "ray": ("2.57", "2.58", "2.59", "2.60")}
+NEWEST_PYTHON = (3, 13)
+"""The newest one of which docs/install.md has a result."""
+_WANTED = {"torch": ("2.13", "2.14"), "ray": ("2.57", "2.58", "2.59", "2.60")}
 """The releases with which `make test-versions` has passed; pyproject.toml has the same ranges."""
 _IMPORT_TIMEOUT_S = 120.0
 _GLOO_TIMEOUT_S = 90.0
@@ -243,6 +245,14 @@ def judge_python(version: tuple[int, int], shown: str) -> Finding:
     if version < OLDEST_PYTHON:
         return Finding(
             check="python", verdict=Verdict.FAIL, message=f"Python {shown}", hint="Shoal needs 3.11 or newer"
+        )
+    if version > NEWEST_PYTHON:
+        newest = ".".join(map(str, NEWEST_PYTHON))
+        return Finding(
+            check="python",
+            verdict=Verdict.WARN,
+            message=f"Python {shown}",
+            hint=f"Shoal was tried with 3.11 to {newest}",
         )
     return Finding(check="python", verdict=Verdict.OK, message=f"Python {shown}")
 

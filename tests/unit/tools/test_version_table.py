@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from shoal_api.cli.doctor import Verdict, judge_library
+
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
@@ -33,6 +35,13 @@ def _minor(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
+def _accepted(library: str) -> set[tuple[int, ...]]:
+    """The minor releases in the package's range."""
+    [required] = [one for one in PROJECT["dependencies"] if re.match(rf"{library}\b", one)]
+    [(oldest, above)] = re.findall(r">=(\d+\.\d+),<(\d+\.\d+)$", required)
+    return {(_minor(oldest)[0], minor) for minor in range(_minor(oldest)[1], _minor(above)[1])}
+
+
 def _passed(rows: list[list[str]]) -> list[list[str]]:
     return [row for row in rows if re.fullmatch(r"[1-9]\d* passed", row[3])]
 
@@ -45,11 +54,15 @@ def test_the_page_has_a_row_for_each_combination(tool: dict[str, Any], rows: lis
 def test_the_package_accepts_only_releases_of_which_a_run_passed(
     rows: list[list[str]], library: str, column: int
 ) -> None:
-    [required] = [one for one in PROJECT["dependencies"] if re.match(rf"{library}\b", one)]
-    [(oldest, above)] = re.findall(r">=(\d+\.\d+),<(\d+\.\d+)$", required)
-    accepted = {(_minor(oldest)[0], minor) for minor in range(_minor(oldest)[1], _minor(above)[1])}
     [pinned] = re.findall(rf"^{library}==([\d.]+)$", PINNED, re.M)  # `make test` runs those
-    assert accepted <= {_minor(pinned), *(_minor(row[column]) for row in _passed(rows))}
+    assert _accepted(library) <= {_minor(pinned), *(_minor(row[column]) for row in _passed(rows))}
+
+
+@pytest.mark.parametrize("library", ["torch", "ray"])
+def test_the_doctor_accepts_what_the_package_does(library: str) -> None:
+    tried = [(2, minor) for minor in range(100)]
+    judged = {one for one in tried if judge_library(library, f"{one[0]}.{one[1]}.0", "").verdict is Verdict.OK}
+    assert judged == _accepted(library)
 
 
 def test_an_environment_has_other_releases_of_torch_and_ray_only(tool: dict[str, Any]) -> None:

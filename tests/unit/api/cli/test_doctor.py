@@ -19,9 +19,10 @@ from shoal_api.cli.doctor import (
 from shoal_api.cli.output import Output
 
 
-def test_an_old_python_fails() -> None:
+def test_an_old_python_fails_and_one_that_was_not_tried_warns() -> None:
     assert judge_python((3, 10), "3.10.1").verdict is Verdict.FAIL
-    assert judge_python((3, 12), "3.12.0").verdict is Verdict.OK
+    assert judge_python((3, 13), "3.13.0").verdict is Verdict.OK
+    assert judge_python((3, 14), "3.14.0").verdict is Verdict.WARN
 
 
 def test_free_space_is_compared_with_two_limits() -> None:
