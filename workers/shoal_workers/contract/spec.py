@@ -690,8 +690,8 @@ KEYS_OF_TASKS = (
     *("init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
-KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key != "snapshot")
-"""The same for a loop, whose tracked state Shoal keeps."""
+KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "parallelism"))
+"""The same for a loop, whose tracked state Shoal keeps, and whose models it may shard."""
 
 
 class JobSpec(Frozen):

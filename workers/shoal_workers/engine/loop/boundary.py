@@ -265,7 +265,7 @@ class StepBoundary:
                 world_size=a.num_shards,
                 step=settled.step,
                 extra=values,
-                owns_replicated=True,
+                owns_replicated=a.layout.is_first_of_stage(a.rank),
             )
         except Exception as error:  # the last copy is there
             self._membership.outbox.log_text(f"the state of step {settled.step} could not be kept: {error}")
