@@ -19,7 +19,7 @@ LENGTH, LETTERS = 16, 11
 
 
 class Counting:
-    """Numbers that go up by the same distance, modulo LETTERS: the next one is to be told."""
+    """Numbers that go up by the same distance, modulo LETTERS: the model predicts the next one."""
 
     def __len__(self):
         return 4096

@@ -95,12 +95,9 @@ def _of_loop(spec: JobSpec, world_size: int) -> Plan:
     layout = loop_layout(spec.parallelism, world_size)
     if not isinstance(spec.parallelism, ParallelismSpec):
         return Plan(layout, f"{Preference.OF_SCRIPT}: the loop splits its own work")
-    is_as_requested = fixed_layout(spec.parallelism, layout.world_size, None) is not None
-    reason = (
-        f"{Preference.AS_REQUESTED}"
-        if is_as_requested
-        else f"planned again, since the degrees of parallelism need a multiple of {spec.parallelism.unit} workers"
-    )
+    reason = f"{Preference.AS_REQUESTED}"
+    if fixed_layout(spec.parallelism, layout.world_size, None) is None:
+        reason = f"planned again, since the degrees of parallelism need a multiple of {spec.parallelism.unit} workers"
     return Plan(layout, reason + _idle(layout.world_size, world_size))
 
 

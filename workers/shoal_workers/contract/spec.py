@@ -748,7 +748,8 @@ class JobSpec(Frozen):
     """Begin with the weights of this safetensors file, or directory of them (an absolute path or fsspec URL that every
     node can reach), instead of those that the seed draws; step 0 and a fresh optimizer. Not with `continue_from`."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
-    """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
+    """"auto": the planner chooses the layout for every world size. Or fixed degrees. Every rank of a loop has the whole
+    model, unless dp_shard or dp_replicate is fixed; see docs/loops.md."""
     plan: ParallelPlan | None = None
     """How the task's model may be split; see docs/parallelism.md. The built-in language model has its own plan."""
     elasticity: ElasticitySpec = ElasticitySpec()

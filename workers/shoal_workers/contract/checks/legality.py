@@ -437,14 +437,13 @@ def loop_layout(parallelism: ParallelismSpec | Literal["auto"], world_size: int)
     if not isinstance(parallelism, ParallelismSpec):
         return replicated(world_size)
     unit, shards = parallelism.unit, parallelism.dp_shard
-    worlds = [world_size]
-    if parallelism.otherwise == "idle" and world_size > unit:
-        worlds.append(world_size // unit * unit if shards == "auto" else unit)
-    for world in worlds:
-        if (layout := fixed_layout(parallelism, world, None)) is not None:
-            return layout
-    degree = shards if shards != "auto" and world_size % shards == 0 else world_size
     level = ShardLevel.FULL if parallelism.shard == "auto" else parallelism.shard
+    if parallelism.otherwise == "idle" and world_size > unit:
+        world_size = world_size // unit * unit if shards == "auto" else unit
+    if shards == "auto":
+        degree = world_size if world_size % unit else world_size // unit
+    else:
+        degree = world_size if world_size % shards else shards
     return Layout(dp_replicate=world_size // degree, dp_shard=degree, shard=level)
 
 

@@ -255,6 +255,9 @@ class StepBoundary:
             self._state.changed()
             if self._state.mark() != settled.mark:
                 return
+            # A second copy of the step would take the place of the step before, of which a lost rank may have a part.
+            if settled.report is None and store.holds(a.generation, settled.step):
+                return
             if settled.report is not None:
                 self._recent.add(settled.report)
             tensors, values = self._state.tensors(), self._state.values(settled.step)

@@ -2,9 +2,9 @@
 are beside those of whole tensors.
 
     parameters   DTensors over `run.mesh`, split along one dim of it; FSDP2 gathers a unit before it runs
-    gradients    FSDP2 sums them in each backward pass, over all ranks and micro-batches. It divides by the number of
-                 ranks unless it is told not to; a loop divides by the weight of the global batch, once, before the
-                 update
+    gradients    FSDP2 sums them in each backward pass, over all ranks and micro-batches. By default it
+                 divides by the number of ranks; here it does not: a loop divides by the weight of the global batch,
+                 once, before the update
     norm         each rank adds up the squares of its own part, and the sum over the ranks travels with the vote
     state        a DTensor is restored into one of the same layout over the mesh of this generation, whatever the number
                  of ranks that has saved it. What is saved of an optimizer is split as its parameter is
@@ -58,7 +58,8 @@ def wrapped(
     for module in reversed(list(model.modules())):  # inner blocks first
         if module in chosen:
             fully_shard(module, mesh=mesh, reshard_after_forward=frees)
-    return fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+    fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+    return model
 
 
 def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
