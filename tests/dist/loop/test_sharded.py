@@ -79,8 +79,17 @@ def test_a_sharded_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, ho
     ends = job.run(workers, layout=layout)
     assert [(e.kind, e.step, e.is_durable) for e in ends] == [(ExitKind.FINISHED, STEPS, True)] * len(workers), ends
     check(job, workers)
-    if how != "whole":
-        assert share(job, workers[0]) == pytest.approx(1 / layout.dp_shard, abs=0.05)
+    parts = 1 if how == "whole" else layout.dp_shard
+    assert share(job, workers[0]) == pytest.approx(1 / parts, abs=0.05)
+
+
+def test_the_log_says_that_nothing_is_sharded_although_the_spec_shards(make_job: Any) -> None:
+    job = make_job(memory=True, **spec_of("whole"))
+    workers = job.workers(2)
+    job.start(workers, layout=fully_sharded(2))
+    assert [worker.exit().kind for worker in workers] == [ExitKind.FINISHED] * 2
+    found = [[line.text for line in worker.new_logs() if "run.wrap(model)" in line.text] for worker in workers]
+    assert [len(texts) for texts in found] == [1, 0], found
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
@@ -112,6 +121,22 @@ def test_rank_0_may_die_and_another_worker_takes_its_place(make_job: Any) -> Non
     ends = job.run(later, layout=fully_sharded(3), restore_snapshot=source)
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3, ends
     check(job, later, after=source.step)
+
+
+def test_at_the_same_size_the_losses_have_the_bits_of_the_undisturbed_run(make_job: Any) -> None:
+    whole = make_job("whole", memory=True, **spec_of())
+    workers = whole.workers(2)
+    ends = whole.run(workers, layout=fully_sharded(2))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    job = make_job("killed", memory=True, **spec_of())
+    first, victim = job.workers(2)
+    victim.strike("backward", 5, "kill")
+    job.start([first, victim], layout=fully_sharded(2))
+    assert victim.died()
+    exits, both = job.interrupt([first]), [first, *job.workers(1)]
+    ends = job.run(both, layout=fully_sharded(2), restore_snapshot=job.in_memory(exits, both))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.losses(both) == whole.losses(workers)
 
 
 def test_with_replicas_no_completed_step_is_repeated_although_copies_are_rare(make_job: Any) -> None:

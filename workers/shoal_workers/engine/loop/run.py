@@ -39,7 +39,7 @@ from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.data_processes import DataProcesses
 from shoal_workers.engine.loop.gradients import Gradients
-from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, squares_of, wrapped
+from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
@@ -179,7 +179,12 @@ class Run:
         tracked, recent = Tracked(objects, self.mesh), Recent()
         self.objects = objects
         begin_sums(tracked.modules().values(), tracked.optimizers())
-        tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
+        tensors, _ = tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
+        if self.is_rank_zero and self._membership.layout.dp_shard > 1 and not is_sharded(tensors):
+            self._membership.outbox.log_text(
+                "parallelism.dp_shard shards the model of a loop, and nothing that run.track() names is sharded: every "
+                "worker has all of it. Wrap the model with run.wrap(model), or leave parallelism out."
+            )
         restored = self._restore(tracked, recent)
         own = RankData("", self._host)
         when_all_have_restored(self._group, restored, own, dict)

@@ -40,13 +40,14 @@ _WAY_OUT = (
 def wrapped(
     model: nn.Module, spec: JobSpec, layout: Layout, mesh: DeviceMesh, blocks: Iterable[nn.Module] | None
 ) -> nn.Module:
-    """The same model, sharded over `mesh` if `spec.parallelism` fixes degrees; else as it is.
+    """The same model, sharded over `mesh` if `spec.parallelism` fixes degrees, now or when the worker was started; else
+    as it is.
 
     Args:
         blocks: modules whose parameters are gathered together; None: the children of each ModuleList, and those of
             each Sequential that consist of modules.
     """
-    if not isinstance(spec.parallelism, ParallelismSpec):
+    if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
         return model
     frees = layout.shard is ShardLevel.FULL
     chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
@@ -78,6 +79,11 @@ def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]
                 f"run.track(): {name} has sharded parameters of a module that is not tracked, so nothing tells how "
                 "their gradients are summed. Track the module too, and make the optimizer after it is wrapped."
             )
+
+
+def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether any of them is a part."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
 def sharded_parameters(optimizer: Optimizer) -> list[DTensor]:
@@ -157,7 +163,7 @@ class Targets:
         self._dims = dims
         self._owners = owners
         self._mesh = mesh
-        self._is_sharded = any(isinstance(tensor, DTensor) for tensor in live.values())
+        self._is_sharded = is_sharded(live)
 
     def memory(self, path: str, shape: Shape) -> Tensor:
         placements = self._placements(path, shape)
