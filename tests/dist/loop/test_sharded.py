@@ -34,9 +34,9 @@ def spec_of(how: str = "wrap", **more: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def undisturbed() -> tuple[dict[int, float], dict[int, dict[str, float]]]:
+def undisturbed(file: Path = FILE) -> tuple[dict[int, float], dict[int, dict[str, float]]]:
     """Losses and logged numbers of one process in plain torch, by step."""
-    program = [sys.executable, plain_loop.__file__, str(FILE), str(STEPS), "whole"]
+    program = [sys.executable, plain_loop.__file__, str(file), str(STEPS), "whole"]
     answer = subprocess.run(program, capture_output=True, text=True, check=True)
     losses, logged = (json.loads(line) for line in answer.stdout.splitlines())
     # the plain run counts the step before it logs
@@ -81,6 +81,15 @@ def test_a_sharded_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, ho
     check(job, workers)
     parts = 1 if how == "whole" else layout.dp_shard
     assert share(job, workers[0]) == pytest.approx(1 / parts, abs=0.05)
+
+
+def test_two_sharded_models_with_updates_of_their_own_train_as_in_plain_torch(make_job: Any) -> None:
+    file = FILE.with_name("sharded_gan.py")
+    job = make_job(memory=True, **spec_of(loop={"file": str(file.relative_to(ROOT)), "args": [str(STEPS)]}))
+    workers = job.workers(3)
+    ends = job.run(workers, layout=fully_sharded(3))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3, ends
+    assert job.losses(workers) == pytest.approx(undisturbed(file)[0], abs=3e-7)
 
 
 def test_the_log_says_that_nothing_is_sharded_although_the_spec_shards(make_job: Any) -> None:

@@ -49,7 +49,9 @@ def wrapped(
     """
     if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
         return model
-    frees = layout.shard is ShardLevel.FULL
+    frees = (
+        None if layout.shard is ShardLevel.FULL else False
+    )  # None: all but the root, which the backward pass needs first
     chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
     if unknown := chosen - set(model.modules()):
         names = ", ".join(sorted(type(one).__name__ for one in unknown))
