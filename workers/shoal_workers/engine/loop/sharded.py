@@ -49,9 +49,8 @@ def wrapped(
     """
     if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
         return model
-    frees = (
-        None if layout.shard is ShardLevel.FULL else False
-    )  # None: all but the root, which the backward pass needs first
+    # None is torch's choice: it frees all but the parameters of the root, which the backward pass needs first
+    frees = None if layout.shard is ShardLevel.FULL else False
     chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
     if unknown := chosen - set(model.modules()):
         names = ", ".join(sorted(type(one).__name__ for one in unknown))
