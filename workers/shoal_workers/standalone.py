@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # mypy sees half
@@ -27,8 +28,8 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
-from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import Layout, ParallelismSpec, fully_sharded, replicated
+from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
+from shoal_workers.contract.layout import Layout, ParallelismSpec, fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.placing import WorkerSpec
 from shoal_workers.contract.spec import ContinueFrom, ElasticitySpec, JobSpec, LoopSpec, plan_of
@@ -217,7 +218,7 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
         SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
     """
     if spec.loop is not None:
-        return replicated(world_size)
+        return _layout_of_loop(spec.parallelism, world_size)
     fixed, plan = spec.parallelism, plan_of(spec)
     if not isinstance(fixed, ParallelismSpec):
         return fully_sharded(world_size)
@@ -230,6 +231,16 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
     broken = violations(layout, spec, plan)
     if broken:
         raise SystemExit("\n".join(f"parallelism.{one.axis}: {one.message} ({one.rule})" for one in broken))
+    return layout
+
+
+def _layout_of_loop(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+    layout = loop_layout(parallelism, world_size)
+    if layout.world_size != world_size:
+        raise SystemExit(
+            f"parallelism needs a multiple of {layout.world_size} ranks, and torchrun started {world_size}, of which "
+            "none can be idle. Start another number (--nproc-per-node), or set parallelism.otherwise to replan."
+        )
     return layout
 
 

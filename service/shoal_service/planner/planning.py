@@ -32,7 +32,7 @@ from shoal_service.planner.ranking import (
     select_layouts,
 )
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.checks.legality import fixed_layout, violations
+from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
 from shoal_workers.contract.layout import Layout, ParallelismSpec, micro_batches_fed, replicated
 from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, plan_of
@@ -81,13 +81,24 @@ def plan(
     `refused`: layouts that a proof has refused. Also fixed degrees that use all that one of them uses are planned anew.
     """
     assert world_size >= 1
-    if spec.program is not None:
-        kind = "script" if spec.script is not None else "loop"
-        return Plan(replicated(world_size), f"{Preference.OF_SCRIPT}: the {kind} splits its own work")
+    if spec.script is not None:
+        return Plan(replicated(world_size), f"{Preference.OF_SCRIPT}: the script splits its own work")
+    if spec.loop is not None:
+        return _of_loop(spec, world_size)
     profile = profile_for(spec, profile)
     text = spec.model_dump_json(include=_DECIDES)
     racks = normal_racks(racks, profile)
     return _remembered(_Question(text, world_size, profile.model_dump_json(), racks, refused, spec, profile))
+
+
+def _of_loop(spec: JobSpec, world_size: int) -> Plan:
+    layout = loop_layout(spec.parallelism, world_size)
+    if not isinstance(spec.parallelism, ParallelismSpec):
+        return Plan(layout, f"{Preference.OF_SCRIPT}: the loop splits its own work")
+    reason = f"{Preference.AS_REQUESTED}"
+    if fixed_layout(spec.parallelism, layout.world_size, None) is None:
+        reason = f"planned again, since the degrees of parallelism need a multiple of {spec.parallelism.unit} workers"
+    return Plan(layout, reason + _idle(layout.world_size, world_size))
 
 
 _SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")

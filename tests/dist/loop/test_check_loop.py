@@ -13,6 +13,7 @@ import pytest
 
 LOOPS = Path(__file__).parents[2] / "kit" / "loops"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "loop"
+GALLERY = EXAMPLE.parent / "gallery"
 
 
 def check(program: str, *arguments: str, directory: Path = LOOPS, **environment: str) -> tuple[int, dict[str, Any]]:
@@ -97,3 +98,11 @@ def test_an_error_of_the_loop_is_named_and_a_loop_that_takes_too_long_is_ended()
 def test_a_loop_is_only_read_on_request() -> None:
     code, found = check("mistaken.py", "--no-run")
     assert (code, found["door"]) == (0, "loop") and "trial" not in found
+
+
+def test_a_sharded_loop_is_tried_as_its_spec_says(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((GALLERY / "fsdp2" / "train.py").read_text("utf-8"), "utf-8")
+    spec = {"loop": {"file": "train.py"}, "code": {"working_dir": "."}, "parallelism": {"dp_shard": "auto"}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec), "utf-8")
+    code, found = check("spec.json", directory=tmp_path)
+    assert (code, found["trial"]["is_whole"]) == (0, True), found

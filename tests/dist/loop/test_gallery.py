@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.worlds import plain_loop
-from shoal_workers.contract.layout import replicated
+from shoal_workers.contract.layout import fully_sharded, replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
@@ -22,6 +22,8 @@ BY_HAND = {
 }
 """The same training without the library, for examples in which a library has the loop."""
 STEPS = 8
+SHARDED = {"fsdp2": {"dp_shard": "auto"}}
+"""`parallelism` of the examples whose models are sharded."""
 LOOPS = sorted(file.parent.name for file in GALLERY.glob("*/train.py") if "shoal.run(" in file.read_text("utf-8"))
 
 
@@ -34,15 +36,17 @@ def test_a_killed_worker_costs_at_most_one_step_and_changes_no_loss(make_job: An
         loop={"file": f"examples/gallery/{name}/train.py", "args": [str(STEPS)]},
         elasticity={"max_workers": plain_loop.MOST_WORKERS},
         snapshot={"budget": 1.0},
+        **({"parallelism": SHARDED[name]} if name in SHARDED else {}),
     )
+    layout = fully_sharded if name in SHARDED else replicated
     workers = job.workers(3)
     victim, survivors = workers[1], [workers[0], workers[2]]
     victim.strike("backward", 5, "kill")
-    job.start(workers, layout=replicated(3))
+    job.start(workers, layout=layout(3))
     assert victim.died()
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step >= 4
-    ends = job.run(survivors, layout=replicated(2), restore_snapshot=source)
+    ends = job.run(survivors, layout=layout(2), restore_snapshot=source)
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, ends
     assert job.reported(survivors, GroupFormed)[-1].start_step == source.step
 

@@ -44,6 +44,9 @@ class PlainRun:
         self.step, self.losses, self.metrics = 0, {}, {}
         self.sums = [0.0, 0.0]
 
+    def wrap(self, model, *, blocks=None):
+        return model
+
     def track(self, **objects):
         pass
 

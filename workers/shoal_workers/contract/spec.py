@@ -648,8 +648,8 @@ KEYS_OF_TASKS = (
     *("init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
-KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key != "snapshot")
-"""The same for a loop, whose tracked state Shoal keeps."""
+KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "parallelism"))
+"""The same for a loop, whose tracked state Shoal keeps, and whose models it may shard."""
 
 
 class JobSpec(Frozen):
@@ -706,7 +706,8 @@ class JobSpec(Frozen):
     """Begin with the weights of this safetensors file, or directory of them (an absolute path or fsspec URL that every
     node can reach), instead of those that the seed draws; step 0 and a fresh optimizer. Not with `continue_from`."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
-    """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
+    """"auto": the planner chooses the layout for every world size. Or fixed degrees. Every rank of a loop has the whole
+    model, unless dp_shard or dp_replicate is fixed; see docs/loops.md."""
     plan: ParallelPlan | None = None
     """How the task's model may be split; see docs/parallelism.md. The built-in language model has its own plan."""
     elasticity: ElasticitySpec = ElasticitySpec()

@@ -156,3 +156,23 @@ def test_every_worker_of_a_script_is_a_rank(world: int) -> None:
     planned = plan(parse_spec({"script": {"file": "train.py"}}), world)
     assert planned.layout == Layout(dp_replicate=world) and planned.fits and planned.host.own == 0
     assert planned.reason == "of_script: the script splits its own work"
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "world", "layout", "reason"),
+    [
+        ("auto", 3, Layout(dp_replicate=3), "of_script: the loop splits its own work"),
+        ({"dp_shard": "auto"}, 3, Layout(dp_shard=3), "as_requested"),
+        ({"dp_shard": 2, "dp_replicate": 2}, 4, Layout(dp_shard=2, dp_replicate=2), "as_requested"),
+        ({"dp_shard": 2}, 6, Layout(dp_shard=2, dp_replicate=3), "planned again"),
+        ({"dp_shard": 2}, 5, Layout(dp_shard=5), "planned again"),
+        ({"dp_replicate": 2}, 5, Layout(dp_shard=5), "planned again"),
+        ({"dp_replicate": 2, "otherwise": "idle"}, 5, Layout(dp_shard=2, dp_replicate=2), "1 of 5 ranks idle"),
+        ({"dp_shard": 2, "otherwise": "idle"}, 5, Layout(dp_shard=2), "3 of 5 ranks idle"),
+        ({"dp_shard": 4, "otherwise": "idle"}, 3, Layout(dp_shard=3), "planned again"),
+        ({"shard": "gradients"}, 2, Layout(dp_shard=2, shard=ShardLevel.GRADIENTS), "as_requested"),
+    ],
+)
+def test_a_loop_is_sharded_as_its_spec_says(parallelism: Any, world: int, layout: Layout, reason: str) -> None:
+    planned = plan(parse_spec({"loop": {"file": "train.py"}, "parallelism": parallelism}), world)
+    assert planned.layout == layout and reason in planned.reason

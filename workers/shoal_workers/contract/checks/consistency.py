@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shoal_workers.contract.layout import ShardLevel
 from shoal_workers.contract.model import (
     BYTE_TOKENIZER,
     BYTE_VOCABULARY,
@@ -37,6 +38,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Every setting of `spec` that another setting, or the model, rules out."""
     if spec.program is not None:
         yield from _with_script(spec)
+        yield from _with_loop(spec)
         return
     if spec.deterministic:
         yield from _with_deterministic(spec)
@@ -72,6 +74,27 @@ def _with_script(spec: JobSpec) -> Iterator[Conflict]:
             f"script.launcher python tells a process nothing of other processes, and elasticity.max_workers is "
             f"{spec.elasticity.max_workers}: each of them would train alone. Set script.launcher to torchrun, or "
             "elasticity.max_workers to 1.",
+        )
+
+
+def _with_loop(spec: JobSpec) -> Iterator[Conflict]:
+    """A loop has the data axes only: how else its model is split, it decides itself."""
+    fixed = spec.parallelism
+    if spec.loop is None or not isinstance(fixed, ParallelismSpec):
+        return
+    for key in sorted(fixed.model_fields_set - {"dp_replicate", "dp_shard", "shard", "otherwise"}):
+        value = getattr(fixed, key)
+        if value != type(fixed).model_fields[key].default:
+            yield Conflict(
+                f"parallelism.{key}",
+                f"parallelism.{key} is {value}, and a loop is sharded by dp_replicate and dp_shard only: Shoal does "
+                f"not know what else its model does. Remove parallelism.{key}, or train as a task (docs/tasks.md).",
+            )
+    if fixed.shard is ShardLevel.OPTIMIZER:
+        yield Conflict(
+            "parallelism.shard",
+            "parallelism.shard is optimizer, and a loop sums sharded gradients in each backward pass. Set it to "
+            "gradients, which keeps parameters whole during a step, or to full.",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import (
@@ -22,6 +23,7 @@ from shoal_workers.contract.layout import (
     longest_share,
     micro_batches_fed,
     num_stages,
+    replicated,
 )
 from shoal_workers.contract.model import (
     LM_TASK,
@@ -427,6 +429,23 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
         context=ContextMethod.ALL_GATHER if fixed.context == "auto" else fixed.context,
         recompute=Recompute.NONE if fixed.recompute == "auto" else fixed.recompute,
     )
+
+
+def loop_layout(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+    """The layout of a loop: every rank has everything, unless degrees are fixed. Degrees that do not fit the world size
+    become others, or leave ranks idle, as `otherwise` says. A world that is smaller than their product is sharded over
+    all of its ranks."""
+    if not isinstance(parallelism, ParallelismSpec):
+        return replicated(world_size)
+    unit, shards = parallelism.unit, parallelism.dp_shard
+    level = ShardLevel.FULL if parallelism.shard == "auto" else parallelism.shard
+    if parallelism.otherwise == "idle" and world_size > unit:
+        world_size = world_size // unit * unit if shards == "auto" else unit
+    if shards == "auto":
+        degree = world_size if world_size % unit else world_size // unit
+    else:
+        degree = world_size if world_size % shards else shards
+    return Layout(dp_replicate=world_size // degree, dp_shard=degree, shard=level)
 
 
 def even_stages(num_blocks: int, num_stages: int) -> tuple[int, ...]:

@@ -255,6 +255,9 @@ class StepBoundary:
             self._state.changed()
             if self._state.mark() != settled.mark:
                 return
+            # A second copy of the step would take the place of the step before, of which a lost rank may have a part.
+            if settled.reported is None and store.holds(a.generation, settled.step):
+                return
             if settled.reported is not None:
                 self._recent.add(StepReport(**settled.reported))
             tensors, values = self._state.tensors(), self._state.values(settled.step)
@@ -265,7 +268,7 @@ class StepBoundary:
                 world_size=a.num_shards,
                 step=settled.step,
                 extra=values,
-                owns_replicated=True,
+                owns_replicated=a.layout.is_first_of_stage(a.rank),
             )
         except Exception as error:  # the last copy is there
             self._membership.outbox.log_text(f"the state of step {settled.step} could not be kept: {error}")

@@ -25,8 +25,8 @@ once, by value, before anything is sent early. Later a version tells, which torc
 through `grad.data`.
 
 A bucket is always made of the same parameters in the same order, so the sums have the same bits whether they were sent
-early or not. Called by `Run` on the training thread; on a GPU, autograd calls the hooks on a thread of its own while
-that one waits.
+early or not. Sharded parameters are in none: FSDP2 sums their gradients (sharded.py). Called by `Run` on the training
+thread; on a GPU, autograd calls the hooks on a thread of its own while that one waits.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from shoal_workers.engine.loop.sharded import plain_parameters
 from shoal_workers.torch_internals import overlaps_itself
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -257,7 +258,7 @@ class Gradients:
         if plan.buckets is not None:
             plan.buckets.send()
             flags = [float(plan.buckets.is_stale), float(not plan.buckets.is_as_noted)]
-        return [*flags, *(float(parameter.grad is not None) for parameter in _parameters(optimizer))]
+        return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
 
     def wait_for_sums(self, optimizer: Optimizer) -> None:
         plan = self._plans[id(optimizer)]
@@ -266,9 +267,10 @@ class Gradients:
 
     def finish(self, optimizer: Optimizer, totals: Sequence[float], weight: float) -> list[Tensor]:
         """Called by all ranks with the sum of their numbers: makes `grad` the sum over all ranks, divided by `weight`.
-        Returns the parameters that any rank has used; the others have no gradient."""
+        Returns the whole parameters that any rank has used; the others have no gradient."""
         plan = self._plans[id(optimizer)]
-        parameters, (num_stale, num_restless), uses = _parameters(optimizer), totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        parameters = plain_parameters(optimizer)
+        (num_stale, num_restless), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
         self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
         if self._group is None:
@@ -376,10 +378,6 @@ class Gradients:
     def _ready(self, parameter: Tensor) -> None:
         if self._active is not None and parameter in self._active:
             self.num_early += self._active.take(parameter)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

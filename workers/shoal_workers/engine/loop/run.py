@@ -1,5 +1,6 @@
 """`Run`: what a loop of the user's own gets of Shoal, and all that it has to say to it.
 
+    wrap       shards a model over the ranks, if the spec says so
     track      what makes up the state; it is restored here, when the loop is entered again
     batches    this rank's micro-batches of each global batch, which is the same at every world size (also
                `global_batches`, for several updates in a step)
@@ -16,16 +17,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from shoal_workers.checkpoint.reader import fill
+from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
@@ -37,6 +39,7 @@ from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.data_processes import DataProcesses
 from shoal_workers.engine.loop.gradients import Gradients
+from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.process.exits import GenerationEnd
@@ -142,13 +145,25 @@ class Run:
 
     @property
     def mesh(self) -> DeviceMesh:
-        """All ranks, for what is wrapped over a mesh."""
+        """All ranks, for what is wrapped over a mesh: its last axis is that of the shards. `parallelism` of the spec
+        says how many there are; by default there is one, and every rank has everything."""
         return self._membership.meshes.dense
 
     @property
     def step(self) -> int:
         """Completed steps, the one included that `steps` has just ended."""
         return self._membership.position.step + self._awaits_commit
+
+    def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
+        """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
+        ranks with FSDP2 (`fully_shard`), else it stays as it is, and every rank has all of it. All ranks have made the
+        same model, on `device`. Make optimizers afterwards.
+
+        Args:
+            blocks: modules whose parameters are gathered together, one after the other. Default: the children of each
+                ModuleList, and those of each Sequential that consist of modules.
+        """
+        return wrapped(model, self._spec, self._membership.layout, self.mesh, blocks)
 
     def track(self, **objects: Stateful) -> None:
         """Names the objects that make up the state: models, optimizers, schedulers, averages, counters; anything with
@@ -161,9 +176,15 @@ class Run:
         """
         if self._boundary is not None:
             raise RuntimeError("run.track() was called twice. Name all objects in one call.")
-        tracked, recent = Tracked(objects), Recent()
+        tracked, recent = Tracked(objects, self.mesh), Recent()
         self.objects = objects
-        tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
+        begin_sums(tracked.modules().values(), tracked.optimizers())
+        tensors, _ = tracked.collect()  # refuses a state that cannot be kept before anything is restored or trained
+        if self.is_rank_zero and self._membership.layout.dp_shard > 1 and not is_sharded(tensors):
+            self._membership.outbox.log_text(
+                "parallelism.dp_shard shards the model of a loop, and nothing that run.track() names is sharded: every "
+                "worker has all of it. Wrap the model with run.wrap(model), or leave parallelism out."
+            )
         restored = self._restore(tracked, recent)
         own = RankData("", self._host)
         when_all_have_restored(self._group, restored, own, dict)
@@ -312,21 +333,23 @@ class Run:
         self._check()
         boundary = self._tracked("update")
         flags = self._gradients.send(optimizer)
-        numbers = [self._weight_sum, float(self._loss_sum), *flags, *self._buffers.send()]
+        sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
+        numbers = [self._weight_sum, float(self._loss_sum), sharded.squares(), *flags, *self._buffers.send()]
         vote = boundary.begin_vote(self._data_s, numbers)
         self._weight_sum, self._loss_sum = 0.0, 0.0
         self._gradients.wait_for_sums(optimizer)
         verdict = vote.counted()
         self._check()  # an aborted communicator ends without an error
         boundary.voted(verdict)
-        weight, loss, *totals = verdict.uses
+        weight, loss, sharded_squares, *totals = verdict.uses
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
         used = self._gradients.finish(optimizer, totals[: len(flags)], weight)
+        sharded.divide(weight)
         self._buffers.add_up(totals[len(flags) :], weight)
         gradients = [p.grad for p in used if p.grad is not None]
-        norm = _norm(gradients)
+        norm = _root(squares_of(gradients) + sharded_squares / weight**2)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(
                 f"loss {loss} and gradient norm {norm} in step {self.step + 1}. Nothing was updated. A lower learning "
@@ -334,7 +357,7 @@ class Run:
                 None,
             )
         if clip is not None and norm > clip:
-            torch._foreach_mul_(gradients, clip / norm)
+            torch._foreach_mul_([*gradients, *sharded.parts], clip / norm)
         self._membership.position.enter(Phase.OPTIMIZER)
         boundary.unsettle()
         self._buffers.apply()
@@ -454,15 +477,15 @@ class Run:
                 raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
             check = self._membership.check
             known = self._store.load({}, source, check=check)
-            tensors = {name: torch.empty(one.sizes, dtype=one.dtype) for name, one in known.unread.items()}
+            tensors = tracked.targets(known.unread, known.extra["tree"])
             loaded = self._store.load(tensors, source, check=check)
             extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes, loaded.remote_bytes
         else:
             assert assignment.restore_from is not None
-            unread = fill({}, directory=assignment.restore_from).unread
-            tensors = {name: torch.empty(one.sizes, dtype=one.dtype) for name, one in unread.items()}
+            found = fill({}, directory=assignment.restore_from)
+            tensors = tracked.targets(found.unread, found.extra["tree"])
             extra = fill(tensors, directory=assignment.restore_from, advanced=self._advanced).extra
-            num_bytes, remote_bytes = sum(tensor.nbytes for tensor in tensors.values()), 0
+            num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
         tracked.restore(tensors, extra["tree"])
         self._stream_states.texts = dict(extra.get("streams", {}))
         for report in (past := Recent.parse(extra.get("reports", ()))):
@@ -499,18 +522,8 @@ class _Gather(torch.autograd.Function):
         return whole[ctx.rank * ctx.length : (ctx.rank + 1) * ctx.length], None, None
 
 
-def _norm(gradients: list[Tensor]) -> float:
-    """The L2 norm of all together."""
-    if not gradients:
-        return 0.0
-    by_place: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for gradient in gradients:
-        by_place.setdefault((gradient.dtype, gradient.device), []).append(gradient)
-    total = 0.0
-    for (dtype, _), some in by_place.items():
-        norms = torch._foreach_norm(some, 2, dtype=torch.promote_types(dtype, torch.float32))
-        total += float(torch.stack(norms).double().square().sum())
-    return total**0.5 if total >= 0 else total
+def _root(squares: float) -> float:
+    return squares**0.5 if squares >= 0 else squares  # not a number
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The state of any objects that have `state_dict` and `load_state_dict`, as flat tensors and one tree of plain values.
 
     objects     model, optimizer, ema ...        what `run.track` was given, by name
-    tensors     model/net.weight -> Tensor       what snapshots and checkpoints copy
+    tensors     model/net.weight -> Tensor       what snapshots and checkpoints copy; a DTensor: this rank's part
     tree        the nested dicts and lists with a name in the place of each tensor; JSON
 
 Pickles are refused: a state that is made of tensors, numbers and texts can be read by every later version of the code.
@@ -16,8 +16,13 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from shoal_workers.checkpoint.load_plan import Shape
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.engine.loop.sharded import Targets, split_dim
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -33,7 +38,8 @@ class Stateful(Protocol):
 class Tracked:
     """Training thread only. Raises TypeError for a state that cannot be kept."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+    def __init__(self, objects: Mapping[str, Stateful], mesh: DeviceMesh | None = None) -> None:
+        """`mesh`: that of the ranks, over which tensors may be split; None: no tensor may be."""
         for name, one in objects.items():
             for method in ("state_dict", "load_state_dict"):
                 if not callable(getattr(one, method, None)):
@@ -42,6 +48,7 @@ class Tracked:
                         "state_dict() and load_state_dict(), for example modules, optimizers and schedulers."
                     )
         self._objects = dict(objects)
+        self._mesh = mesh
         self._known: dict[str, tuple[Tensor, ...]] = {}
         """The tensors that each object had when it was collected last, without those that are `unmarked`."""
         self.unmarked: frozenset[str] = frozenset()
@@ -50,13 +57,16 @@ class Tracked:
     def modules(self) -> dict[str, nn.Module]:
         return {name: one for name, one in self._objects.items() if isinstance(one, nn.Module)}
 
+    def optimizers(self) -> dict[str, Optimizer]:
+        return {name: one for name, one in self._objects.items() if isinstance(one, Optimizer)}
+
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The live tensors by name, and the tree. The tensors share the memory of the objects' own."""
         tensors: dict[str, Tensor] = {}
         tree: dict[str, Any] = {}
         for name, one in self._objects.items():
             own: dict[str, Tensor] = {}
-            tree[name] = _flattened(one.state_dict(), name, own)
+            tree[name] = _flattened(one.state_dict(), name, own, self._mesh)
             self._known[name] = self._marked(own)
             tensors |= own
         return tensors, tree
@@ -73,19 +83,33 @@ class Tracked:
                 marks.append((_versions(self._tensors_of(name, one)), repr(settings)))
             else:
                 tensors: dict[str, Tensor] = {}
-                tree = json.dumps(_flattened(one.state_dict(), name, tensors))
+                tree = json.dumps(_flattened(one.state_dict(), name, tensors, self._mesh))
                 marks.append((_versions(tensors.values()), [tensor.data_ptr() for tensor in tensors.values()], tree))
         return marks
 
     def _tensors_of(self, name: str, one: Stateful) -> tuple[Tensor, ...]:
         if name not in self._known:
             own: dict[str, Tensor] = {}
-            _flattened(one.state_dict(), name, own)
+            _flattened(one.state_dict(), name, own, self._mesh)
             self._known[name] = self._marked(own)
         return self._known[name]
 
     def _marked(self, own: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return tuple(tensor for path, tensor in own.items() if path not in self.unmarked)
+
+    def targets(self, shapes: Mapping[str, Shape], tree: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Memory for the tensors of a saved state, as `restore` takes them: whole, or this rank's parts."""
+        live, _ = self.collect()
+        dims: dict[str, int] = {}
+        for node in tree.values():
+            _note_dims(node, dims)
+        owners = {
+            f"{name}/state/{number}": parameter
+            for name, optimizer in self.optimizers().items()
+            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
+        }
+        targets = Targets(live, dims, owners, self._mesh)
+        return {path: targets.memory(path, shape) for path, shape in shapes.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], tree: Mapping[str, Any]) -> None:
         """Gives each object its state back.
@@ -103,26 +127,24 @@ class Tracked:
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+    return [local_tensor(tensor)._version for tensor in tensors]
 
 
-def _flattened(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def _flattened(value: Any, path: str, tensors: dict[str, Tensor], mesh: DeviceMesh | None = None) -> Any:
     if isinstance(value, DTensor):
-        raise TypeError(
-            f"run.track(): {path.replace('/', '.')} is a DTensor, of which each rank has a part (fully_shard, tensor "
-            "parallelism), and every rank of a loop keeps the whole model. Leave the model unwrapped. If it does not "
-            "fit, train as a script (examples/gallery/fsdp) or as a task (docs/tasks.md), which Shoal shards itself."
-        )
+        dim = split_dim(value, path.replace("/", "."), mesh)
+        tensors[path] = value.detach()
+        return {"tensor": path} if dim is None else {"tensor": path, "dim": dim}
     if isinstance(value, Tensor):
         tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, _PLAIN):
         return {"value": value} if not isinstance(value, float) else {"float": value.hex()}
     if isinstance(value, Mapping):
-        items = [(_key(key, path), _flattened(one, f"{path}/{key}", tensors)) for key, one in value.items()]
+        items = [(_key(key, path), _flattened(one, f"{path}/{key}", tensors, mesh)) for key, one in value.items()]
         return {"items": items}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_flattened(one, f"{path}/{i}", tensors) for i, one in enumerate(value)]}
+        return {type(value).__name__: [_flattened(one, f"{path}/{i}", tensors, mesh) for i, one in enumerate(value)]}
     raise TypeError(
         f"run.track(): {path.replace('/', '.')} is {type(value).__name__}, and a state consists of tensors, numbers, "
         "texts, lists and dicts. Return one of these from state_dict(), or do not track the object."
@@ -133,6 +155,19 @@ def _key(key: Any, path: str) -> Any:
     if not isinstance(key, _PLAIN):
         raise TypeError(f"run.track(): {path.replace('/', '.')} has the key {key!r}; keys are texts, numbers or None.")
     return key
+
+
+def _note_dims(node: Any, dims: dict[str, int]) -> None:
+    """Notes the dims along which the tensors of a tree are split."""
+    match node:
+        case {"tensor": str(name), "dim": int(dim)}:
+            dims[name] = dim
+        case {"items": items}:
+            for _, one in items:
+                _note_dims(one, dims)
+        case {"list": items} | {"tuple": items}:
+            for one in items:
+                _note_dims(one, dims)
 
 
 def _restored(node: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal_workers.checkpoint.save_plan import local_tensor
+
 _MAX_DEPTH = 6
 _MAX_VALUES = 5000
 """Values of one variable; of more, only the first ones are compared."""
@@ -221,6 +223,6 @@ def _parts(value: Any, directory: Path) -> list[tuple[Any, Any]]:
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().cpu().reshape(-1)
+    flat = local_tensor(tensor).cpu().reshape(-1)  # of a sharded tensor its part: the group may be gone when it is read
     every = -(-flat.numel() // _MAX_ELEMENTS) or 1
     return flat[::every].clone()

@@ -73,14 +73,19 @@ def shard_model(
         if module in chosen:
             _fully_shard(module, meshes.dense, meshes.layout, policy)
     _fully_shard(model, meshes.dense, meshes.layout, policy)
+    sum_gradients(model)
+    # while gradients of a CPU are summed nothing else happens
+    streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
+    return CollectiveOrder(model, meshes.dense, is_whole=keeps_gathered(meshes.layout), streams=streams)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Has FSDP2 add up gradients over the ranks, and divide by nothing."""
     for module in model.modules():
         if isinstance(module, FSDPModule):  # both settings apply to one module only, not to its children
             module.set_gradient_divide_factor(1.0)
             # FSDP would pass a factor as PREMUL_SUM, which gloo does not have.
             module.set_force_sum_reduction_for_comms(True)
-    # while gradients of a CPU are summed nothing else happens
-    streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
-    return CollectiveOrder(model, meshes.dense, is_whole=keeps_gathered(meshes.layout), streams=streams)
 
 
 def keeps_gathered(layout: Layout) -> bool:

@@ -98,3 +98,23 @@ def test_more_workers_than_the_cluster_has_room_for_are_remarked(
         assert remark == ""
     else:
         assert f"elasticity.max_workers is 8, and the cluster has room for {room} workers with" in remark
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "path", "words"),
+    [
+        ({"tp": 2}, "parallelism.tp", "parallelism.tp is 2, and a loop is sharded by dp_replicate and dp_shard only"),
+        ({"offload": True}, "parallelism.offload", "Remove parallelism.offload, or train as a task"),
+        ({"shard": "optimizer"}, "parallelism.shard", "Set it to gradients, which keeps parameters whole"),
+    ],
+)
+def test_a_loop_has_the_data_axes_only(parallelism: Any, path: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_spec({"loop": {"file": "train.py"}, "parallelism": parallelism})
+    [problem] = refused.value.problems
+    assert problem.path == path and words in problem.message
+
+
+def test_the_degrees_of_a_loop_survive_json() -> None:
+    spec = parse_spec({"loop": {"file": "train.py"}, "parallelism": {"dp_shard": "auto", "dp_replicate": 2}})
+    assert parse_spec(spec.model_dump(mode="json")) == spec

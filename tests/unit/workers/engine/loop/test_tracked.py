@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shoal_workers.checkpoint.load_plan import Shape
+from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.engine.loop.tracked import Tracked
 
 
@@ -87,10 +90,80 @@ def test_what_is_no_plain_value_is_refused_with_its_path() -> None:
         Tracked({"one": Holder({"deep": [1, object()]})}).collect()
 
 
-def test_a_model_of_which_each_rank_has_a_part_is_refused_with_the_other_doors(world: None) -> None:
-    model = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(TypeError, match=r"model\.weight is a DTensor.* train as a script .* or as a task"):
-        Tracked({"model": model}).collect()
+def sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Trained by one step."""
+    torch.manual_seed(1)
+    model = fully_shard(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_parts_of_a_sharded_model_and_of_its_optimizer_come_back_as_parts(world: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    model, optimizer = sharded(mesh)
+    other = fully_shard(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), mesh=mesh)
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.1)
+    tensors, tree = Tracked({"model": model, "optimizer": optimizer}, mesh).collect()
+    target = Tracked({"model": other, "optimizer": other_optimizer}, mesh)
+    shapes = {name: Shape(tuple(one.shape), one.dtype) for name, one in tensors.items()}
+    memory = target.targets(shapes, json.loads(json.dumps(tree)))
+    assert memory.keys() == tensors.keys()
+    for name, one in memory.items():
+        assert isinstance(one, DTensor) == isinstance(tensors[name], DTensor), name
+        local_tensor(one).copy_(local_tensor(tensors[name]))
+    assert isinstance(memory["optimizer/state/0/exp_avg"], DTensor), "no optimizer state was there yet"
+    target.restore(memory, tree)
+    for before, after in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(local_tensor(before), local_tensor(after))
+        moments, moved = optimizer.state[before], other_optimizer.state[after]
+        assert all(torch.equal(local_tensor(moments[key]), local_tensor(moved[key])) for key in moments)
+
+
+def test_a_state_that_was_saved_whole_is_read_into_parts_and_the_other_way_round(world: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    model, optimizer = sharded(mesh)
+    plain, plain_optimizer, _ = trained()
+    whole = Tracked({"model": plain, "optimizer": plain_optimizer}, mesh)
+    shapes = {name: Shape(tuple(one.shape), one.dtype) for name, one in whole.collect()[0].items()}
+    assert not any(isinstance(one, DTensor) for one in whole.targets(shapes, whole.collect()[1]).values())
+
+    parts = Tracked({"model": model, "optimizer": optimizer}, mesh)
+    tensors, tree = parts.collect()
+    shapes = {name: Shape(tuple(one.shape), one.dtype) for name, one in tensors.items()}
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    target = Tracked({"model": fresh, "optimizer": torch.optim.AdamW(fresh.parameters())}, mesh)
+    assert not any(isinstance(one, DTensor) for one in target.targets(shapes, tree).values())
+
+
+def test_a_mark_changes_when_a_part_does(world: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    model, optimizer = sharded(mesh)
+    tracked = Tracked({"model": model, "optimizer": optimizer}, mesh)
+    mark = tracked.mark()
+    model(torch.ones(1, 3)).sum().backward()
+    assert tracked.mark() == mark
+    optimizer.step()
+    assert tracked.mark() != mark
+
+
+def test_a_tensor_over_another_mesh_is_refused_with_the_way_out(world: None) -> None:
+    mesh, own = init_device_mesh("cpu", (1,)), init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+    weight = distribute_tensor(torch.ones(2, 2), own, [Replicate(), Shard(0)])
+    with pytest.raises(
+        TypeError, match=r"one\.weight is a DTensor over .* wrap with run\.wrap\(model\), or with fully_"
+    ):
+        Tracked({"one": Holder({"weight": weight})}, mesh).collect()
+    with pytest.raises(TypeError, match=r"one\.weight is a DTensor over"):
+        Tracked({"one": Holder({"weight": weight})}).collect()
+
+
+def test_a_tensor_that_is_split_along_two_axes_is_refused(world: None) -> None:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "shards"))
+    weight = distribute_tensor(torch.ones(2, 2), mesh, [Shard(1), Shard(0)])
+    with pytest.raises(TypeError, match=r"with the placements .*trains as a task"):
+        Tracked({"one": Holder({"weight": weight})}, mesh).collect()
 
 
 def test_an_object_without_the_two_methods_is_refused() -> None:

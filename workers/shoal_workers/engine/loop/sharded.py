@@ -1,0 +1,184 @@
+"""Models that a loop shards over the ranks with FSDP2: how they are wrapped, and what their gradients and their state
+are beside those of whole tensors.
+
+    parameters   DTensors over `run.mesh`, split along one dim of it; FSDP2 gathers a unit before it runs
+    gradients    FSDP2 sums them in each backward pass, over all ranks and micro-batches. By default it
+                 divides by the number of ranks; here it does not: a loop divides by the weight of the global batch,
+                 once, before the update
+    norm         each rank adds up the squares of its own part, and the sum over the ranks travels with the vote
+    state        a DTensor is restored into one of the same layout over the mesh of this generation, whatever the number
+                 of ranks that has saved it. What is saved of an optimizer is split as its parameter is
+
+Which layout the mesh has is the spec's matter (`parallelism`). Called by `Run` on the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, empty
+from torch.distributed.tensor.placement_types import Placement
+from torch.optim import Optimizer
+
+from shoal_workers.checkpoint.load_plan import Shape
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.parallel.sharding import default_shard_units, sum_gradients
+
+_WAY_OUT = (
+    "A loop has one mesh: wrap with run.wrap(model), or with fully_shard(module, mesh=run.mesh), and set parallelism: "
+    "{dp_shard: auto} in the spec. A model that needs tensor parallelism trains as a task (docs/tasks.md), or as a "
+    "script."
+)
+
+
+def wrapped(
+    model: nn.Module, spec: JobSpec, layout: Layout, mesh: DeviceMesh, blocks: Iterable[nn.Module] | None
+) -> nn.Module:
+    """The same model, sharded over `mesh` if `spec.parallelism` fixes degrees, now or when the worker was started; else
+    as it is.
+
+    Args:
+        blocks: modules whose parameters are gathered together; None: the children of each ModuleList, and those of
+            each Sequential that consist of modules.
+    """
+    if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
+        return model
+    # None is torch's choice: it frees all but the parameters of the root, which the backward pass needs first
+    frees = None if layout.shard is ShardLevel.FULL else False
+    chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
+    if unknown := chosen - set(model.modules()):
+        names = ", ".join(sorted(type(one).__name__ for one in unknown))
+        raise ValueError(
+            f"run.wrap(blocks=...): {names} is no module of the model. Give modules that are inside of it."
+        )
+    for module in reversed(list(model.modules())):  # inner blocks first
+        if module in chosen:
+            fully_shard(module, mesh=mesh, reshard_after_forward=frees)
+    fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+    return model
+
+
+def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
+    """Has FSDP2 sum the gradients of the tracked modules, whoever has wrapped them.
+
+    Raises:
+        TypeError: an optimizer has sharded parameters of a module that is not tracked.
+    """
+    known: set[int] = set()
+    for module in modules:
+        sum_gradients(module)
+        known |= {id(parameter) for parameter in module.parameters()}
+    for name, optimizer in optimizers.items():
+        if any(id(parameter) not in known for parameter in sharded_parameters(optimizer)):
+            raise TypeError(
+                f"run.track(): {name} has sharded parameters of a module that is not tracked, so nothing tells how "
+                "their gradients are summed. Track the module too, and make the optimizer after it is wrapped."
+            )
+
+
+def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether any of them is a part."""
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
+
+
+def sharded_parameters(optimizer: Optimizer) -> list[DTensor]:
+    return [one for group in optimizer.param_groups for one in group["params"] if isinstance(one, DTensor)]
+
+
+def plain_parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"] if not isinstance(one, DTensor)]
+
+
+class ShardedGradients:
+    """This rank's parts of the gradients of one optimizer, which FSDP2 has summed."""
+
+    def __init__(self, optimizer: Optimizer, num_replicas: int) -> None:
+        """`num_replicas`: how many ranks have the same part."""
+        gradients = (one.grad for one in sharded_parameters(optimizer) if one.grad is not None)
+        self.parts = [local_tensor(gradient) for gradient in gradients]
+        self._num_replicas = num_replicas
+
+    def squares(self) -> float:
+        """Adds up, over all ranks, to the square of the norm."""
+        return squares_of([part for part in self.parts if part.numel()]) / self._num_replicas
+
+    @torch.no_grad()
+    def divide(self, weight: float) -> None:
+        if self.parts:
+            torch._foreach_div_(self.parts, weight)
+
+
+def squares_of(gradients: Sequence[Tensor]) -> float:
+    """The sum of the squares of all elements."""
+    by_place: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for gradient in gradients:
+        by_place.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+    total = 0.0
+    for (dtype, _), some in by_place.items():
+        norms = torch._foreach_norm(some, 2, dtype=torch.promote_types(dtype, torch.float32))
+        total += float(torch.stack(norms).double().square().sum())
+    return total
+
+
+def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None:
+    """The dim along which a tensor is split over `mesh`; None: it is whole on every rank.
+
+    Raises:
+        TypeError: it is on another mesh, or split in a way that cannot be kept.
+    """
+    if mesh is None or tensor.device_mesh != mesh:
+        raise TypeError(
+            f"run.track(): {path} is a DTensor over {tensor.device_mesh}, and what is tracked is over run.mesh, "
+            f"{mesh}. {_WAY_OUT}"
+        )
+    *outer, last = tensor.placements
+    is_kept = all(isinstance(one, Replicate) for one in outer) and type(last) in (Shard, Replicate)
+    if not is_kept:
+        raise TypeError(f"run.track(): {path} is a DTensor with the placements {tensor.placements}. {_WAY_OUT}")
+    return last.dim if isinstance(last, Shard) else None
+
+
+class Targets:
+    """Memory for tensors that are restored: whole, or this rank's part.
+
+    Args:
+        live: what the objects have now, by path.
+        dims: the dims along which the source says that tensors are split.
+        owners: by the beginning of a path, the parameter to which optimizer state belongs.
+    """
+
+    def __init__(
+        self,
+        live: Mapping[str, Tensor],
+        dims: Mapping[str, int],
+        owners: Mapping[str, Tensor],
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self._live = live
+        self._dims = dims
+        self._owners = owners
+        self._mesh = mesh
+        self._is_sharded = is_sharded(live)
+
+    def memory(self, path: str, shape: Shape) -> Tensor:
+        placements = self._placements(path, shape)
+        if placements is None:
+            return torch.empty(shape.sizes, dtype=shape.dtype)
+        return empty(*shape.sizes, dtype=shape.dtype, device_mesh=self._mesh, placements=placements)
+
+    def _placements(self, path: str, shape: Shape) -> tuple[Placement, ...] | None:
+        if path in self._live:
+            live = self._live[path]
+            return live.placements if isinstance(live, DTensor) else None
+        owner = self._owners.get(path.rpartition("/")[0])
+        if isinstance(owner, DTensor) and tuple(owner.shape) == shape.sizes:
+            return owner.placements
+        if path in self._dims and self._mesh is not None and self._is_sharded:
+            return (*[Replicate()] * (self._mesh.ndim - 1), Shard(self._dims[path]))
+        return None
