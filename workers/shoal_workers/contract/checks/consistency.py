@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shoal_workers.contract.layout import ShardLevel
+from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
 from shoal_workers.contract.model import (
     BYTE_TOKENIZER,
     BYTE_VOCABULARY,
