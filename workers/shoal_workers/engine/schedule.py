@@ -39,20 +39,43 @@ def lr_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
     """The factor on the peak learning rate in the update from `step` completed steps to `step` + 1.
 
     Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update, or in
-    update number `schedule.steps`, and stays there.
+    update number `schedule.steps`, and stays there. inverse_sqrt and step fall without an aim, and not below it.
     """
     total_steps = schedule.steps if schedule.steps is not None else total_steps
-    if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
-    decay_steps = total_steps - schedule.warmup_steps
-    if decay_steps <= 0:
-        return 1.0
-    done = min(1.0, (step + 1 - schedule.warmup_steps) / decay_steps)
+    warmup, lowest = schedule.warmup_steps, schedule.min_lr_ratio
+    if step < warmup:
+        if schedule.name == "one_cycle":
+            risen = 1.0 - _cosine(step / (warmup - 1)) if warmup > 1 else 1.0
+            return _FIRST_OF_CYCLE + (1.0 - _FIRST_OF_CYCLE) * risen
+        return (step + 1) / warmup
     match schedule.name:
         case "constant":
             return 1.0
-        case "linear":
+        case "inverse_sqrt":
+            return max(lowest, math.sqrt(max(1, warmup) / (step + 1)))
+        case "step":
+            assert schedule.every_steps is not None, "ScheduleSpec has it for this name"
+            return max(lowest, schedule.factor ** ((step - warmup) // schedule.every_steps))
+    decay_steps = total_steps - warmup
+    if decay_steps <= 0:
+        return 1.0
+    if schedule.name == "wsd":
+        decay_steps = min(decay_steps, schedule.decay_steps or math.ceil(total_steps / 5))
+    done = min(1.0, max(0.0, (step + 1 - (total_steps - decay_steps)) / decay_steps))
+    match schedule.name:
+        case "linear" | "wsd":
             remaining = 1.0 - done
-        case "cosine":
-            remaining = 0.5 * (1.0 + math.cos(math.pi * done))
-    return schedule.min_lr_ratio + (1.0 - schedule.min_lr_ratio) * remaining
+        case "polynomial":
+            remaining = (1.0 - done) ** (2.0 if schedule.power is None else schedule.power)
+        case "cosine" | "one_cycle":
+            remaining = _cosine(done)
+    return lowest + (1.0 - lowest) * remaining
+
+
+_FIRST_OF_CYCLE = 1 / 25
+"""As torch's OneCycleLR."""
+
+
+def _cosine(done: float) -> float:
+    """Falls from 1 to 0 along half a cosine."""
+    return 0.5 * (1.0 + math.cos(math.pi * done))
