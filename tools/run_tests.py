@@ -1,4 +1,4 @@
-"""Runs the tests of `make test` as three pytest processes side by side: they wait more than they compute, so on two
+"""Runs the tests of `make test` as four pytest processes side by side: each waits about half of its time, so on two
 cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
@@ -19,8 +19,11 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = (("tests/dist",), ("tests/unit", "tests/store", "tests/http"))
-"""The folders of each process that runs beside the one in the foreground, which has all others."""
+_DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
+"""They take half of the time of tests/dist."""
+BESIDE = (_DIST, ("tests/dist",), ("tests/unit", "tests/store", "tests/http"))
+"""The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
+what is below it and named by another process."""
 _NICENESS = 3
 _PR_SET_PDEATHSIG = 1
 
@@ -29,10 +32,17 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
+    no_dist = [f"--ignore={folder}" for folder in _DIST]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
     beside = [
-        subprocess.Popen([*pytest, *folders], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_run_beside)
+        subprocess.Popen(
+            [*pytest, *folders, *(no_dist if folders != _DIST else ())],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_run_beside,
+        )
         for folders, output in zip(BESIDE, outputs, strict=True)
     ]
     in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, preexec_fn=_end_with_parent)
