@@ -141,6 +141,7 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client:
     assert result.endswith("['checkpoint_000007', 'checkpoint_000011']"), "the reports before steps 8 and 12"
 
 
+@pytest.mark.matrix
 def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) -> None:
     run.reach_the_gate()
     client.scale(run.id, max_workers=1)
