@@ -1,4 +1,4 @@
-"""Runs the tests of `make test` as four pytest processes side by side: each waits about half of its time, so on two
+"""Runs the tests of `make test` as five pytest processes side by side: each waits more than half of its time, so on two
 cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
 """They take half of the time of tests/dist."""
-BESIDE = (_DIST, ("tests/dist",), ("tests/unit", "tests/store", "tests/http"))
+BESIDE = (_DIST, ("tests/dist",), ("tests/unit",), ("tests/store", "tests/http"))
 """The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
 what is below it and named by another process."""
-_NICENESS = 3
+_NICENESS = 5
 _PR_SET_PDEATHSIG = 1
 
 
