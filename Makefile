@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
 demo: setup      ## train, kill a worker, continue, grow back, and compare with an undisturbed run
 	@$(BIN)/shoal demo
 
-test: setup      ## all tests but the cells that are marked `matrix` or `soak`: about 35 minutes on two cores
+test: setup      ## all tests but the cells that are marked `matrix` or `soak`: about 30 minutes on two cores
 	@$(BIN)/python tools/run_tests.py
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
