@@ -63,7 +63,7 @@ def epoch_key(seed: int, epoch: int) -> int:
 
 
 def half_bits_of(size: int) -> int:
-    """Bits of each half of what the permutation of so many values exchanges: 4**bits >= size."""
+    """The permutation of `size` values works on numbers of two halves: the bits of one half, with 4**bits >= size."""
     return max(1, ((size - 1).bit_length() + 1) // 2)
 
 

@@ -65,7 +65,7 @@ def wrapped(
 
 
 def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]) -> None:
-    """Has FSDP2 sum the gradients of the tracked modules, whoever has wrapped them.
+    """From now on FSDP2 sums the gradients of the tracked modules instead of averaging them, whoever has wrapped them.
 
     Raises:
         TypeError: an optimizer has sharded parameters of a module that is not tracked.
