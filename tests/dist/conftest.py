@@ -118,20 +118,20 @@ def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         store_file = tmp_path_factory.mktemp("store") / "store"
         program = subprocess.Popen(
             [sys.executable, PROGRAMS / name, store_file, *map(str, arguments)],
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         try:
-            output, errors = program.communicate(timeout=150)
+            _, errors = program.communicate(timeout=150)
         finally:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
                 program.wait()
         assert program.returncode == 0, errors
-        return json.loads(output.splitlines()[-1])
+        return json.loads(Path(f"{store_file}.answer").read_text(encoding="utf-8"))
 
     return answer
 

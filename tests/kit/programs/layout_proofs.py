@@ -1,6 +1,6 @@
-"""Proves layouts of some tasks of kit/tasks. argv: a file that is not used, and JSON list of [spec, layouts or null].
+"""Proves layouts of some tasks of kit/tasks. argv: a file as `ranks` has it, and JSON list of [spec, layouts or null].
 
-Prints JSON: for each task, by layout in words, what was found.
+Its answer: for each task, by layout in words, what was found.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+
+from ranks import write_answer
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
@@ -20,4 +22,4 @@ if __name__ == "__main__":
         spec = parse_spec(document)
         layouts = layouts_to_prove(spec) if wanted is None else [Layout(**one) for one in wanted]
         answers.append({one.layout.describe(): one.model_dump(mode="json") for one in prove_layouts(spec, layouts)})
-    print(json.dumps(answers), flush=True)
+    write_answer(sys.argv[1], answers)

@@ -1,7 +1,8 @@
 """For the programs of this folder: forks the ranks of one gloo group from a process that has imported torch.
 
 A program calls `run_ranks` with a function of (rank, *arguments). Its result on rank 0 is the program's answer,
-which the fixture `answer_of` reads.
+which the fixture `answer_of` reads. An answer is a file: gloo writes to standard output from every rank, also into
+the middle of a line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,11 +38,16 @@ def largest(cases: Iterable[tuple[str, float]]) -> dict[str, float]:
     return dict(zip(names, everywhere.tolist(), strict=True))
 
 
+def write_answer(store_file: str, answer: Any) -> None:
+    """`answer_of` has chosen the file with that of the group's store, argv[1] of every program."""
+    Path(f"{store_file}.answer").write_text(json.dumps(answer), encoding="utf-8")
+
+
 def _run(rank: int, world: int, store_file: str, find: Callable[..., Any], arguments: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
     answer = find(rank, *arguments)
     if rank == 0:
-        print(json.dumps(answer), flush=True)
+        write_answer(store_file, answer)
     dist.barrier()
     dist.destroy_process_group()
