@@ -1,9 +1,11 @@
 """Forward and backward of one rank's micro-batches without a pipeline: one micro-batch after the other.
 
-    share of a rank     its micro-batches' mean losses, divided by num_micro_batches, and by the tp and cp ranks that
-                        compute the same; the shares of all ranks add up to the mean loss
+    share of a rank     its micro-batches' losses, divided by num_micro_batches, and by the tp and cp ranks that compute
+                        the same; the shares of all ranks add up to the mean loss. If losses are sums with weights, so
+                        do the shares of the weights to the mean weight, by which the vote's sums are divided
 
 The gradients of all ranks are summed, so autograd differentiates the mean over the global batch, whatever the layout.
+The total weight is known only after all forward passes, so gradients of sums are divided by it before the update.
 Called by `GradientPass` and `Validation`.
 """
 
@@ -174,5 +176,9 @@ def refuse_written(order: CollectiveOrder) -> None:
 def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:
     """Returns this rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
     loss = (local(returned.loss).detach() * weight).reshape(()) * generation.layout.loss_share
-    metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
-    return Share(loss, metrics)
+    if returned.weight is None:
+        metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
+        return Share(loss, metrics)
+    own = returned.weight * weight * generation.layout.loss_share
+    # A mean over nothing is nan, and must not spoil those of the other micro-batches.
+    return Share(loss, {name: (value * own).where(own != 0, 0) for name, value in returned.metrics.items()}, own)

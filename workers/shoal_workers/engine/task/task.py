@@ -80,10 +80,11 @@ class Task(Protocol):
         """`split` is "train" or "validation"; only the latter may be None."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Any, ...]:
         """Scalar: the mean over the samples of a micro-batch. Must call `model(...)`, not methods of it.
 
-        Or `(loss, {"accuracy": value})`: metrics of the task's own, each a mean over the samples too."""
+        Or `(sum, weight)`: a sum over what counts in it, and how much counts. Or `(loss, {"accuracy": value})` and
+        `(sum, weight, {"accuracy": value})`: with metrics of the task's own, each a mean too."""
         ...
 
 
