@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from kit.processes.worker_pool import Plain
 from kit.worlds import layout_cases
@@ -12,6 +15,7 @@ from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, Shard
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, StepReport, StepSkipped
+from shoal_workers.engine.task.returned import Metrics, Share
 
 _STEPS = 4
 SPEC: dict[str, Any] = {
@@ -88,7 +92,10 @@ def test_a_micro_batch_in_which_nothing_counts_adds_nothing(pool_of: Any, plain_
     "layout",
     _named(
         Layout(pp=2, schedule=Schedule.ONE_F_ONE_B),
-        in_matrix=(Layout(pp=2, dp_shard=2, schedule=Schedule.GPIPE), Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V)),
+        in_matrix=(
+            Layout(pp=2, dp_shard=2, schedule=Schedule.GPIPE),
+            Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1)),
+        ),
     ),
 )
 def test_a_pipeline_of_which_only_the_last_stage_has_the_weights(pool_of: Any, plain_run: Any, layout: Layout) -> None:
@@ -183,6 +190,21 @@ def test_what_has_no_mean_is_refused_in_words(make_job: Any, way: str, said: str
     assert errors
     assert all(said in error.message for error in errors), errors[0].message
     assert all("weighted_tasks.py:" in error.message for error in errors)
+
+
+def test_a_weight_that_only_a_gpu_has_seen_is_refused_after_the_exchange() -> None:
+    """On a GPU a weight that is not allowed becomes nan, and so does the sum over the ranks."""
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        metrics = Metrics(_exits, torch.device("cpu"), writes_log=False)
+        metrics.agree([Share(torch.ones(()), {}, torch.ones((), dtype=torch.float64))])
+    finally:
+        dist.destroy_process_group()
+    assert metrics.weight([3.0]) == 3.0
+    with pytest.raises(
+        ValueError, match=r"loss\(\) \(test_weights.py:\d+\) returned a weight that is negative or not fin"
+    ):
+        metrics.weight([float("nan")])
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
