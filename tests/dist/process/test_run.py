@@ -64,6 +64,7 @@ def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, 
     assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert (
@@ -78,6 +79,7 @@ def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: P
     assert [line.split()[1] for line in again.stdout.splitlines() if line.startswith("step ")] == ["7", "8"]
 
 
+@pytest.mark.slow
 def test_a_task_may_change_the_working_directory(tmp_path: Path) -> None:
     done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:OwnSettings", "validation": {"samples": 0}})
     assert done.returncode == 0, done.stderr
@@ -113,6 +115,7 @@ def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subproce
     )
 
 
+@pytest.mark.slow
 def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
     spec = {**_lm(text), "parallelism": {"tp": 2}}
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)
