@@ -6,6 +6,7 @@ The forward pass normalises each micro-batch by itself, so with a fixed micro_si
 number of workers.
 """
 
+import itertools
 import sys
 
 import torch
@@ -50,7 +51,7 @@ class Residual(nn.Module):
 
 def resnet(widths, num_kinds):
     layers = [nn.Conv2d(1, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in itertools.pairwise(widths):
         layers += [Residual(before, after, stride=2), Residual(after, after, stride=1)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_kinds))
 
