@@ -88,6 +88,7 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
             "Resume the job, and export a checkpoint that it saves afterwards."
         )
     names = _names(shapes, described.get("renames", ()))
+    scalars = {f"{_PREFIX}{name}" for name in described.get("scalars", ())}
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
@@ -104,7 +105,10 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
         file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
         load(state, directory=source)
-        tensors = {names[name]: tensor.to(_written(tensor, dtype)) for name, tensor in state.items()}
+        tensors = {
+            names[name]: (tensor.view(()) if name in scalars else tensor).to(_written(tensor, dtype))
+            for name, tensor in state.items()
+        }
         save_file(tensors, out / file, metadata={"format": "pt"})
         shutil.copymode(out / "config.json", out / file)  # safetensors creates files that only their owner can read
         file_of |= dict.fromkeys(tensors, file)

@@ -60,7 +60,8 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model, distributions = _built(generation)
-        make_plain(model, task.line_of("build_model"))
+        if scalars := make_plain(model, task.line_of("build_model")):
+            task.export["scalars"] = scalars
     weights, url = None, spec.init_from or task.initial_weights
     if url is not None and not is_restoring(assignment):
         weights = InitialWeights(model, url, task.export, generation.position.note)
