@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import default_collate
 
 from kit.device import DEVICE
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
@@ -77,7 +78,7 @@ def train(spec_data, steps):
         before = {name: one.clone() for name, one in model.named_buffers() if name in moving}
         changes = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in before.items()}
         forget_load(model)
-        total, weights, metrics = 0.0, [], {}
+        total, weights, metrics, embeddings = 0.0, [], {}, []
         for index in range(spec.batch.num_micro_batches):
             seed = randomness_seed(spec.seed, step, index)
             torch.manual_seed(seed)
@@ -88,6 +89,10 @@ def train(spec_data, steps):
             )
             samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
             share_of_step(model, 1 / spec.batch.num_micro_batches)
+            if hasattr(task, "embed"):
+                embeddings.append(task.embed(model, _on_device(collate(samples))))
+                _take_changes(model, before, changes, spec.batch.num_micro_batches)
+                continue
             with torch.autocast(DEVICE, torch.bfloat16, enabled=spec.precision == "bf16"):
                 loss, weight, values = _split(task.loss(model, _on_device(collate(samples))))
             share = 1 / spec.batch.num_micro_batches
@@ -101,6 +106,11 @@ def train(spec_data, steps):
             total += loss.item()
             for name, value in values.items():
                 metrics[name] = metrics.get(name, 0.0) + (float(value) * share if share else 0.0)
+        if embeddings:
+            torch.manual_seed(randomness_seed(spec.seed, step, spec.batch.num_micro_batches))
+            loss, _, metrics = _split(task.batch_loss(*map(torch.cat, zip(*embeddings, strict=True))))
+            loss.backward()
+            total, metrics = loss.item(), {name: float(value) for name, value in metrics.items()}
         if weights:
             total, metrics = total / sum(weights), {name: value / sum(weights) for name, value in metrics.items()}
             for parameter in model.parameters():
@@ -197,7 +207,7 @@ def _on_device(batch):
 
 
 def _collate(task):
-    return getattr(task, "collate", torch.stack)
+    return getattr(task, "collate", default_collate)
 
 
 def _task(spec):

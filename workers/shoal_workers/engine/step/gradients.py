@@ -268,7 +268,8 @@ class PartialGradients:
     """Sums the partial gradients of one generation."""
 
     def __init__(self, assembly: Assembly, meshes: Meshes) -> None:
-        self._partial = [getattr(module, name) for module, name in assembly.partial]
+        found = (module._parameters[name] for module, name in assembly.partial)
+        self._partial = [parameter for parameter in found if parameter is not None]
         self._tp = meshes.tp.get_group() if meshes.tp is not None else None
         self._pp = meshes.pp.get_group() if meshes.pp is not None else None
         self._shared = _groups(assembly.shared_copies())

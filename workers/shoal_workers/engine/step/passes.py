@@ -25,6 +25,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import reduces_once
+from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
@@ -74,6 +75,9 @@ class LocalPasses:
         self._order.begin_generation()
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
+        self._batch_loss = None
+        if generation.task.has_batch_loss:
+            self._batch_loss = BatchLoss(generation, self._model, buffers, self._order)
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         order = self._order
@@ -112,6 +116,8 @@ class LocalPasses:
 
     def _all_shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         shares: list[Share] = []
+        if self._batch_loss is not None:
+            self._batch_loss.prepare(step, batches)
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
@@ -152,7 +158,10 @@ class LocalPasses:
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
             with self._buffers.forward(micro_batch):
-                returned = generation.task.evaluate(self._model, batch)
+                if self._batch_loss is None:
+                    returned = generation.task.evaluate(self._model, batch)
+                else:
+                    returned = self._batch_loss.of(batch, micro_batch)
             refuse_written(self._order)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)

@@ -49,15 +49,15 @@ class Returned:
     of a weight that is not allowed: `Metrics.weight` refuses it. None: `loss` is a mean."""
 
 
-def read_returned(value: Any, function: Callable[..., Any]) -> Returned:
-    """Read what `function`, the task's `loss`, has returned.
+def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") -> Returned:
+    """Read what `function`, the task's member of this name, has returned.
 
     Raises:
         TypeError, ValueError: it is neither a scalar tensor nor such a tensor with a weight, or metrics, or both.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         return Returned(value, {})
-    where = f"loss() ({place_of(function)})"
+    where = f"{name}() ({place_of(function)})"
     if not isinstance(value, tuple):
         raise TypeError(f"{where} must return a scalar tensor, the mean over the micro-batch; it returned {_a(value)}.")
     loss, *rest = value or (None,)
@@ -76,7 +76,7 @@ def read_returned(value: Any, function: Callable[..., Any]) -> Returned:
             f"it returned {_a(loss)}."
         )
     _refuse_names(metrics, where)
-    scalars = {name: _scalar(name, metrics[name], loss, where) for name in sorted(metrics)}
+    scalars = {key: _scalar(key, metrics[key], loss, where) for key in sorted(metrics)}
     return Returned(loss, scalars, *(_weight(one, loss, where) for one in rest))
 
 
