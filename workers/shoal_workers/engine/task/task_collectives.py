@@ -113,7 +113,8 @@ _WAYS = {
 }
 _WAY = (
     "Compute over the micro-batch that the task gets: batch.micro_size gives it more samples. A loss of the whole "
-    "batch, with all negatives, has embed() and batch_loss(): see docs/tasks.md. Shoal itself averages loss, gradients and metrics over all workers."
+    "batch, with all negatives, has embed() and batch_loss(): see docs/tasks.md. Shoal itself averages loss, gradients "
+    "and metrics over all workers."
 )
 
 
