@@ -88,6 +88,14 @@ def test_parameters_of_every_form_train_as_in_torch(make_job: Any, world_size: i
     assert_as_plain(found(make_job(**spec), world_size), spec, 1e-5)
 
 
+@pytest.mark.slow
+def test_deterministic_mode_takes_parameters_of_every_form(make_job: Any) -> None:
+    spec = {**SPEC, "task": "odd_tensors:Forms", "deterministic": True}
+    one = found(make_job("one", **spec), 1)
+    assert one == found(make_job("three", **spec), 3)
+    assert_as_plain(one, spec, 1e-5)
+
+
 @pytest.mark.parametrize("restores_from", ["checkpoint", "memory"])
 def test_a_killed_worker_changes_nothing_for_complex_parameters(make_job: Any, restores_from: str) -> None:
     spec = {**SPEC, "model": {"of": "complex64"}, "checkpoint": {"every_steps": 2}}
