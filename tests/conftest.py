@@ -27,6 +27,7 @@ from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.requirements import missing
 from kit.worlds.tiny_jobs import Submit, submit_tiny
+from run_tests import AFTERWARDS
 from shoal_api.client import Client
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobView
@@ -50,6 +51,16 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     """A thread that a failed test has left would keep this process, and with it `make test`, from ending for ever."""
     faulthandler.dump_traceback_later(_LAST_THREADS_S, exit=True, file=sys.__stderr__)
+
+
+_FAILED = os.environ.pop("SHOAL_FAILED_TESTS", "")
+"""Where tools/run_tests.py reads which tests have failed. Not for what tests start."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed and _FAILED:
+        with Path(_FAILED).open("a", encoding="utf-8") as names:
+            names.write(f"{AFTERWARDS if report.when == 'teardown' else report.nodeid}\n")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
