@@ -300,11 +300,11 @@ gradient of the whole parameter; before, they are beside it if the parameter has
 
 
 def keep_gradients_as_computed(group: Any) -> None:
-    """Let each backward pass leave its gradients in the dtype of the whole parameter, before they are summed.
+    """Let each backward pass compute the gradient of a whole parameter in the parameter's dtype.
 
-    Since torch 2.15 autograd would cast some of them to the dtype of the reduction, depending on how many micro-batches
-    the rank has: a hook would see another dtype on another rank, and a zero-bubble schedule, which sets the gradient of
-    a weight itself, would fail.
+    Since torch 2.15 the first of several micro-batches would have it in the dtype of the reduction, and the others in
+    that of the parameter. A hook of a task would see one or the other, depending on how many micro-batches its rank
+    has; and one that returns the dtype of the parameter would be refused.
     """
     if not _SUMS_ARE_GRADIENTS:
         return
