@@ -27,9 +27,10 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 from torch._ops import OpOverload
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
@@ -83,6 +84,8 @@ written in place. Public: named_buffers() and others list them, but nothing repl
 #                          FSDPModule.set_custom_all_gather, not what is used when none is set
 # FSDPParamGroup           why: a unit with parameters of several dtypes gets a group of each. without: such models are
 #                          refused. public: none
+# FSDPParam                why: tells which of the two ways of summing over micro-batches this torch has, see
+#                          _SUMS_ARE_GRADIENTS. without: a comparison of version numbers. public: none
 # BatchNorm, InstanceNorm, why: the common base of the 1-, 2- and 3-dimensional ones. without: lists of classes.
 # Dropout                  public: the classes themselves
 # TorchDispatchMode        why: to see every operation of a trial or of a build. without: no elementwise optimizer but
@@ -224,15 +227,31 @@ def set_fsdp_groups(unit: FSDPModule, groups: list[FSDPParamGroup]) -> None:
     unit._get_fsdp_state()._fsdp_param_groups = groups
 
 
+def policy_of(group: Any) -> MixedPrecisionPolicy:
+    """The policy of a group that has parameters."""
+    policy: MixedPrecisionPolicy = group.fsdp_params[0].mp_policy
+    return policy
+
+
+def set_policy(group: Any, policy: MixedPrecisionPolicy) -> None:
+    """Before the first forward. FSDP reads that of the group, and since torch 2.15 that of each record."""
+    group.mp_policy = policy
+    for record in group.fsdp_params:
+        record.mp_policy = policy
+
+
 def has_run(unit: FSDPModule) -> bool:
     """Whether a root has been run, so that it has something to reset."""
     return unit._get_fsdp_state()._is_root is not None
 
 
 def at_end_of_backward(unit: FSDPModule, wrapped: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
-    """Replace FSDP's callback at the end of a backward pass by what `wrapped` makes of it."""
+    """Replace FSDP's callback at the end of a backward pass by what `wrapped` makes of it. A pipeline calls it again
+    after the last backward pass of a step; since torch 2.15 it calls `finalize_backward` there instead."""
     state: Any = unit._get_fsdp_state()
     state._root_post_backward_final_callback = wrapped(state._root_post_backward_final_callback)
+    if (finalize := getattr(state, "finalize_backward", None)) is not None:
+        state.finalize_backward = lambda **named: wrapped(functools.partial(finalize, **named))()
 
 
 def run_fsdp_hook_first(unit: nn.Module) -> None:
@@ -270,18 +289,65 @@ def forget_gather(group: Any) -> None:
     group._all_gather_result = None
 
 
-def forget_partial_sums(group: Any) -> None:
-    group._partial_reduce_output = None
-
-
 def gathered(record: Any) -> Any:
     """The whole parameter of a record; None: it was never gathered. Public: none; `unsharded_param` fails then."""
     return getattr(record, "_unsharded_param", None)
 
 
+_SUMS_ARE_GRADIENTS = not hasattr(FSDPParam, "to_accumulated_grad_if_needed")
+"""Where FSDP keeps sums over micro-batches, which have the dtype of the reduction. Since torch 2.15 they are the
+gradient of the whole parameter; before, they are beside it if the parameter has another dtype."""
+
+
+def keep_gradients_as_computed(group: Any) -> None:
+    """Let each backward pass compute the gradient of a whole parameter in the parameter's dtype.
+
+    Since torch 2.15 the first of several micro-batches would have it in the dtype of the reduction, and the others in
+    that of the parameter. A hook of a task would see one or the other, depending on how many micro-batches its rank
+    has; and one that returns the dtype of the parameter would be refused.
+    """
+    if not _SUMS_ARE_GRADIENTS:
+        return
+
+    def set_dtypes(defer_upcast: bool) -> None:
+        """Called by FSDP when a backward pass begins, and with False when it ends."""
+        for record in group.fsdp_params:
+            whole = gathered(record)
+            if whole is None or not whole.requires_grad or record.reduce_dtype is None:
+                continue
+            whole.grad_dtype = None  # any dtype
+            if whole.grad is not None and not defer_upcast:
+                whole.grad = whole.grad.to(record.reduce_dtype)
+
+    group._set_unsharded_grad_dtypes = set_dtypes
+
+
+def has_gradient(record: Any) -> bool:
+    """Whether the whole parameter of a record, which was gathered, has a gradient that is not yet summed over ranks."""
+    has_sum = not _SUMS_ARE_GRADIENTS and record.unsharded_accumulated_grad is not None
+    return has_sum or gathered(record).grad is not None
+
+
+def equalise_gradients(records: Sequence[Any]) -> None:
+    """Give all gradients of a group the dtype of the reduction. Before torch 2.15 FSDP refuses one of another dtype
+    beside a sum over micro-batches: that of a parameter which only the last micro-batch has used, or none."""
+    if _SUMS_ARE_GRADIENTS:
+        return
+    for one in records:
+        if one.reduce_dtype is None or not gathered(one).requires_grad:
+            continue
+        if one.unsharded_accumulated_grad is not None:
+            one.accumulate_unsharded_grad_if_needed()
+        elif gathered(one).grad is not None:
+            one.to_accumulated_grad_if_needed()
+        elif gathered(one).dtype != one.reduce_dtype:
+            one.unsharded_accumulated_grad = torch.zeros_like(gathered(one), dtype=one.reduce_dtype)
+
+
 def forget_gradients(record: Any) -> None:
     """Drop the gradients of the whole parameter: the next backward pass would add to them, without an error."""
-    record.unsharded_accumulated_grad = None
+    if not _SUMS_ARE_GRADIENTS:
+        record.unsharded_accumulated_grad = None
     if (whole := gathered(record)) is not None:
         whole.grad = None
 

@@ -134,8 +134,9 @@ def replace_wait() -> None:
                 log.is_waiting = False
 
     Work.wait = wait  # type: ignore[method-assign]
-    for name in sorted(NAMES.keys() | set(_DONE_BY_WAITING)):
-        setattr(ProcessGroup, name, _recorded(name, getattr(ProcessGroup, name)))
+    for name in NAMES:
+        if (plain := getattr(ProcessGroup, name, None)) is not None:
+            setattr(ProcessGroup, name, _recorded(name, plain))
 
 
 def _recorded(name: str, plain: Callable[..., Work]) -> Callable[..., Work]:
@@ -206,12 +207,13 @@ NAMES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
     "gather": "gather",
+    "gather_single": "gather",
     "scatter": "scatter",
     "barrier": "barrier",
     "send": "send",
     "recv": "receive",
 }
-"""Methods of torch's ProcessGroup that are recorded, and the words for them."""
+"""Methods of torch's ProcessGroup that are recorded, and the words for them. Not every version has all of them."""
 _Call = tuple[str, int]
 
 

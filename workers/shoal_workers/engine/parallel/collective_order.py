@@ -38,11 +38,13 @@ from shoal_workers.torch_internals import (
     DefaultAllGather,
     DefaultReduceScatter,
     at_end_of_backward,
+    equalise_gradients,
     forget_gradients,
-    forget_partial_sums,
     fsdp_groups,
     gathered,
+    has_gradient,
     is_in_backward,
+    keep_gradients_as_computed,
     mark_backward_done,
     parameter_name,
     replicas_of,
@@ -156,7 +158,6 @@ class CollectiveOrder:
         self._num_calls.clear()
         self._num_summed = 0
         for group in self._groups:
-            forget_partial_sums(group)
             for one in group.fsdp_params:
                 # `reset_iter_state` leaves these gradients, and the repeated pass would add to them without an error.
                 forget_gradients(one)
@@ -173,6 +174,7 @@ class CollectiveOrder:
                 _Gather(DirectAllGather() if is_cpu else DefaultAllGather(), self, number),
                 _Scatter(DirectReduceScatter() if is_cpu else DefaultReduceScatter(), self, number),
             )
+            keep_gradients_as_computed(group)
             self._sums[id(group)] = group.post_backward
             group.post_backward = partial(self._after_backward, group)
         for index, unit in enumerate(self._units):
@@ -254,13 +256,13 @@ class CollectiveOrder:
         """FSDP's own `post_backward`: drops, keeps or sums the gradients of a unit."""
         parameters = [one for one in group.fsdp_params if gathered(one) is not None]
         for one in parameters:
-            if one.unsharded_accumulated_grad is not None or gathered(one).grad is not None:
+            if has_gradient(one):
                 self._used.add(id(one))
         if not parameters:  # level full: a unit that no pass has used
             mark_backward_done(group)
             return
         if group.reduce_grads:
-            _equalise(parameters)
+            equalise_gradients(parameters)
         self._sums[id(group)]()
 
     def expect(self, call: _Call) -> None:
@@ -271,21 +273,6 @@ class CollectiveOrder:
     def replicas(self, number: int) -> dist.ProcessGroup | None:
         """The ranks among which FSDP sums the sums over shards of this record's parameters, if it does so now."""
         return replicas_of(self._groups[number])
-
-
-def _equalise(parameters: list[Any]) -> None:
-    """Gives all gradients of a unit the dtype of the reduction, in which FSDP with mixed precision keeps sums over
-    micro-batches. It refuses a gradient of another dtype beside them: that of a parameter which only the last
-    micro-batch has used, or none."""
-    for one in parameters:
-        if one.reduce_dtype is None or not gathered(one).requires_grad:
-            continue
-        if one.unsharded_accumulated_grad is not None:
-            one.accumulate_unsharded_grad_if_needed()
-        elif gathered(one).grad is not None:
-            one.to_accumulated_grad_if_needed()
-        elif gathered(one).dtype != one.reduce_dtype:
-            one.unsharded_accumulated_grad = torch.zeros_like(gathered(one), dtype=one.reduce_dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,10 @@ from shoal_workers.torch_internals import (
     gradient_hooks,
     has_hooks_after_accumulation,
     module_of,
+    policy_of,
     set_collectives,
     set_fsdp_groups,
+    set_policy,
 )
 
 
@@ -186,7 +188,7 @@ def split_by_dtype(module: FSDPModule) -> None:
             part.fsdp_params = [parameter for parameter in parameters if parameter.sharded_param.dtype == dtype]
             if not dtype.is_floating_point:
                 # Neither integers nor complex numbers may be cast to bf16 or fp16.
-                part.mp_policy = MixedPrecisionPolicy()
+                set_policy(part, MixedPrecisionPolicy())
         groups += parts
     set_fsdp_groups(module, groups)
 
@@ -199,7 +201,7 @@ def _empty_like(group: FSDPParamGroup) -> FSDPParamGroup:
         group.post_forward_mesh_info,
         group.device,
         None,
-        group.mp_policy,
+        policy_of(group),
         group.offload_policy,
     )
     set_collectives(made, *collectives_of(group))

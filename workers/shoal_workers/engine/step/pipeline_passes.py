@@ -299,7 +299,7 @@ class _Stage(PipelineStage):
             return passes._loss(output, fed)
         handed = self._forward_pass.handed_over()
         passes._handed[self.stage_index + 1, number] = handed.generators.to(self._generation.device)
-        result: Tensor = output
+        result: Tensor = output.contiguous()  # gloo sends no other
         return result
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -312,8 +312,6 @@ class _Stage(PipelineStage):
         return ops
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        outputs, inputs = self.fwd_cache[fwd_chunk_id]
-        self.fwd_cache[fwd_chunk_id] = _contiguous(outputs), inputs
         ops = super().get_fwd_send_ops(fwd_chunk_id)
         if not self.is_last:
             states = self._passes._handed.pop((self.stage_index + 1, fwd_chunk_id))

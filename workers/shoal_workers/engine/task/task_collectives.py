@@ -56,6 +56,7 @@ _METHODS = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_single",
     "monitored_barrier",
     "recv",
     "recv_anysource",
@@ -67,7 +68,8 @@ _METHODS = (
     "scatter",
     "send",
 )
-"""The methods of torch's ProcessGroup that communicate; all of torch.distributed ends there."""
+"""The methods of torch's ProcessGroup that communicate; all of torch.distributed ends there. Not every version has all
+of them."""
 _FUNCTIONAL = (
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -143,7 +145,7 @@ def guard_collectives() -> None:
         return
     _state.is_installed = True
     for name in _METHODS:
-        setattr(ProcessGroup, name, _guarded(getattr(ProcessGroup, name), _refuse_call))
+        _replace(name, _refuse_call, ProcessGroup)
     for name in _FUNCTIONAL:
         _replace(name, _refuse_call, functional_collectives)
     for name in _GROUPS:
