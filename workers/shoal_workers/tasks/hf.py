@@ -51,6 +51,7 @@ class HuggingFaceLM(TextTask):
         given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
         super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
         self.seed = seed
+        self.router_loss_weight = 0.0
         self.initial_weights: str | None = None
         """Once a model is built: the directory, if its files hold the model's tensors under their own names. Otherwise
         transformers has read and converted all of them."""
@@ -64,12 +65,14 @@ class HuggingFaceLM(TextTask):
             ValueError: the model has fewer tokens than the tokenizer, or differs from its config.json.
         """
         network = self._network()
+        self.router_loss_weight = _router_loss_weight(network.config)
         needed = load_tokenizer(self.text.tokenizer).vocab_size
         if network.config.vocab_size < needed:
             raise ValueError(
                 f"the model's vocab_size {network.config.vocab_size} is smaller than the {needed} tokens of "
                 f"data.tokenizer {self.text.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
             )
+        _split_scale(network)
         model = CausalLM(network)
         plan = plan_of_hugging_face(self.settings)
         if plan is not None and bool(plan.tied) != _is_tied(network):
@@ -79,13 +82,20 @@ class HuggingFaceLM(TextTask):
             )
         return model
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
+
+        With `output_router_logits` in the model's config also the routers' loss, over the micro-batch as transformers
+        computes it, times `router_aux_loss_coef`; the metric `router_loss` is that loss alone.
 
         Under tp the logits are split over the vocabulary, and this computes on the parts (parallel/split_output.py).
         """
-        logits: Tensor = model(batch["tokens"])
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+        returned = model(batch["tokens"])
+        logits, router_loss = returned if isinstance(returned, tuple) else (returned, None)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+        if router_loss is None:
+            return loss
+        return loss + self.router_loss_weight * router_loss, {"router_loss": router_loss.detach()}
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """config.json as transformers writes it, and how its names follow from this model's."""
@@ -129,15 +139,40 @@ class HuggingFaceLM(TextTask):
 
 
 class CausalLM(nn.Module):
-    """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor."""
+    """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor; with `output_router_logits` in the config also the
+    routers' loss, a scalar."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
+        self._has_router_loss = bool(getattr(network.config, "output_router_logits", False))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
-        return logits
+    def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        output = self.network(input_ids=tokens, use_cache=False)
+        logits: Tensor = output.logits
+        if not self._has_router_loss:
+            return logits
+        router_loss = getattr(output, "aux_loss", None)
+        if not isinstance(router_loss, Tensor):
+            raise ValueError(
+                f"output_router_logits is true in the model's config, and {type(self.network).__name__} of the "
+                "installed transformers computes no loss of its routers. Set it to false."
+            )
+        return logits, router_loss
+
+
+def _router_loss_weight(config: Any) -> float:
+    return float(getattr(config, "router_aux_loss_coef", 0.0) or 0.0)
+
+
+def _split_scale(network: Any) -> None:
+    """Gemma's embedding scales what it looks up. The scale becomes a hook of it, and the embedding torch's own, which
+    the tensor axis can split. The names of its tensors stay."""
+    embedding = network.get_input_embeddings()
+    if "embed_scale" not in dict(embedding.named_buffers(recurse=False)) or not isinstance(embedding, nn.Embedding):
+        return
+    embedding.__class__ = nn.Embedding
+    embedding.register_forward_hook(lambda module, _, rows: rows * module.embed_scale.to(rows.dtype))
 
 
 def _are_stored(network: nn.Module, directory: Path) -> bool:
