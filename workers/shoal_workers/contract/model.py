@@ -12,6 +12,7 @@ themselves are built in `shoal_workers.tasks`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -347,6 +348,20 @@ def read_config(path: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def quantized(config: Mapping[str, Any]) -> str:
+    """Why a model with this content of config.json cannot be trained, as a sentence; empty: it is not quantized."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return ""
+    method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    return (
+        f"the model's config has a quantization_config (quant_method {method!r}), and Shoal trains fp32 parameters: "
+        "QLoRA and training of quantized weights are not supported. Write the weights in bf16 or fp32 (transformers: "
+        "from_pretrained(..., dtype=torch.bfloat16), model.dequantize(), save_pretrained), and name that directory; "
+        "model.lora then trains adapters beside them."
+    )
+
+
 def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
     """Whether the model's directory is on this machine and has no tokenizer that can be read."""
     if settings.path is None:
@@ -474,8 +489,6 @@ def why_not(settings: HuggingFaceConfig, axis: str) -> str:
     config = config_of(settings)
     if not config:
         return f"{CONFIG_NAME} in model.path cannot be read here"
-    if config.get("quantization_config"):
-        return "its weights are quantized"
     if plan_of_hugging_face(settings) is not None:
         return "no block of it has experts"
     return (

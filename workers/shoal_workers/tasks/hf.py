@@ -27,7 +27,9 @@ from shoal_workers.contract.model import (
     TOKENIZER_NAME,
     HuggingFaceConfig,
     TextDataConfig,
+    config_of,
     plan_of_hugging_face,
+    quantized,
 )
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.text import TextTask
@@ -119,6 +121,8 @@ class HuggingFaceLM(TextTask):
         except ImportError as error:
             raise ImportError(f"task HuggingFaceLM needs transformers ({error}): pip install 'shoal[hf]'.") from error
         self.initial_weights = None
+        if problem := quantized(config_of(self.settings)):  # the server may not see model.path
+            raise ValueError(problem)
         if self.settings.path is None:
             config = AutoConfig.for_model(**(self.settings.config or {}))
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)

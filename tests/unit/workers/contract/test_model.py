@@ -179,6 +179,14 @@ def test_a_model_has_one_source_and_a_type(model: dict[str, Any]) -> None:
         _spec(model)
 
 
+def test_quantized_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    config = {**CONFIG, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for model in ({"config": config}, {"path": str(tmp_path)}):
+        with pytest.raises(SpecError, match=r"model: .*'bitsandbytes'.* QLoRA .* not supported\. Write the weights"):
+            _spec(model)
+
+
 def test_sizes_have_the_names_of_the_family() -> None:
     config = {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6, "n_inner": None, "vocab_size": 300}
     sizes = sizes_of(HuggingFaceConfig(config=config))

@@ -18,8 +18,10 @@ from shoal_workers.contract.model import (
     TOKENIZER_NAME,
     LanguageModelConfig,
     TextDataConfig,
+    config_of,
     hugging_face_of,
     lacks_tokenizer,
+    quantized,
     slow_tokenizer_of,
 )
 from shoal_workers.contract.placing import WorkerSpec
@@ -56,6 +58,9 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
             "the same values.",
         )
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        if problem := quantized(config_of(hugging_face)):
+            yield Conflict("model", problem)
     if spec.task == LM_TASK:
         yield from _with_bytes(LanguageModelConfig(**spec.model), TextDataConfig(**spec.data))
     plan = plan_of(spec)
