@@ -21,10 +21,12 @@ VARIANTS = ("llama, tied", "gemma2, own head", "mixtral, router loss", "qwen3_mo
 TOLERANCE = 1e-5
 
 
-def _rows(file: Path, *families: str) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The answer of bench/hugging_face.py by row."""
+    file = tmp_path_factory.mktemp("rows") / "rows.json"
     program = subprocess.run(
-        [sys.executable, ROOT / "bench" / "hugging_face.py", "--json", file, *families],
+        [sys.executable, ROOT / "bench" / "hugging_face.py", "--json", file],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -33,35 +35,20 @@ def _rows(file: Path, *families: str) -> dict[str, dict[str, Any]]:
     return {row["family"]: row for row in json.loads(file.read_text())}
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return _rows(tmp_path_factory.mktemp("rows") / "rows.json")
-
-
-def _check(row: dict[str, Any]) -> None:
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS])
+def test_a_family_trains_and_exports_as_transformers_does(rows: dict[str, dict[str, Any]], name: str) -> None:
+    row = rows[name]
     assert row["loss"] < TOLERANCE, "the loss of transformers"
     assert row["export"] < TOLERANCE, "the logits of what is exported"
     assert not row["wrong"], row["wrong"]
     assert "dp" in row["differences"]
     assert max(row["differences"].values()) < TOLERANCE, row["differences"]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS])
-def test_a_family_trains_and_exports_as_transformers_does(rows: dict[str, dict[str, Any]], name: str) -> None:
-    row = rows[name]
-    _check(row)
     axes = {"tp", "pp", "ep", "cp"}
     assert set(row["differences"]) | set(row["refused"]) >= axes
     for axis, words in row["refused"].items():
         assert f"{axis} is 2, but the architecture {name.split(',')[0]!r} has no plan for {axis} (" in words
     assert axes - set(row["refused"]) == set(row["differences"]) & axes
-
-
-def test_experts_and_their_router_loss_are_those_of_one_process(tmp_path: Path) -> None:
-    rows = _rows(tmp_path / "rows.json", "mixtral, router loss")
-    _check(rows["mixtral, router loss"])
-    assert set(rows["mixtral, router loss"]["differences"]) == {"dp", "tp", "ep"}
 
 
 def test_ranks_without_tokens_take_part_in_the_exchange_of_routed_experts(answer_of: Callable[..., Any]) -> None:

@@ -183,6 +183,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Layers that get no adapter in a family with experts: peft takes these names, also in an exported adapter, for the
+weights of the experts and of the router, which transformers has stacked since its version 5."""
+
+
 class Sizes(Frozen):
     """Sizes of a decoder, named as in most families' config.json."""
 

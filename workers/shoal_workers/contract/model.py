@@ -15,12 +15,12 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
-from shoal_workers.contract.families import FAMILIES, Sizes, sizes_in
+from shoal_workers.contract.families import FAMILIES, TAKEN_FOR_EXPERTS, Sizes, sizes_in
 from shoal_workers.contract.plain_text import OfTask
 
 
@@ -289,6 +289,46 @@ SLOW_TOKENIZER_NAMES = (
 _MAX_CONFIG_BYTES = 1 << 20
 
 
+class LoraConfig(Frozen):
+    """Low-rank adapters (Hu et al. 2021): they are trained, and the model beside them is frozen."""
+
+    r: int = Field(16, ge=1, le=1 << 16)
+    """Rank of each adapter."""
+    alpha: float = Field(32.0, gt=0, le=1e6)
+    """The output of an adapter is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropout of an adapter's input."""
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Last parts of the names of the layers that get an adapter, for example [q_proj, v_proj]; "all-linear": all linear
+    layers but the head."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_quantization(cls, data: Any) -> Any:
+        found = sorted(_QUANTIZATION & set(data)) if isinstance(data, dict) else []
+        if found:
+            raise ValueError(
+                f"model.lora has {found[0]}: QLoRA is not supported, because Shoal keeps the model beside the adapters "
+                "in fp32 and shards it over the workers. Remove the key; more workers, or parallelism.dp_shard, make "
+                "each worker's part smaller."
+            )
+        targets = data.get("target_modules") if isinstance(data, dict) else None
+        # Behind this validator a strict model takes no list of JSON for a tuple.
+        return {**data, "target_modules": tuple(targets)} if isinstance(targets, list) else data
+
+    @model_validator(mode="after")
+    def _not_the_ends(self) -> LoraConfig:
+        if ends := {"lm_head", "embed_tokens", "wte", "embed_in"} & set(self.target_modules):
+            raise ValueError(
+                f"model.lora.target_modules names {sorted(ends)[0]!r}: adapters of the embedding and of the head are "
+                "not supported. Name linear layers of the blocks."
+            )
+        return self
+
+
+_QUANTIZATION = frozenset({"load_in_4bit", "load_in_8bit", "quantization_config", "quantization", "bits", "qlora"})
+
+
 class HuggingFaceConfig(Frozen):
     """A causal language model from a local directory, with its weights, or from a config, with random weights."""
 
@@ -302,6 +342,8 @@ class HuggingFaceConfig(Frozen):
     """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""
+    lora: LoraConfig | None = None
+    """Adapters, by the library peft. Null: the whole model is trained."""
 
     @model_validator(mode="after")
     def _one_source(self) -> HuggingFaceConfig:
@@ -387,6 +429,8 @@ OF_OTHER_HEADS = frozenset({"classifier_dropout", "summary_first_dropout", "summ
 
 def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
     """Key and value of the first dropout of the model that is larger than 0; None: there is none."""
+    if settings.lora is not None and settings.lora.dropout:
+        return "lora.dropout", settings.lora.dropout
     config = config_of(settings)
     family = FAMILIES.get(architecture_of(settings))
     values = {**(family.dropouts if family is not None else {}), **config}
@@ -439,11 +483,36 @@ def _tensor_of_family(
     if family.mixture is not None and family.mixture.shared and sizes.num_dense_layers < sizes.num_hidden_layers:
         column += [f"{family.mixture.shared}.{name}" for name in ("gate_proj", "up_proj")]
         row.append(f"{family.mixture.shared}.down_proj")
-    styles = {f"{block}{name}": TensorStyle.COLUMN for name in column}
-    styles |= {f"{block}{name}": TensorStyle.ROW for name in row}
+    styles: dict[str, TensorStyle] = {}
+    for name in column:
+        styles |= _with_adapter(f"{block}{name}", TensorStyle.COLUMN, settings)
+    for name in row:
+        styles |= _with_adapter(f"{block}{name}", TensorStyle.ROW, settings)
     if not family.partial_if or config_of(settings).get(family.partial_if):
         styles |= {f"{block}{name}": TensorStyle.PARTIAL for name in family.partial}
     return styles | {ends[0]: TensorStyle.EMBEDDING, ends[1]: TensorStyle.HEAD}
+
+
+def _with_adapter(module: str, style: TensorStyle, settings: HuggingFaceConfig) -> dict[str, TensorStyle]:
+    """The styles of a layer, or of its parts if it has an adapter: the part whose split dim is the layer's own is split
+    in the same way; the other part has the rank as that dim, and is whole."""
+    if settings.lora is None or not is_adapted(module, settings.lora, architecture_of(settings)):
+        return {module: style}
+    split = "lora_B" if style is TensorStyle.COLUMN else "lora_A"
+    return {f"{module}.base_layer": style, f"{module}.{split}.default": style}
+
+
+def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:
+    """Whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
+    if lora.target_modules == "all-linear":
+        return linear.rpartition(".")[2] not in taken_for_experts(model_type)
+    return any(f".{linear}".endswith(f".{target}") for target in lora.target_modules)
+
+
+def taken_for_experts(model_type: str) -> frozenset[str]:
+    """Layers that get no adapter; empty for a model without experts, and for a type that is no family."""
+    family = FAMILIES.get(model_type)
+    return TAKEN_FOR_EXPERTS if family is not None and family.mixture is not None else frozenset()
 
 
 def _widths_of_family(sizes: Sizes) -> dict[str, int]:
@@ -469,7 +538,7 @@ def _lacks(settings: HuggingFaceConfig) -> dict[str, str]:
         )
     if family.mixture is None:
         found["ep"] = "it has no experts"
-    return found | family.without
+    return {**found, **family.without}
 
 
 def axes_of_family(settings: HuggingFaceConfig) -> tuple[str, ...]:
@@ -499,9 +568,9 @@ def why_not(settings: HuggingFaceConfig, axis: str) -> str:
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
     """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known, or
-    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention)."""
+    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters)."""
     sizes = sizes_of(settings)
-    if sizes is None or sizes.num_experts or sizes.family.has_latent_attention:
+    if sizes is None or sizes.num_experts or sizes.family.has_latent_attention or settings.lora is not None:
         return None
     width = sizes.intermediate_size if sizes.family.is_gated else max(1, 2 * sizes.intermediate_size // 3)
     try:

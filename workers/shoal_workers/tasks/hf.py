@@ -2,6 +2,7 @@
 
     model: {path: /models/tiny-llama}                      config.json and weights from a local directory
     model: {config: {model_type: llama, hidden_size: ...}}  random weights
+    model: {path: /models/tiny-llama, lora: {r: 16}}        adapters beside frozen weights, see lora.py
 
 Nothing is downloaded, and no code from a model's directory is run. Weights are drawn, and those of a directory read,
 after the model is split, so that no worker holds all of them. Parameters are fp32, whatever the dtype in the files. The
@@ -32,6 +33,7 @@ from shoal_workers.contract.model import (
     quantized,
 )
 from shoal_workers.data.tokenizer import load_tokenizer
+from shoal_workers.tasks.lora import BASE_RENAMES, add_adapters, export_of_adapters
 from shoal_workers.tasks.text import TextTask
 
 _TOKENIZER_FILES = (
@@ -46,6 +48,8 @@ class HuggingFaceLM(TextTask):
     `data.tokenizer` names another."""
 
     deferred_init = True
+    reloads_frozen = False
+    """Set once a model is built: the base of adapters is in the directory's files, and need not be saved."""
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = HuggingFaceConfig.model_validate(model)
@@ -67,6 +71,9 @@ class HuggingFaceLM(TextTask):
             ValueError: the model has fewer tokens than the tokenizer, or differs from its config.json.
         """
         network = self._network()
+        if self.settings.lora is not None:
+            add_adapters(network, self.settings.lora)
+            self.reloads_frozen = self.initial_weights is not None
         self.router_loss_weight = _router_loss_weight(network.config)
         needed = load_tokenizer(self.text.tokenizer).vocab_size
         if network.config.vocab_size < needed:
@@ -104,7 +111,12 @@ class HuggingFaceLM(TextTask):
         assert isinstance(model, CausalLM)
         config = json.loads(model.network.config.to_json_string())
         config |= {"architectures": [type(model.network).__name__]}
-        return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": self._tokenizer_files()}
+        renames = [[f"^{PREFIX}", ""]]
+        described = {"config": config, "renames": renames, "files": self._tokenizer_files()}
+        if self.settings.lora is None:
+            return described
+        adapter = export_of_adapters(model.network, self.settings.lora, self.settings.path)
+        return {**described, "renames": [*renames, *BASE_RENAMES], "adapter": adapter}
 
     def _tokenizer_files(self) -> dict[str, str]:
         """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""

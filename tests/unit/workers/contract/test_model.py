@@ -15,6 +15,7 @@ from shoal_workers.contract.model import (
     HF_TASK,
     HuggingFaceConfig,
     ModelShape,
+    ParallelPlan,
     TensorStyle,
     as_language_model,
     difference,
@@ -185,6 +186,54 @@ def test_quantized_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     for model in ({"config": config}, {"path": str(tmp_path)}):
         with pytest.raises(SpecError, match=r"model: .*'bitsandbytes'.* QLoRA .* not supported\. Write the weights"):
             _spec(model)
+
+
+def _adapted(targets: Any = "all-linear", **config: Any) -> ParallelPlan:
+    document = {"config": {**CONFIG, **config}, "lora": {"r": 4, "target_modules": targets}}
+    plan = plan_of(_spec(document))
+    assert plan is not None
+    return plan
+
+
+def test_of_an_adapter_the_layer_with_the_split_dim_is_split() -> None:
+    block = "network.model.layers.*."
+    styles = _adapted(["q_proj", "mlp.down_proj"]).tensor
+    assert styles[f"{block}self_attn.q_proj.base_layer"] is TensorStyle.COLUMN
+    assert styles[f"{block}self_attn.q_proj.lora_B.default"] is TensorStyle.COLUMN
+    assert styles[f"{block}mlp.down_proj.base_layer"] is TensorStyle.ROW
+    assert styles[f"{block}mlp.down_proj.lora_A.default"] is TensorStyle.ROW
+    assert styles[f"{block}self_attn.k_proj"] is TensorStyle.COLUMN, "it has no adapter"
+    assert not [name for name in styles if name.endswith(("q_proj", "q_proj.lora_A.default"))]
+    assert f"{block}self_attn.k_proj.base_layer" in _adapted().tensor
+
+
+def test_dense_layers_beside_experts_have_no_adapter() -> None:
+    styles = _adapted(**MIXTURE).tensor
+    assert "network.model.layers.*.mlp.shared_expert.down_proj" in styles
+    assert "network.model.layers.*.self_attn.o_proj.base_layer" in styles
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        ({"load_in_4bit": True}, r"model\.lora has load_in_4bit: QLoRA is not supported"),
+        ({"target_modules": ["lm_head"]}, "names 'lm_head': adapters of the embedding and of the head"),
+        ({"target_modules": []}, "target_modules"),
+        ({"r": 0}, r"model\.lora\.r"),
+        ({"rank": 4}, "unknown key 'rank'"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(lora: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        _spec({"config": CONFIG, "lora": lora})
+
+
+def test_dropout_of_adapters_stays_on_the_data_axes_and_their_base_has_one_source() -> None:
+    spec = _spec({"config": CONFIG, "lora": {"dropout": 0.1}})
+    [violation] = violations(Layout(tp=2), spec, plan_of(spec))
+    assert "model.lora.dropout 0.1" in violation.message
+    with pytest.raises(SpecError, match="init_from replaces the weights"):
+        _spec({"config": CONFIG, "lora": {}}, init_from="/weights")
 
 
 def test_sizes_have_the_names_of_the_family() -> None:

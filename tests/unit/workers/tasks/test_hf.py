@@ -193,3 +193,42 @@ def test_a_slow_tokenizer_is_named_and_the_command_of_the_remark_makes_one_that_
     task = HuggingFaceLM({"path": str(tmp_path)}, data, 0)
     assert load_tokenizer(task.text.tokenizer).encode(b"the fish").tolist() == pieces.encode("the fish").ids
     assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(task._tokenizer_files())
+
+
+def _lora(family: str, **lora: Any) -> Any:
+    return _task(config=small_config(family), lora={"r": 2, **lora}).build_model()
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("llama", {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
+        ("gpt2", {"c_attn", "c_proj", "c_fc"}),
+        ("mixtral", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+    ],
+)
+def test_only_adapters_require_a_gradient(family: str, layers: set[str]) -> None:
+    pytest.importorskip("peft")
+    trained = [name for name, one in _lora(family).named_parameters() if one.requires_grad]
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in trained} == layers
+    assert {name.partition(".lora_")[2] for name in trained} == {"A.default.weight", "B.default.weight"}
+
+
+def test_an_adapter_for_a_layer_that_there_is_not_is_refused() -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(ValueError, match="names 'query', and no linear layer of the model has this name: down_proj, g"):
+        _lora("llama", target_modules=["q_proj", "query"])
+    with pytest.raises(ValueError, match=r"names 'down_proj', which in a model with experts peft takes .* k_proj, o"):
+        _lora("qwen2_moe", target_modules=["down_proj"])
+
+
+def test_the_files_of_the_base_are_read_again_unless_transformers_converts_them(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    network = transformers.AutoModelForCausalLM.from_config(config)
+    network.save_pretrained(tmp_path / "all")
+    network.model.save_pretrained(tmp_path / "base")
+    for directory, is_read_again in (("all", True), ("base", False)):
+        task = _task(path=str(tmp_path / directory), lora={"r": 2})
+        task.build_model()
+        assert task.reloads_frozen is is_read_again

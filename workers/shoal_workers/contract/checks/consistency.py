@@ -16,6 +16,7 @@ from shoal_workers.contract.model import (
     BYTE_VOCABULARY,
     LM_TASK,
     TOKENIZER_NAME,
+    HuggingFaceConfig,
     LanguageModelConfig,
     TextDataConfig,
     config_of,
@@ -59,8 +60,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "the same values.",
         )
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
-        if problem := quantized(config_of(hugging_face)):
-            yield Conflict("model", problem)
+        yield from _with_hugging_face(spec, hugging_face)
     if spec.task == LM_TASK:
         yield from _with_bytes(LanguageModelConfig(**spec.model), TextDataConfig(**spec.data))
     plan = plan_of(spec)
@@ -69,6 +69,17 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "compile",
             f"compile is true, which compiles blocks, but those of task {spec.task!r}'s model are not known. "
             "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
+        )
+
+
+def _with_hugging_face(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conflict]:
+    if problem := quantized(config_of(model)):
+        yield Conflict("model", problem)
+    if model.lora is not None and spec.init_from is not None:
+        yield Conflict(
+            "init_from",
+            "init_from replaces the weights that a model begins with, and with model.lora those of model.path are read "
+            "whenever a group forms. Name the directory of the weights in model.path.",
         )
 
 
