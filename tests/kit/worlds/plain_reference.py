@@ -182,7 +182,7 @@ def _on_device(batch):
 
 
 def _collate(task):
-    return getattr(task, "collate", torch.stack)
+    return getattr(task, "collate", torch.utils.data.default_collate)
 
 
 def _task(spec):

@@ -69,6 +69,8 @@ class Family:
     mixture: Mixture | None = None
     is_gated: bool = True
     """The feed-forward layer has three matrices, not two."""
+    isolates_packed: bool = True
+    """Where positions begin anew, a token does not see those before."""
     has_latent_attention: bool = False
     """Keys and values come from a narrow vector of each token."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -142,6 +144,7 @@ FAMILIES: dict[str, Family] = {
         is_gated=False,
     ),
     "gpt_oss": Family(
+        isolates_packed=False,  # it makes its masks without the positions
         mixture=Mixture(counts=("num_local_experts", "num_experts")),
         without={"tp": "its attention has a parameter of its own, the sinks of the heads, beside its layers"},
     ),

@@ -202,6 +202,27 @@ class TextDataConfig(Frozen):
         return self
 
 
+class AnswersConfig(Frozen):
+    """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs, one JSON object in each line: {"prompt": text, "completion": text}, {"messages": [{"role": ...,
+    "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must be able to read them."""
+    validation_paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Files of the validation split. Without any, `validation_fraction` of the lines are taken for it."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the lines for validation only, chosen by their hash."""
+    max_examples: int | None = Field(None, ge=1)
+    """Most lines of the training and of the validation files to read, in order; default: all."""
+    packing: bool = False
+    """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
+    tokenizer: str | None = Field(None, max_length=4096)
+    """Directory with a tokenizer and its chat template; null: model.path. "bytes": one token per byte, for prompts and
+    completions that are texts."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where the tokens are kept. Default: ~/.cache/shoal/data."""
+
+
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
     """The plan of the built-in language model. It has the names of the modules in `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
@@ -277,6 +298,9 @@ def _widths(config: LanguageModelConfig) -> dict[str, int]:
 
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
+SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
+HF_TASKS = (HF_TASK, SFT_TASK)
+"""The tasks whose model is one of transformers."""
 PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"
@@ -359,7 +383,7 @@ class HuggingFaceConfig(Frozen):
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
     """Settings of a Hugging Face model; None for another task, and for invalid settings, which the submit check
     refuses."""
-    if task != HF_TASK:
+    if task not in HF_TASKS:
         return None
     try:
         return HuggingFaceConfig.model_validate(model)
@@ -500,6 +524,12 @@ def _with_adapter(module: str, style: TensorStyle, settings: HuggingFaceConfig) 
         return {module: style}
     split = "lora_B" if style is TensorStyle.COLUMN else "lora_A"
     return {f"{module}.base_layer": style, f"{module}.{split}.default": style}
+
+
+def isolates_packed(model_type: str) -> bool:
+    """Whether it is known that examples in one sample do not see each other where positions begin anew."""
+    family = FAMILIES.get(model_type)
+    return family is not None and family.isolates_packed
 
 
 def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:

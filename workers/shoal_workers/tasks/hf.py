@@ -43,24 +43,24 @@ _TOKENIZER_FILES = (
 """What transformers keeps of a tokenizer in a model's directory."""
 
 
-class HuggingFaceLM(TextTask):
-    """Any architecture of AutoModelForCausalLM. The text is read with the directory's own tokenizer, unless
-    `data.tokenizer` names another."""
+class HuggingFaceModel:
+    """The model half of a task: any architecture of AutoModelForCausalLM."""
 
     deferred_init = True
     reloads_frozen = False
     """Set once a model is built: the base of adapters is in the directory's files, and need not be saved."""
 
-    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
-        self.settings = HuggingFaceConfig.model_validate(model)
-        own = Path(self.settings.path).expanduser() / TOKENIZER_NAME if self.settings.path else None
-        given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
-        super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
-        self.seed = seed
+    def __init__(self, settings: HuggingFaceConfig) -> None:
+        self.settings = settings
         self.router_loss_weight = 0.0
         self.initial_weights: str | None = None
         """Once a model is built: the directory, if its files hold the model's tensors under their own names. Otherwise
         transformers has read and converted all of them."""
+
+    @property
+    def tokenizer(self) -> str:
+        """The tokenizer that the text is read with: "bytes", or the path of its tokenizer.json."""
+        raise NotImplementedError
 
     def build_model(self) -> nn.Module:
         """The model. Its weights are random, also if `initial_weights` says afterwards that others belong to it.
@@ -75,11 +75,11 @@ class HuggingFaceLM(TextTask):
             add_adapters(network, self.settings.lora)
             self.reloads_frozen = self.initial_weights is not None
         self.router_loss_weight = _router_loss_weight(network.config)
-        needed = load_tokenizer(self.text.tokenizer).vocab_size
+        needed = load_tokenizer(self.tokenizer).vocab_size
         if network.config.vocab_size < needed:
             raise ValueError(
                 f"the model's vocab_size {network.config.vocab_size} is smaller than the {needed} tokens of "
-                f"data.tokenizer {self.text.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
+                f"data.tokenizer {self.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
             )
         _split_scale(network)
         model = CausalLM(network)
@@ -91,17 +91,8 @@ class HuggingFaceLM(TextTask):
             )
         return model
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
-
-        With `output_router_logits` in the model's config also the routers' loss, over the micro-batch as transformers
-        computes it, times `router_aux_loss_coef`; the metric `router_loss` is that loss alone.
-
-        Under tp the logits are split over the vocabulary, and this computes on the parts (parallel/split_output.py).
-        """
-        returned = model(batch["tokens"])
-        logits, router_loss = returned if isinstance(returned, tuple) else (returned, None)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+    def with_router_loss(self, loss: Tensor, router_loss: Tensor | None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """A micro-batch's loss, with the routers' loss if the model has one, and with the metric `router_loss`."""
         if router_loss is None:
             return loss
         return loss + self.router_loss_weight * router_loss, {"router_loss": router_loss.detach()}
@@ -120,9 +111,9 @@ class HuggingFaceLM(TextTask):
 
     def _tokenizer_files(self) -> dict[str, str]:
         """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""
-        if self.text.tokenizer == BYTE_TOKENIZER:
+        if self.tokenizer == BYTE_TOKENIZER:
             return {}
-        own = Path(self.text.tokenizer).expanduser().resolve()
+        own = Path(self.tokenizer).expanduser().resolve()
         if self.settings.path is None or own.parent != Path(self.settings.path).expanduser().resolve():
             return {TOKENIZER_NAME: str(own)}
         return {name: str(own.parent / name) for name in _TOKENIZER_FILES if (own.parent / name).is_file()}
@@ -154,6 +145,38 @@ class HuggingFaceLM(TextTask):
         )
 
 
+class HuggingFaceLM(HuggingFaceModel, TextTask):
+    """Next tokens of a text. It is read with the directory's own tokenizer, unless `data.tokenizer` names another."""
+
+    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
+        settings = HuggingFaceConfig.model_validate(model)
+        own = Path(settings.path).expanduser() / TOKENIZER_NAME if settings.path else None
+        given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
+        HuggingFaceModel.__init__(self, settings)
+        TextTask.__init__(self, TextDataConfig.model_validate(given), settings.seq_len)
+
+    @property
+    def tokenizer(self) -> str:
+        return self.text.tokenizer
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
+
+        With `output_router_logits` in the model's config also the routers' loss, over the micro-batch as transformers
+        computes it, times `router_aux_loss_coef`; the metric `router_loss` is that loss alone.
+
+        Under tp the logits are split over the vocabulary, and this computes on the parts (parallel/split_output.py).
+        """
+        logits, router_loss = parts_of(model(batch["tokens"]))
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+        return self.with_router_loss(loss, router_loss)
+
+
+def parts_of(returned: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Logits and the routers' loss, of what a CausalLM returns."""
+    return returned if isinstance(returned, tuple) else (returned, None)
+
+
 class CausalLM(nn.Module):
     """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor; with `output_router_logits` in the config also the
     routers' loss, a scalar."""
@@ -163,8 +186,9 @@ class CausalLM(nn.Module):
         self.network = network
         self._has_router_loss = bool(getattr(network.config, "output_router_logits", False))
 
-    def forward(self, tokens: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        output = self.network(input_ids=tokens, use_cache=False)
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """`positions` (B, T): where they begin anew, what follows does not see what was before; None: one sequence."""
+        output = self.network(input_ids=tokens, position_ids=positions, use_cache=False)
         logits: Tensor = output.logits
         if not self._has_router_loss:
             return logits

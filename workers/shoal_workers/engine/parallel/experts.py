@@ -109,7 +109,7 @@ class _ExpertsForward:
         copies = tokens.unsqueeze(1).expand(-1, experts.shape[1], -1).flatten(0, 1)
         outputs = self._exchange(copies.index_select(0, pairs), counts, self._ep, self._compute_unweighted)
         by_pair = outputs.new_zeros(copies.shape).index_copy(0, pairs, outputs)
-        return (by_pair.unflatten(0, experts.shape) * weights.unsqueeze(-1)).sum(1).to(tokens.dtype)
+        return (by_pair.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(1).to(tokens.dtype)
 
     def _exchange(
         self, tokens: Tensor, counts: Tensor, ep: DeviceMesh, compute: Callable[[Tensor, Tensor], Tensor]
