@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -18,8 +18,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
 demo: setup      ## train, kill a worker, continue, grow back, and compare with an undisturbed run
 	@$(BIN)/shoal demo
 
-test: setup      ## all tests but the cells that are marked `matrix` or `soak`: about 30 minutes on two cores
+test: setup      ## all tests but those marked `slow`, `matrix` or `soak`: about 15 minutes on two cores
 	@$(BIN)/python tools/run_tests.py
+
+test-slow: setup ## the tests marked `slow`, which CI runs too
+	@$(BIN)/python tools/run_tests.py -m "slow and not (matrix or soak)"
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
 	@$(BIN)/pytest -m "not soak" --hypothesis-profile=explore

@@ -1,8 +1,7 @@
-"""What a program of a user's own costs under Shoal: a script and a loop, beside the same script under torchrun; and a
-script of Ray Train, beside Ray Train.
+"""What a program of a user's own costs under Shoal: a script and a loop, beside the same script under torchrun; the
+same with the Trainer of Hugging Face; and a script of Ray Train, beside Ray Train.
 
-    python bench/programs/main.py [--doors torchrun,script,ray-train,shoal-ray-train,loop] [--kills 5] [--workers 3]
-        [--undisturbed 20]
+    python bench/programs/main.py [--doors torchrun,script,loop,...] [--kills 5] [--workers 3] [--undisturbed 40]
 
 For each door: seconds from the start (of torchrun, or of the submission to a server that is ready) to the first step;
 the median seconds of a step; and, for each kill of a worker's process, the seconds from the signal to the next new
@@ -103,7 +102,7 @@ def measure(training: Training, kills: int, undisturbed: int, chance: random.Ran
 
 
 @contextmanager
-def under_torchrun(folder: Path, workers: int) -> Iterator[Training]:
+def under_torchrun(folder: Path, workers: int, script: str = "script.py") -> Iterator[Training]:
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -114,7 +113,7 @@ def under_torchrun(folder: Path, workers: int) -> Iterator[Training]:
     }
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"),
-        *("--max-restarts=1000", "--monitor-interval=0.1", str(HERE / "script.py")),
+        *("--max-restarts=1000", "--monitor-interval=0.1", str(HERE / script)),
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
@@ -207,12 +206,19 @@ def _shoal_ray_train(folder: Path, workers: int) -> AbstractContextManager[Train
     return under_shoal(folder, workers, {"script": {"file": "ray_train.py", "args": args, "launcher": "ray_train"}})
 
 
-_DOORS: dict[str, Callable[[Path, int], Any]] = {
+def _shoal_runs(**program: Any) -> Callable[[Path, int], AbstractContextManager[Training]]:
+    return lambda folder, workers: under_shoal(folder, workers, program)
+
+
+_DOORS: dict[str, Callable[[Path, int], AbstractContextManager[Training]]] = {
     "torchrun": under_torchrun,
-    "script": lambda folder, workers: under_shoal(folder, workers, {"script": {"file": "script.py"}}),
+    "script": _shoal_runs(script={"file": "script.py"}),
+    "loop": _shoal_runs(loop={"file": "loop.py"}),
+    "torchrun-trainer": lambda folder, workers: under_torchrun(folder, workers, "trainer.py"),
+    "script-trainer": _shoal_runs(script={"file": "trainer.py"}),
+    "loop-trainer": _shoal_runs(loop={"file": "trainer.py", "args": ["loop"]}),
     "ray-train": under_ray_train,
     "shoal-ray-train": _shoal_ray_train,
-    "loop": lambda folder, workers: under_shoal(folder, workers, {"loop": {"file": "loop.py"}}),
 }
 
 
@@ -234,7 +240,7 @@ def main() -> None:
                 one = found[door] = measure(training, options.kills, options.undisturbed, random.Random(1))
         pauses = ", ".join(f"{pause:.2f}" for pause in one.pauses_s)
         print(
-            f"{door:15} start {one.start_s:.2f} s, step {one.step_s * 1000:.1f} ms; kill to the next new step median "
+            f"{door:16} start {one.start_s:.2f} s, step {one.step_s * 1000:.1f} ms; kill to the next new step median "
             f"{statistics.median(one.pauses_s):.2f} s ({pauses}), steps done again {one.repeated}",
             flush=True,
         )

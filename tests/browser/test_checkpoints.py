@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Submit
@@ -9,6 +11,7 @@ from shoal_api.client import Client
 from shoal_service.views import JobPatch
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

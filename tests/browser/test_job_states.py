@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import RUNNING, Service
 from shoal_service.store import job_deletion
@@ -12,6 +14,7 @@ ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.da
 NAMES = "[...document.querySelectorAll('#facts dt')].map((one) => one.textContent)"
 
 
+@pytest.mark.slow
 def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_its_head(
     reader: Browser, written: Service
 ) -> None:

@@ -3,6 +3,7 @@ focus stays where it was when what had it is drawn anew."""
 
 from __future__ import annotations
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
@@ -49,6 +50,7 @@ def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
 def test_a_job_is_scaled_and_paused_without_a_mouse_while_it_trains(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_page_is_readable_on_a_phone_and_in_the_dark(
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
 def test_an_unknown_job_says_so_and_the_documentation_is_served_offline(browser: Browser, shoal_server: Server) -> None:
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/job-0")
     browser.sees("#missing", "There is no job job-0.")

@@ -56,6 +56,7 @@ def jobs(written: Service) -> list[JobView]:
     return [trains, waits, failed]
 
 
+@pytest.mark.slow
 def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.look(width=LAPTOP)
     for path, there in _pages(jobs).items():

@@ -10,6 +10,7 @@ from kit.webhooks import SECRET, Receiver
 from shoal_api.client import Client
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 def test_no_event_is_lost_when_the_control_plane_is_killed(submit: Any, shoal_server: Any, client: Client) -> None:
     secrets = shoal_server.state_dir / "webhook-secrets"

@@ -134,6 +134,7 @@ def test_a_worker_killed_while_the_group_re_forms_belongs_to_the_same_incident(s
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.slow
 def test_below_min_workers_a_job_waits_and_resumes_without_a_request(submit, client: Client) -> None:
     run = submit(
         min_workers=2,

@@ -1,7 +1,8 @@
-"""Few cells of a test with many: `make test` runs those, spread evenly over the list, and `make test-all` runs all.
+"""Few cells of a test with many: `make test` runs those, `make test-slow` some more, and `make test-all` all of them.
 
 A test in a folder that is named here starts processes or a server for each of its cells (its parameters). What a cell
-adds to its neighbours is worth minutes of every run only for whoever changes what it is about.
+adds to its neighbours is worth minutes of every run only for whoever changes what it is about. Cells are spread evenly
+over the list.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from collections.abc import Iterable
 
 import pytest
 
-FEW = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
+FEW = {"dist": 1, "http": 2, "chaos": 1, "ray": 1}
 """Cells of a test that `make test` runs, by folder of tests/; of other folders it runs all. The marker `cells(N)` says
 it for one test."""
+MORE = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
+"""Cells that `make test` and `make test-slow` run together. The marker's second argument says it for one test."""
 
 
 def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
-    """Marks the cells that `make test` leaves out as `matrix`. `items`: each with its folder."""
+    """Marks the cells that `make test` leaves out as `slow`, or as `matrix`. `items`: each with its folder."""
     cells: dict[str, list[pytest.Item]] = defaultdict(list)
-    few: dict[str, int] = {}
+    numbers: dict[str, tuple[int, int]] = {}
     for folder, item in items:
         marker = item.get_closest_marker("cells")
-        most = marker.args[0] if marker is not None else FEW.get(folder)
-        if most is not None and item.get_closest_marker("matrix") is None:
+        few = marker.args[0] if marker is not None else FEW.get(folder)
+        if few is not None and item.get_closest_marker("matrix") is None:
             test = item.nodeid.split("[")[0]
             cells[test].append(item)
-            few[test] = most
+            more = marker.args[1] if marker is not None and len(marker.args) > 1 else MORE.get(folder, few)
+            numbers[test] = few, max(few, more)
     for test, all_cells in cells.items():
-        chosen = _spread(_of_one_database(all_cells), few[test])
+        few, more = numbers[test]
+        of_one_database = _of_one_database(all_cells)
+        chosen, slow = _spread(of_one_database, few), _spread(of_one_database, more)
         for item in all_cells:
             if item not in chosen:
-                item.add_marker(pytest.mark.matrix)
+                item.add_marker(pytest.mark.slow if item in slow else pytest.mark.matrix)
 
 
 def _of_one_database(cells: list[pytest.Item]) -> list[pytest.Item]:

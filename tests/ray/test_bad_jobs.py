@@ -91,6 +91,7 @@ def test_an_error_in_step_50_on_one_rank_fails_the_job_after_one_retry(bad) -> N
     assert run.events("generation.forming")[1].data["restore"] == "step-000000000040-a1-g1"
 
 
+@pytest.mark.slow
 def test_what_ranks_print_is_in_the_log_by_rank(bad) -> None:
     run = bad("step 50 of rank 1")
     for rank in (0, 1):

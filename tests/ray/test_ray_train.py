@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +17,10 @@ import torch
 from torch import nn
 
 from kit.processes.server import PATIENCE_S, Server, until
+from kit.worlds.gated_scripts import SCRIPTS, GatedScript
 from shoal_api.client import Client
-from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 
-SCRIPTS = Path(__file__).parents[1] / "kit" / "scripts"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray-train"
 ROWS, EPOCHS, BATCH = 52, 2, 4
 SAVED, GATED, LAST = 8, 10, 14
@@ -30,48 +28,19 @@ SAVED, GATED, LAST = 8, 10, 14
 10."""
 
 
-class Run:
+class Run(GatedScript):
     """A job with ray_train_rows.py."""
 
     def __init__(self, client: Client, folder: Path) -> None:
-        self._client = client
         self._folder = folder
-        self.gate = folder / "gate"
         data = folder / "data"
         data.mkdir()
         for file in range(4):
             rows = range(file * ROWS // 4, (file + 1) * ROWS // 4)
             (data / f"{file}.csv").write_text("row\n" + "".join(f"{row}\n" for row in rows))
-        args = [str(data), str(folder / "rows"), str(self.gate)]
-        spec = {
-            "name": "rows",
-            "script": {"file": "ray_train_rows.py", "args": args, "launcher": "ray_train", "grace_s": 5},
-            "code": {"working_dir": str(SCRIPTS)},
-            "elasticity": {"min_workers": 1, "max_workers": 2},
-        }
-        self.id = client.submit(spec).id
-
-    def now(self) -> JobView:
-        return self._client.job(self.id)
-
-    def reach_the_gate(self) -> None:
-        def is_there() -> bool:
-            status = self.now().status
-            assert not status.state.ended, status
-            return status.step >= GATED and status.state is JobState.RUNNING
-
-        until(is_there, f"step {GATED}")
-
-    def succeeds(self) -> JobView:
-        ended = self._client.wait(self.id, timeout_s=PATIENCE_S)
-        assert ended.status.state is JobState.SUCCEEDED, (
-            ended.status,
-            [one.text for one in self._client.logs(self.id)],
-        )
-        return ended
-
-    def lines(self, words: str) -> list[str]:
-        return [line.text for line in self._client.logs(self.id) if re.search(words, line.text)]
+        args = [str(data), str(folder / "rows"), str(folder / "gate")]
+        script = {"file": "ray_train_rows.py", "args": args, "launcher": "ray_train"}
+        super().__init__(client, script, gate=folder / "gate", gated=GATED, min_workers=1)
 
     def rows(self) -> dict[int, list[list[int]]]:
         """By step, what each rank has read in it, in the group that completed the step last."""
@@ -89,10 +58,8 @@ class Run:
 
 @pytest.fixture
 def run(client: Client, tmp_path: Path) -> Iterator[Run]:
-    one = Run(client, tmp_path)
-    yield one
-    if not one.now().status.state.ended:
-        client.cancel(one.id)
+    with Run(client, tmp_path) as one:
+        yield one
 
 
 def _losses() -> list[float]:
@@ -121,8 +88,8 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client:
     client.scale(run.id, min_workers=2)
     os.kill(pid, signal.SIGKILL)
     until(lambda: client.incidents(run.id), "the incident")
-    run.gate.touch()
-    status = run.succeeds().status
+    run.open()
+    status = run.ends().status
 
     assert (status.step, status.incidents) == (LAST, 1)
     assert run.lines("rank 0 of 2 goes on from step") == [
@@ -141,13 +108,14 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client:
     assert result.endswith("['checkpoint_000007', 'checkpoint_000011']"), "the reports before steps 8 and 12"
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) -> None:
     run.reach_the_gate()
     client.scale(run.id, max_workers=1)
     until(lambda: run.lines("rank 0 of 1 goes on"), "the group of one")
-    run.gate.touch()
-    run.succeeds()
+    run.open()
+    run.ends()
     rows = run.rows()
     first_epoch = [row for step in range(1, 8) for of_rank in rows[step] for row in of_rank]
     second_epoch = [row for step in sorted(rows) if step > 7 for of_rank in rows[step] for row in of_rank]
@@ -186,6 +154,7 @@ def test_a_driver_script_trains_on_the_service_and_gets_the_result(
     assert f"shoal watch {job.id}" in ran.stderr and "job STARTING -> RUNNING" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_shard_is_read_in_every_way(client: Client) -> None:
     """17 rows on two ranks: eight for each, and one is left out."""
     script = {"file": "ray_train_shards.py", "launcher": "ray_train"}

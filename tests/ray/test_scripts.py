@@ -7,72 +7,37 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kit.processes.server import PATIENCE_S, until
-from shoal_api.client import Client, NotFound
-from shoal_service.views import JobView
+from kit.worlds.gated_scripts import SCRIPTS, GatedScript
+from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import ContinueFrom
 
-SCRIPTS = Path(__file__).parents[1] / "kit" / "scripts"
 STEPS, SAVED, GATED = 12, 4, 6
 """gated_ddp.py saves every `SAVED` steps, and stands still after step `GATED` until its gate opens."""
 
 
-class Run:
+class Run(GatedScript):
     """A job with gated_ddp.py on two workers."""
 
     def __init__(self, client: Client, gate: Path) -> None:
-        self._client = client
-        self.gate = gate
-        spec = {
-            "name": "gated",
-            "script": {"file": "gated_ddp.py", "args": [str(STEPS), str(gate)], "grace_s": 5},
-            "code": {"working_dir": str(SCRIPTS)},
-            "elasticity": {"min_workers": 2, "max_workers": 2},
-        }
-        self.id = client.submit(spec).id
-
-    def now(self) -> JobView:
-        return self._client.job(self.id)
-
-    def reach_the_gate(self) -> None:
-        def is_there() -> bool:
-            status = self.now().status
-            assert not status.state.ended, status
-            return status.step >= GATED and status.state is JobState.RUNNING
-
-        until(is_there, f"step {GATED}")
-
-    def open(self) -> None:
-        self.gate.touch()
-
-    def ends(self, state: JobState) -> JobView:
-        ended = self._client.wait(self.id, timeout_s=PATIENCE_S)
-        assert ended.status.state is state, ended.status
-        return ended
-
-    def pid_of_worker(self, rank: int) -> int:
-        return next(worker.pid for worker in self._client.workers(self.id) if worker.rank == rank)
+        script = {"file": "gated_ddp.py", "args": [str(STEPS), str(gate)]}
+        super().__init__(client, script, gate=gate, gated=GATED, min_workers=2)
 
     def starts(self, rank: int) -> list[tuple[int, int]]:
         """Step and pid of each process of the script on this rank, oldest first."""
         found = re.compile(rf"rank {rank} of 2 goes on from step (\d+), pid (\d+)")
-        lines = (found.search(line.text) for line in self._client.logs(self.id))
-        return [(int(match[1]), int(match[2])) for match in lines if match]
+        return [(int(match[1]), int(match[2])) for line in self.lines("") if (match := found.search(line))]
 
 
 @pytest.fixture
 def run(client: Client, tmp_path: Path) -> Iterator[Run]:
-    one = Run(client, tmp_path / "gate")
-    yield one
-    with suppress(NotFound):  # a test may delete it
-        if not one.now().status.state.ended:
-            client.cancel(one.id)
+    with Run(client, tmp_path / "gate") as one:
+        yield one
 
 
 @pytest.mark.parametrize("victim", ["worker", "script"])
@@ -95,6 +60,7 @@ def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, vict
     assert [point.step for point in client.series(run.id)] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.slow
 def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -> None:
     run.reach_the_gate()
     client.pause(run.id)
@@ -107,6 +73,7 @@ def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -
     assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
 
 
+@pytest.mark.slow
 def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_with_their_jobs(
     client: Client, run: Run
 ) -> None:

@@ -41,6 +41,7 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.slow
 def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
     submit, client: Client, shoal_server
 ) -> None:

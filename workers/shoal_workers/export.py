@@ -94,6 +94,7 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     names = _names(shapes, described.get("renames", ()))
     if adapter is not None:
         names = _adapter_names(names, adapter)
+    scalars = {f"{_PREFIX}{name}" for name in described.get("scalars", ())}
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
@@ -113,7 +114,10 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
         file = f"{kind}.safetensors" if len(groups) == 1 else f"{kind}-{number:05d}-of-{len(groups):05d}.safetensors"
         state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
         load(state, directory=source)
-        tensors = {names[name]: tensor.to(_written(tensor, dtype)) for name, tensor in state.items()}
+        tensors = {
+            names[name]: (tensor.view(()) if name in scalars else tensor).to(_written(tensor, dtype))
+            for name, tensor in state.items()
+        }
         save_file(tensors, out / file, metadata={"format": "pt"})
         shutil.copymode(config_file, out / file)  # safetensors creates files that only their owner can read
         file_of |= dict.fromkeys(tensors, file)

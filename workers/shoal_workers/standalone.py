@@ -159,6 +159,7 @@ def train(
     if spec.worker.gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = str(checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints")
+    absolute_root = _absolute(root)
     outbox = Outbox(f"rank-{environment.rank}")
     shared = environment.shared_store(spec.name)
     if environment.rank == 0:
@@ -170,9 +171,11 @@ def train(
     if environment.rank == 0:
         shared.set("address", json.dumps([store.host, store.port]))
     host, port = json.loads(shared.get("address"))
+    if spec.code.working_dir:
+        _enter(Path(spec.code.working_dir).expanduser())
     engine = Engine(
         spec,
-        checkpoint_root=_absolute(root),
+        checkpoint_root=absolute_root,
         outbox=outbox,
         store=store,
         may_change_data=changed_spec,
@@ -274,6 +277,14 @@ def _origin_of(origin: ContinueFrom) -> str:
 def _absolute(url: str) -> str:
     """A path does not depend on the working directory, which a task may change; an address stays."""
     return url if not url or "://" in url else str(Path(url).absolute())
+
+
+def _enter(code: Path) -> None:
+    """Makes the process look as a worker of the service, which starts in the code of its job."""
+    if not code.is_dir():
+        raise SystemExit(f"code.working_dir {code} is not a directory here: name the one that has the job's code.")
+    os.chdir(code)
+    sys.path.insert(0, str(Path.cwd()))
 
 
 def _next_attempt(root: str) -> int:

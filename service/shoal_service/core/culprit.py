@@ -24,9 +24,10 @@ from shoal_workers.contract.messages import Phase, StackSource, WorkerExit, Work
 from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.worker_reports import StepReport
 
-FACTOR = 1.5
+SLOW_FACTOR = 1.5
 """A step is slow if it takes this many times the median of normal steps."""
-THRESHOLD_S = 0.5
+LEAST_EXCESS_S = 0.5
+"""Seconds by which consecutive slow steps must exceed what is slow, at least, to be a slow-down of the group."""
 _MOST_NORMAL = 32
 _LEAST_NORMAL = 5
 _MOST_SLOW = 32
@@ -106,8 +107,8 @@ class SlowDown:
 def step_done(pace: Pace, report: StepReport) -> tuple[Pace, SlowDown | None]:
     """The pace after this step, and a slow-down that it has made certain. Called with each report of a step.
 
-    excess of a step = its time - FACTOR x the median of the normal steps before
-    sum of the excesses of consecutive slow steps >= THRESHOLD_S, and two slow steps  ->  the group has slowed down
+    excess of a step = its time - SLOW_FACTOR x the median of the normal steps before
+    sum of the excesses of consecutive slow steps >= LEAST_EXCESS_S, and two slow steps  ->  the group has slowed down
     a checkpoint keeps one rank for much longer than the others                       ->  at once
     """
     if report.generation != pace.generation:
@@ -122,15 +123,15 @@ def step_done(pace: Pace, report: StepReport) -> tuple[Pace, SlowDown | None]:
     if _is_stall(times, usual):
         found = None if pace.is_named else _found(report, usual, (times,))
         return replace(pace, slow=(times,), is_named=True, num_slow=0), found
-    if times.step_s <= FACTOR * usual.step_s:
+    if times.step_s <= SLOW_FACTOR * usual.step_s:
         normal = (*pace.normal, times)[-_MOST_NORMAL:]
         return replace(pace, normal=normal, slow=(), excess_s=0.0, is_named=False), None
     slow = (*pace.slow, times)[-_MOST_SLOW:]
-    excess_s = pace.excess_s + times.step_s - FACTOR * usual.step_s
+    excess_s = pace.excess_s + times.step_s - SLOW_FACTOR * usual.step_s
     pace = replace(pace, slow=slow, excess_s=excess_s, num_slow=pace.num_slow + 1)
     if pace.is_named:
         return _looked_again(pace, report, usual)
-    if excess_s < max(THRESHOLD_S, usual.step_s) or len(slow) < 2:
+    if excess_s < max(LEAST_EXCESS_S, usual.step_s) or len(slow) < 2:
         return pace, None
     found = _found(report, usual, slow)
     return replace(pace, is_named=True, suspect=found.suspect, num_slow=0), found
@@ -223,7 +224,7 @@ def _is_stall(times: StepTimes, usual: StepTimes) -> bool:
     saving = [rank.saving_s for rank in times.ranks]
     if len(saving) < 2 or max(saving) < _STALL_S:
         return False
-    return max(saving) - statistics.median_low(saving) >= max(_STALL_S, 2 * FACTOR * usual.step_s)
+    return max(saving) - statistics.median_low(saving) >= max(_STALL_S, 2 * SLOW_FACTOR * usual.step_s)
 
 
 def _found(report: StepReport, usual: StepTimes, slow: tuple[StepTimes, ...]) -> SlowDown:

@@ -44,6 +44,7 @@ def isolated_fleet(tmp_path: Path, queries: Path) -> Iterator[Fleet]:
     fleet.close()
 
 
+@pytest.mark.slow
 def test_start_kill_and_grow_ask_no_name_server(isolated_fleet: Fleet, queries: Path, tmp_path: Path) -> None:
     memory_root = tmp_path / "memory"
     memory_root.mkdir()

@@ -73,6 +73,7 @@ def test_children_and_orphans_end_with_it(run: Run, tmp_path: Path, number: sign
     until(lambda: not _started_with(mark) and not is_alive(fork), "all of them have ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.matrix)],

@@ -26,6 +26,7 @@ def check(program: str, *arguments: str, directory: Path = LOOPS, **environment:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_example_goes_on_as_undisturbed_and_writes_only_into_a_temporary_directory(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -44,7 +45,7 @@ def test_the_example_goes_on_as_undisturbed_and_writes_only_into_a_temporary_dir
 NEWCOMER, SURVIVOR = "a worker that joins after step 2", "a worker whose group breaks after step 2"
 
 
-@pytest.mark.cells(2)
+@pytest.mark.cells(1, 2)
 @pytest.mark.parametrize(
     ("mistake", "untracked", "first"),
     [
@@ -88,6 +89,7 @@ def test_a_loop_that_cannot_be_compared_says_why(mistake: str, code: int, words:
     assert status == code and found["trial"]["remarks"][0].startswith(words), found
 
 
+@pytest.mark.slow
 def test_an_error_of_the_loop_is_named_and_a_loop_that_takes_too_long_is_ended() -> None:
     code, found = check("untracked.py", "--", "failing")
     assert code == 1 and "the third step is not for me (untracked.py:" in found["error"]["message"], found
@@ -100,6 +102,7 @@ def test_a_loop_is_only_read_on_request() -> None:
     assert (code, found["door"]) == (0, "loop") and "trial" not in found
 
 
+@pytest.mark.slow
 def test_a_sharded_loop_is_tried_as_its_spec_says(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((GALLERY / "fsdp2" / "train.py").read_text("utf-8"), "utf-8")
     spec = {"loop": {"file": "train.py"}, "code": {"working_dir": "."}, "parallelism": {"dp_shard": "auto"}}

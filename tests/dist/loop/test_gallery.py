@@ -27,7 +27,7 @@ SHARDED = {"fsdp2": {"dp_shard": "auto"}}
 LOOPS = sorted(file.parent.name for file in GALLERY.glob("*/train.py") if "shoal.run(" in file.read_text("utf-8"))
 
 
-@pytest.mark.cells(3)
+@pytest.mark.cells(1, 3)
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_killed_worker_costs_at_most_one_step_and_changes_no_loss(make_job: Any, name: str) -> None:
     job = make_job(

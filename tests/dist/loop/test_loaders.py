@@ -73,7 +73,7 @@ def children_of(pids: set[int]) -> list[int]:
     return [pid for pid, parent in parents().items() if parent in pids]
 
 
-@pytest.mark.cells(4)
+@pytest.mark.cells(2, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sample_is_read_once_and_no_loss_changes_over_a_kill_and_two_changes_of_size(
     trial: Any, kind: str

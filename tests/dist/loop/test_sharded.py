@@ -83,6 +83,7 @@ def test_a_sharded_loop_trains_at_any_size_as_plain_torch_does(make_job: Any, ho
     assert share(job, workers[0]) == pytest.approx(1 / parts, abs=0.05)
 
 
+@pytest.mark.slow
 def test_two_sharded_models_with_updates_of_their_own_train_as_in_plain_torch(make_job: Any) -> None:
     file = FILE.with_name("sharded_gan.py")
     job = make_job(memory=True, **spec_of(loop={"file": str(file.relative_to(ROOT)), "args": [str(STEPS)]}))

@@ -41,6 +41,7 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
     _kill_twice(make_job, plain_run, text, *(_CASES | _MORE)[name], phase)
 
 
+@pytest.mark.slow
 def test_a_gather_that_is_under_way_when_a_rank_dies_is_left(make_job: Any, plain_run: Any, text: str) -> None:
     """The backward passes of this schedule end with parameters that are gathered for a next one."""
     layout = Layout(pp=2, dp_shard=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1), shard=ShardLevel.GRADIENTS)

@@ -104,6 +104,7 @@ def test_what_depends_on_the_samples_of_one_rank_is_refused(make_job: Any, task:
     assert words in end.error.message
 
 
+@pytest.mark.slow
 def test_communication_that_overlaps_with_the_passes_has_the_same_order(answer_of: Any) -> None:
     differences = answer_of("streamed_order.py")
     assert len(differences) == 18

@@ -37,6 +37,7 @@ def test_a_crash_is_reported_with_signal_phase_and_line_and_leaves_no_directory(
     assert not list(tmp_path.glob("shoal-check-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.cells(1)
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_a_failed_install_is_one_sentence_and_has_its_traceback_where_that_is_asked_for(

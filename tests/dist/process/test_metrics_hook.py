@@ -129,6 +129,7 @@ def test_the_process_ends_with_its_worker_also_while_the_hook_hangs(record: Path
     os.close(answers)
 
 
+@pytest.mark.slow
 def test_mlflow_gets_one_run_for_a_job_that_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")

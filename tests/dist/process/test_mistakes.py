@@ -22,7 +22,6 @@ FILE = KIT / "tasks" / "mistaken_tasks.py"
 MADE: dict[str, tuple[str, str, str]] = {
     "ListOfLayers": ("container_without_forward", "build_model", "nn.Sequential"),
     "Scripted": ("torch_script", "build_model", "before torch.jit.script"),
-    "ScalarParameter": ("scalar_parameter", "build_model", "nn.Parameter(torch.ones(1))"),
     "LazyLayer": ("lazy_module", "build_model", "before build_model() returns"),
     "Closure": (REFUSED, "build_optimizer", "whose step() needs none"),
     "Factored": ("optimizer_on_shards", "build_optimizer", "elementwise_optimizer = True"),

@@ -45,8 +45,31 @@ def launch(directory: Path, *launcher: str, spec: dict[str, Any] = SPEC) -> tupl
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stderr, done.stderr
     words = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
     return {int(w[1]): float(w[3]) for w in words}, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_torchrun_trains_a_sharded_loop_as_one_process_does_and_warns_of_nothing(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[3] / "examples" / "gallery" / "fsdp2"
+    spec = {
+        "name": "sharded",
+        "loop": {"file": "train.py", "args": ["8"]},
+        "code": {"working_dir": str(folder)},
+        "parallelism": {"dp_shard": "auto"},
+        "elasticity": {"max_workers": 2},
+    }
+    found = []
+    for number in ("1", "2"):
+        directory = tmp_path / number
+        directory.mkdir()
+        found.append(
+            launch(directory, "torch.distributed.run", "--standalone", "--nproc-per-node", number, "-m", spec=spec)
+        )
+    (alone, _), (sharded, end) = found
+    assert sharded == pytest.approx(alone, abs=2e-6) and len(alone) == 8
+    assert (end["end"], end["steps"]) == ("finished", 8)
 
 
 @pytest.mark.matrix
@@ -64,6 +87,7 @@ def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, 
     assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert (
@@ -78,6 +102,7 @@ def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: P
     assert [line.split()[1] for line in again.stdout.splitlines() if line.startswith("step ")] == ["7", "8"]
 
 
+@pytest.mark.slow
 def test_a_task_may_change_the_working_directory(tmp_path: Path) -> None:
     done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:OwnSettings", "validation": {"samples": 0}})
     assert done.returncode == 0, done.stderr
@@ -113,6 +138,7 @@ def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subproce
     )
 
 
+@pytest.mark.slow
 def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
     spec = {**_lm(text), "parallelism": {"tp": 2}}
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)

@@ -97,7 +97,7 @@ _OF_FILES, _OF_THE_HOOK = [(1, 0.5, 0.25), (2, 1.0, 0.25), (3, 1.5, 0.25)], [(7,
         ("none", ["hook"], []),
     ],
 )
-@pytest.mark.cells(6)
+@pytest.mark.cells(3, 6)
 def test_event_files_are_read_unless_the_script_says_more_itself(
     bench: Bench, progress: str, args: list[str], expected: list[tuple[int, float, float | None]]
 ) -> None:
@@ -107,6 +107,7 @@ def test_event_files_are_read_unless_the_script_says_more_itself(
     assert runners.said() == []
 
 
+@pytest.mark.slow
 def test_event_files_are_read_while_the_script_runs_and_only_those_of_its_generation(
     bench: Bench, events: Events
 ) -> None:

@@ -42,7 +42,7 @@ CASES = (
 )
 
 
-@pytest.mark.cells(3)
+@pytest.mark.cells(1, 3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_killed_script_goes_on_from_its_checkpoint(bench: Bench, case: Case) -> None:
     text = (GALLERY / case.name / "train.py").read_text(encoding="utf-8")
@@ -70,6 +70,7 @@ def test_a_killed_script_goes_on_from_its_checkpoint(bench: Bench, case: Case) -
     assert {one.total_steps for one in runners.reports(StepReport)} == {STEPS}
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_know_shoal_goes_on_and_its_event_files_are_shown(bench: Bench) -> None:
     steps, logs_every, save_every = 6_000, 10, 500
     text = (GALLERY / "python" / "train.py").read_text(encoding="utf-8")

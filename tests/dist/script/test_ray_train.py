@@ -113,6 +113,7 @@ events.say(after=os.environ["RANK"], metrics=first.metrics, checkpoint=second.ch
     assert (last["after"], last["metrics"], last["checkpoint"]) == ("0", None, None)
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_from_the_newest_complete_checkpoint_as_if_nothing_had_happened(
     bench: Bench, events: Events
 ) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from kit.worlds import plain_reference
 from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.contract.worker_reports import StepReport, ValidationReport
+from shoal_workers.export import export
 
 STEPS = 6
 SPEC: dict[str, Any] = {
@@ -85,6 +88,14 @@ def test_parameters_of_every_form_train_as_in_torch(make_job: Any, world_size: i
     assert_as_plain(found(make_job(**spec), world_size), spec, 1e-5)
 
 
+@pytest.mark.slow
+def test_deterministic_mode_takes_parameters_of_every_form(make_job: Any) -> None:
+    spec = {**SPEC, "task": "odd_tensors:Forms", "deterministic": True}
+    one = found(make_job("one", **spec), 1)
+    assert one == found(make_job("three", **spec), 3)
+    assert_as_plain(one, spec, 1e-5)
+
+
 @pytest.mark.parametrize("restores_from", ["checkpoint", "memory"])
 def test_a_killed_worker_changes_nothing_for_complex_parameters(make_job: Any, restores_from: str) -> None:
     spec = {**SPEC, "model": {"of": "complex64"}, "checkpoint": {"every_steps": 2}}
@@ -107,3 +118,23 @@ def test_a_killed_worker_changes_nothing_for_complex_parameters(make_job: Any, r
     losses = job.losses(workers[:2])
     assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-6, abs=1e-6)
     assert STEPS in losses
+
+
+def test_a_scalar_is_exported_without_a_dimension_and_a_job_begins_with_it(make_job: Any, tmp_path: Path) -> None:
+    spec = {**SPEC, "task": "odd_tensors:Forms", "validation": {"samples": 8}}
+    job = make_job("first", **spec)
+    workers = job.workers(3)
+    assert [end.kind for end in job.run(workers)] == [ExitKind.FINISHED] * 3
+    export(job.root, tmp_path / "out")
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items()}
+    assert {name: shapes[name] for name in ("scale", "heat.shift", "wide")} == {
+        "scale": [],
+        "heat.shift": [],
+        "wide": [16, 3],
+    }
+    tiny = {"optimizer": {"lr": 1e-12}, "stop": {"steps": 1}, "init_from": str(tmp_path / "out")}
+    second = make_job("second", **{**spec, **tiny})
+    again = second.workers(2)
+    assert [end.kind for end in second.run(again)] == [ExitKind.FINISHED] * 2
+    [before], [after] = job.reported(workers, ValidationReport), second.reported(again, ValidationReport)
+    assert after.loss == pytest.approx(before.loss, rel=1e-6)

@@ -68,6 +68,18 @@ def test_a_layout_trains_as_one_process_does(
 
 
 @pytest.mark.matrix
+def test_a_step_is_the_mean_over_its_tokens_whatever_the_micro_batches_are(
+    make_job: Callable[..., Any], reference: Callable[..., dict[int, float]], tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path, packing=False, snapshot={"enabled": False})
+    job = make_job(**spec)
+    workers = job.workers(2)
+    assert {one.kind for one in job.run(workers)} == {ExitKind.FINISHED}
+    whole = {**spec, "batch": {"global_size": 4, "micro_size": 4}}
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **whole), abs=1e-5)
+
+
+@pytest.mark.matrix
 def test_a_lost_worker_costs_no_step(
     make_job: Callable[..., Any], reference: Callable[..., dict[int, float]], tmp_path: Path
 ) -> None:

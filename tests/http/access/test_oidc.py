@@ -219,6 +219,7 @@ def test_a_silent_issuer_delays_only_tokens_of_unknown_keys(local: LocalIssuer) 
     assert local.num_reads == 1
 
 
+@pytest.mark.slow
 def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, store: Store, state_dir: Path) -> None:
     ensure_admin_token(store, state_dir, now=time.time())
     local.answers.clear()

@@ -175,6 +175,7 @@ def test_jobs_run_in_two_clusters_and_the_one_of_a_lost_cluster_goes_on_in_the_o
         assert (there, 2) not in east.ray.reaped and (here, 1) not in east.ray.reaped
 
 
+@pytest.mark.slow
 def test_another_control_plane_finds_each_job_in_its_cluster(
     store: Store, lease: Lease, clusters: JoinedClusters, make_gateway: Make, tmp_path: Path
 ) -> None:

@@ -160,13 +160,6 @@ class Twice(Right):
         return loss
 
 
-class ScalarParameter(Right):
-    def build_model(self):
-        model = super().build_model()
-        model.scale = nn.Parameter(torch.tensor(1.0))
-        return model
-
-
 class LazyLayer(Right):
     def build_model(self):
         return nn.Sequential(super().build_model(), nn.LazyLinear(4))

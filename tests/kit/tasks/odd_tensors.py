@@ -64,8 +64,21 @@ class Task:
         return ((model(batch[:, 0]).float() - batch[:, 1]) ** 2).mean()
 
 
+class Temperature(nn.Module):
+    """A scalar parameter, which another module has as well."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.shift = nn.Parameter(torch.tensor(0.2))
+
+    def forward(self, x):
+        assert self.scale.shape == self.shift.shape == ()
+        return x * torch.stack([self.scale, self.shift]).exp().sum() + self.scale
+
+
 class Forms(Task):
-    """Transposed, channels_last, empty and sliced parameters."""
+    """Transposed, channels_last, empty, sliced and scalar parameters."""
 
     def build_model(self):
         model = nn.Module()
@@ -74,8 +87,11 @@ class Forms(Task):
         model.none = nn.Parameter(torch.zeros(0, 5))
         whole = torch.randn(16, 6) * 0.2
         model.left, model.right = nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:])
+        model.scale = nn.Parameter(torch.tensor(-0.5))
+        model.scale.register_hook(lambda gradient: gradient / gradient.new_full((), 2.0))
+        model.heat, model.cool = Temperature(model.scale), Temperature(model.scale)
         model.forward = lambda x: (
-            x
+            model.cool(model.heat(x)) * model.scale
             + (x @ model.wide) @ model.wide.t()
             + (x @ model.left) @ model.right[:, :2].t()
             + model.image.sum((0, 2)).repeat(1, 2)[:, :4].reshape(-1)[:1]

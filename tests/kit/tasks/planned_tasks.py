@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB, T, WIDTH, HEADS = 64, 16, 32, 4
-RIGHT = ("", "partial", "between", "ignored", "shifted", "metric", "mean")
+RIGHT = ("", "partial", "between", "ignored", "shifted", "metric", "mean", "weighted")
 """Kinds whose plan is right on every axis."""
 WRONG = {
     "fused": "tp2",
@@ -110,9 +110,13 @@ class Planned:
             return F.cross_entropy(logits, labels[:, 0])
         if self.kind == "shifted":  # the last token has no label
             logits, labels = logits[:, :-1], batch["tokens"][:, 1:]
-        if self.kind == "ignored":  # some of the first part's tokens, and all of the second's
+        if self.kind in ("ignored", "weighted"):  # some of the first part's tokens, and all of the second's
             labels = labels.clone()
             labels[0, :3] = labels[:, T // 4 : -T // 4] = -100
+        if self.kind == "weighted":
+            total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+            num = (labels != -100).sum()
+            return total, num, {"first": batch["tokens"][:, 0].float().mean()}
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
         return (loss, {"largest": logits.detach().amax()}) if self.kind == "metric" else loss
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import default_collate
 
 from kit.device import DEVICE
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
@@ -30,21 +31,25 @@ def losses(spec_data, steps):
 def validation_loss(spec_data, steps):
     """Mean over the first samples of the validation split after that number of steps, and the losses by step."""
     seen, spec, task, model = train(spec_data, steps)
-    data = task.build_dataset("validation")
-    samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
-    with torch.no_grad():
-        each = [_split(task.loss(model.eval(), _on_device(_collate(task)([sample]))))[0].item() for sample in samples]
-    return sum(each) / len(each), seen
+    each = _validated(spec, task, model)
+    return sum(loss.item() for loss, *_ in each) / sum(
+        1.0 if weight is None else float(weight) for _, weight, _ in each
+    ), seen
 
 
 def validation_metrics(spec_data, steps):
     """As `validation_loss`, of the task's metrics."""
     _, spec, task, model = train(spec_data, steps)
+    each = [(1.0 if weight is None else float(weight), values) for _, weight, values in _validated(spec, task, model)]
+    total = sum(weight for weight, _ in each)
+    return {name: sum(weight * float(values[name]) for weight, values in each if weight) / total for name in each[0][1]}
+
+
+def _validated(spec, task, model):
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
-        each = [_split(task.loss(model.eval(), _on_device(_collate(task)([sample]))))[1] for sample in samples]
-    return {name: sum(float(one[name]) for one in each) / len(each) for name in each[0]}
+        return [_split(task.loss(model.eval(), _on_device(_collate(task)([sample])))) for sample in samples]
 
 
 def train(spec_data, steps):
@@ -73,7 +78,7 @@ def train(spec_data, steps):
         before = {name: one.clone() for name, one in model.named_buffers() if name in moving}
         changes = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in before.items()}
         forget_load(model)
-        total, metrics = 0.0, {}
+        total, weights, metrics, embeddings = 0.0, [], {}, []
         for index in range(spec.batch.num_micro_batches):
             seed = randomness_seed(spec.seed, step, index)
             torch.manual_seed(seed)
@@ -84,14 +89,32 @@ def train(spec_data, steps):
             )
             samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
             share_of_step(model, 1 / spec.batch.num_micro_batches)
+            if hasattr(task, "embed"):
+                embeddings.append(task.embed(model, _on_device(collate(samples))))
+                _take_changes(model, before, changes, spec.batch.num_micro_batches)
+                continue
             with torch.autocast(DEVICE, torch.bfloat16, enabled=spec.precision == "bf16"):
-                loss, values = _split(task.loss(model, _on_device(collate(samples))))
-            loss = loss / spec.batch.num_micro_batches
+                loss, weight, values = _split(task.loss(model, _on_device(collate(samples))))
+            share = 1 / spec.batch.num_micro_batches
+            if weight is None:
+                loss = loss / spec.batch.num_micro_batches
+            else:
+                share = float(weight)
+                weights.append(share)
             loss.backward()
             _take_changes(model, before, changes, spec.batch.num_micro_batches)
             total += loss.item()
             for name, value in values.items():
-                metrics[name] = metrics.get(name, 0.0) + float(value) / spec.batch.num_micro_batches
+                metrics[name] = metrics.get(name, 0.0) + (float(value) * share if share else 0.0)
+        if embeddings:
+            torch.manual_seed(randomness_seed(spec.seed, step, spec.batch.num_micro_batches))
+            loss, _, metrics = _split(task.batch_loss(*map(torch.cat, zip(*embeddings, strict=True))))
+            loss.backward()
+            total, metrics = loss.item(), {name: float(value) for name, value in metrics.items()}
+        if weights:
+            total, metrics = total / sum(weights), {name: value / sum(weights) for name, value in metrics.items()}
+            for parameter in model.parameters():
+                parameter.grad /= sum(weights)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
@@ -173,8 +196,10 @@ def whole_model(task, seed):
 
 
 def _split(returned):
-    loss, metrics = returned if isinstance(returned, tuple) else (returned, {})
-    return loss, {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
+    """Loss, weight or None, metrics."""
+    loss, *rest = returned if isinstance(returned, tuple) else (returned,)
+    metrics = rest.pop() if rest and isinstance(rest[-1], dict) else {}
+    return loss, *(rest or [None]), {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
 
 
 def _on_device(batch):
@@ -182,7 +207,7 @@ def _on_device(batch):
 
 
 def _collate(task):
-    return getattr(task, "collate", torch.utils.data.default_collate)
+    return getattr(task, "collate", default_collate)
 
 
 def _task(spec):

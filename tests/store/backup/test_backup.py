@@ -74,6 +74,7 @@ def test_a_restored_database_has_every_job_and_a_new_epoch(new_url: NewUrl, tmp_
         original.close()
 
 
+@pytest.mark.slow
 def test_a_backup_is_consistent_while_jobs_are_submitted(new_url: NewUrl, tmp_path: Path) -> None:
     url = new_url()
     store = Store.open(url)
@@ -146,6 +147,7 @@ def _contradict(url: str) -> None:
     database.close()
 
 
+@pytest.mark.cells(4, 12)
 @pytest.mark.parametrize("is_used", [True, False])
 @pytest.mark.parametrize("damage", ["cut off", "nonsense", "a contradiction"])
 def test_a_broken_backup_leaves_the_database_as_it_was(

@@ -55,6 +55,7 @@ def test_every_module_is_imported_and_requests_are_served(url: str, tmp_path: Pa
         assert gateway.cluster == "default" and gateway.id in (tmp_path / "cluster-token").read_text()
 
 
+@pytest.mark.slow
 def test_a_server_without_the_token_of_its_cluster_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,4 +26,4 @@ def test_each_order_of_events_has_tests_that_make_test_runs(row: str) -> None:
         found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
         assert found, f"{file}::{name} is not there"
         marks = " ".join(ast.unparse(one) for one in found[0].decorator_list)
-        assert not re.search(r"\b(matrix|soak|skip)", marks), f"{name} is not run by make test: {marks}"
+        assert not re.search(r"\b(slow|matrix|soak|skip)", marks), f"{name} is not run by make test: {marks}"

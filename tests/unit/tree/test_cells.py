@@ -1,20 +1,20 @@
-"""Which cells of a test `make test` runs."""
+"""Which cells of a test `make test` and `make test-slow` run."""
 
 from __future__ import annotations
 
 import pytest
 
-from kit.cells import FEW, leave_out_most
+from kit.cells import FEW, MORE, leave_out_most
 
 
 class Cell:
     """As much of a pytest.Item as the choice looks at."""
 
-    def __init__(self, name: str, *marks: str, cells: int | None = None) -> None:
+    def __init__(self, name: str, *marks: str, cells: tuple[int, ...] | None = None) -> None:
         self.nodeid = f"tests/test_x.py::{name}"
         self.marks = {mark: getattr(pytest.mark, mark).mark for mark in marks}
         if cells is not None:
-            self.marks["cells"] = pytest.mark.cells(cells).mark
+            self.marks["cells"] = pytest.mark.cells(*cells).mark
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
         return self.marks.get(name)
@@ -23,27 +23,28 @@ class Cell:
         self.marks[decorator.name] = decorator.mark
 
 
-def chosen(folder: str, cells: list[Cell]) -> list[str]:
+def chosen(folder: str, cells: list[Cell], *, slow: bool = False) -> list[str]:
+    """`slow`: also what `make test-slow` runs."""
     leave_out_most([(folder, cell) for cell in cells])  # type: ignore[misc]
-    return [cell.nodeid.split("::")[1] for cell in cells if "matrix" not in cell.marks]
+    left_out = {"matrix"} if slow else {"matrix", "slow"}
+    return [cell.nodeid.split("::")[1] for cell in cells if not left_out & set(cell.marks)]
 
 
 def test_the_first_the_last_and_those_between_are_run() -> None:
-    assert chosen("http", [Cell(f"test_a[{at}]") for at in range(9)]) == ["test_a[0]", "test_a[4]", "test_a[8]"]
-    assert FEW["http"] == 3
+    cells = [Cell(f"test_a[{at}]") for at in range(9)]
+    assert chosen("http", cells) == ["test_a[0]", "test_a[8]"]
+    assert chosen("http", cells, slow=True) == ["test_a[0]", "test_a[4]", "test_a[8]"]
+    assert (FEW["http"], MORE["http"]) == (2, 3)
 
 
 def test_a_test_with_few_cells_or_none_keeps_them() -> None:
-    assert chosen("dist", [Cell("test_a"), Cell("test_b[0]"), Cell("test_b[1]")]) == [
-        "test_a",
-        "test_b[0]",
-        "test_b[1]",
-    ]
+    cells = [Cell("test_a"), Cell("test_b[0]"), Cell("test_b[1]")]
+    assert chosen("http", cells) == ["test_a", "test_b[0]", "test_b[1]"]
 
 
 def test_each_test_is_counted_alone() -> None:
     cells = [Cell(f"test_{name}[{at}]") for name in "ab" for at in range(5)]
-    assert chosen("dist", cells) == ["test_a[0]", "test_a[4]", "test_b[0]", "test_b[4]"]
+    assert chosen("http", cells) == ["test_a[0]", "test_a[4]", "test_b[0]", "test_b[4]"]
 
 
 def test_one_database_is_enough_outside_of_the_store() -> None:
@@ -52,10 +53,12 @@ def test_one_database_is_enough_outside_of_the_store() -> None:
 
 
 def test_marks_of_the_test_itself_count() -> None:
-    assert len(chosen("dist", [Cell(f"test_a[{at}]", cells=4) for at in range(4)])) == 4
-    assert chosen("unit", [Cell(f"test_a[{at}]", cells=1) for at in range(4)]) == ["test_a[0]"]
+    assert len(chosen("dist", [Cell(f"test_a[{at}]", cells=(4,)) for at in range(4)])) == 4
+    assert chosen("unit", [Cell(f"test_a[{at}]", cells=(1,)) for at in range(4)]) == ["test_a[0]"]
+    three = [Cell(f"test_a[{at}]", cells=(1, 3)) for at in range(4)]
+    assert chosen("dist", three) == ["test_a[0]"] and len(chosen("dist", three, slow=True)) == 3
     cells = [Cell("test_a[0]", "matrix"), Cell("test_a[1]"), Cell("test_a[2]")]
-    assert chosen("dist", cells) == ["test_a[1]", "test_a[2]"]
+    assert chosen("http", cells) == ["test_a[1]", "test_a[2]"]
 
 
 def test_other_folders_run_all() -> None:

@@ -18,6 +18,7 @@ _STARTED_BY_OTHERS = {
     "torchft_worker.py",
     "script.py",
     "ray_train.py",
+    "trainer.py",
 }
 """Programs that a benchmark starts."""
 _SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}

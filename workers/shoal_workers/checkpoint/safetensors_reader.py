@@ -88,7 +88,7 @@ class SafetensorsReader:
         if out.numel() == 0:
             return
         if not stored.shape:
-            out.copy_(self._rows(name, 0, 1).view(()))
+            out.copy_(self._rows(name, 0, 1).view(out.shape))
             return
         inner = tuple(slice(at, at + size) for at, size in zip(offsets[1:], out.shape[1:], strict=True))
         at_once = max(1, _PIECE_BYTES * stored.shape[0] // stored.num_bytes)

@@ -517,14 +517,6 @@ MISTAKES: tuple[Mistake, ...] = (
         phases=_BUILDING,
     ),
     _mistake(
-        "scalar_parameter",
-        r"^ValueError: fully_shard doesn't support scalar parameters\. Change (\S+) to",
-        "build_model",
-        "the parameter {1} has no dimension and cannot be sharded; give it one element, for example "
-        "nn.Parameter(torch.ones(1)).",
-        phases=_BUILDING,
-    ),
-    _mistake(
         "lazy_module",
         r"\b[Uu]ninitialized ?[Pp]arameter\b",
         "build_model",

@@ -248,24 +248,30 @@ class Trainer:
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
         generation.check()
-        if verdict.requests.agrees_on_buffers:  # on all ranks, and nothing has been changed
-            self._gradients.agree_on_buffers()
+        weight = self._gradients.weight(verdict.metrics)
+        is_rescaled = self._scaling.learn(weight)
+        if verdict.requests.agrees_on_buffers or is_rescaled:  # on all ranks, and nothing has been changed
+            if verdict.requests.agrees_on_buffers:
+                self._gradients.agree_on_buffers()
+            self._gradients.forget()
             self._snapshots.log.abort()
             return self._step()
+        verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
         if not verdict.is_finite:
             if scaled is not None and not scaled.is_hopeless:
                 self._skip(verdict)
             else:
-                self._non_finite.run(step, scale, losses, ballot.squared_norm)
-                self._refuse_or_skip(step, verdict)
+                if weight:
+                    self._non_finite.run(step, scale, losses, ballot.squared_norm)
+                self._refuse_or_skip(step, verdict, counts=weight > 0)
             return verdict
         self._num_skipped = 0
         generation.position.enter(Phase.OPTIMIZER)
         self._gradients.drop_unused(verdict.uses, step)
         factors = Factors(
-            unscale=1 / scale,
+            unscale=1 / (scale * weight),
             clip=clip_factor(verdict.grad_norm, spec.optimizer.clip_norm),
             lr=lr_factor(spec.schedule, step, self.total_steps),
         )
@@ -305,11 +311,20 @@ class Trainer:
             agrees_on_buffers=self._gradients.meets_new_buffers,
         )
 
-    def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:
+    def _refuse_or_skip(self, step: int, verdict: Verdict, *, counts: bool) -> None:
+        """`counts`: the weights of the step do not add up to 0."""
         self._num_skipped += 1
         spec = self._generation.spec
         health, optimizer = spec.health, spec.optimizer
         if health.non_finite is not NonFinitePolicy.SKIP or self._num_skipped > health.max_non_finite:
+            if not counts:
+                raise NonFinite(
+                    f"{self._generation.task.line_of('loss')}: the weights of step {step + 1} add up to 0, so it has "
+                    "no mean loss. Nothing was updated. Correct the weights, or set batch.global_size "
+                    f"({spec.batch.global_size}) higher; health.non_finite ({health.non_finite}) can skip such a step, "
+                    f"at most health.max_non_finite ({health.max_non_finite}) in a row.",
+                    None,
+                )
             raise NonFinite(
                 f"loss {verdict.loss} and gradient norm {verdict.grad_norm} in step {step + 1}. Nothing was updated. "
                 f"A lower optimizer.lr ({optimizer.lr:g}), a longer schedule.warmup_steps "

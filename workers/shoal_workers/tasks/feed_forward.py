@@ -304,6 +304,11 @@ def share_of_step(model: nn.Module, share: float) -> None:
         router.loss_scale = share
 
 
+def has_balance_loss(model: nn.Module) -> bool:
+    """Whether forward passes add gradients of a balance loss to those of the task's loss."""
+    return any(router.balance == "loss" for router in _routers(model))
+
+
 def sum_load(model: nn.Module, all_reduce: Callable[[Tensor], object]) -> None:
     """Sum the counts over ranks: one all-reduce for all layers, none for a model that counts nothing.
 

@@ -91,12 +91,6 @@ class HuggingFaceModel:
             )
         return model
 
-    def with_router_loss(self, loss: Tensor, router_loss: Tensor | None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """A micro-batch's loss, with the routers' loss if the model has one, and with the metric `router_loss`."""
-        if router_loss is None:
-            return loss
-        return loss + self.router_loss_weight * router_loss, {"router_loss": router_loss.detach()}
-
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """config.json as transformers writes it, and how its names follow from this model's."""
         assert isinstance(model, CausalLM)
@@ -169,7 +163,9 @@ class HuggingFaceLM(HuggingFaceModel, TextTask):
         """
         logits, router_loss = parts_of(model(batch["tokens"]))
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-        return self.with_router_loss(loss, router_loss)
+        if router_loss is None:
+            return loss
+        return loss + self.router_loss_weight * router_loss, {"router_loss": router_loss.detach()}
 
 
 def parts_of(returned: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -76,12 +76,20 @@ class SupervisedFineTuning(HuggingFaceModel):
             )
         return super().build_model()
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Mean cross entropy (nats) of the answers' tokens of a micro-batch, computed in fp32; 0 if it has none."""
+    def loss(
+        self, model: nn.Module, batch: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The sum of the cross entropies (nats) of a micro-batch's answers, computed in fp32, and the number of their
+        tokens: a step's loss is the mean over all tokens of answers in it.
+
+        The routers' loss, if the model has one, counts as often as there are such tokens."""
         positions = (batch["positions"],) if self.answers.packing else ()
         logits, router_loss = parts_of(model(batch["tokens"], *positions))
         total, weight = sum_over_answers(logits, batch["labels"])
-        return self.with_router_loss(total / weight.clamp(min=1), router_loss)
+        if router_loss is None:
+            return total, weight
+        metrics = {"router_loss": router_loss.detach()}
+        return total + weight * self.router_loss_weight * router_loss, weight, metrics
 
     @property
     def _tokenizer_directory(self) -> str:

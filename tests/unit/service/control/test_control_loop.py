@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
 from kit.store_calls import replace_call
@@ -178,6 +180,7 @@ def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store) -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_a_suspected_node_is_not_used_until_its_test_has_passed(store: Store) -> None:
     async def main() -> None:
         bench = ControlBench(store, node(), node("n2"))

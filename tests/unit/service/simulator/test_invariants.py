@@ -52,6 +52,7 @@ _CAPACITIES = st.lists(
 _COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), use_restart_s=st.booleans())
 
 
+@pytest.mark.cells(6, 16)
 @pytest.mark.parametrize("use_rules", [False, True])
 @pytest.mark.parametrize("name", sorted(POLICIES))
 @settings(max_examples=30)

@@ -19,6 +19,7 @@ from shoal_service.reports import StacksAnswer
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, Supervisor, new_attempt
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.spec import JobSpec
 
@@ -84,6 +85,7 @@ def test_the_lease_epoch_does_not_go_back_when_the_supervisor_is_restarted() -> 
 
 def test_a_request_for_stacks_is_answered_once_also_by_a_supervisor_whose_attempt_is_over() -> None:
     supervisor = Bench(JournalStorage()).open()
+    supervisor.outbox.set_status(JobStatus(), ())  # a pull waits for the first status
     asked = directive(1).model_copy(update={"stacks": StacksRequest(number=7, rank=None, native=False)})
     supervisor.direct(asked)
     reports = supervisor.outbox.pull(0, 30.0)

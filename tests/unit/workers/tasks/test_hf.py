@@ -171,6 +171,7 @@ def test_a_directory_without_a_tokenizer_is_remarked_at_submit(tmp_path: Path) -
     assert remarked(tokenizer="bytes") == [], "on purpose"
 
 
+@pytest.mark.slow
 def test_a_slow_tokenizer_is_named_and_the_command_of_the_remark_makes_one_that_is_used(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     config = transformers.AutoConfig.for_model("gpt2", n_embd=16, n_layer=1, n_head=2, vocab_size=300)

@@ -107,9 +107,10 @@ class ExactGradients:
             # Once per micro-batch, even if recomputation runs the unit's forward pass again.
             unit = waiting.pop(module, None)
             for slot in () if unit is None else unit.slots:
-                whole = getattr(slot.owner, slot.name)
-                assert not isinstance(whole, DTensor), f"{slot.name} is not gathered while its unit runs forward"
-                handles.append(whole.register_post_accumulate_grad_hook(self._taker(slot, is_padding=is_padding)))
+                whole = slot.owner._parameters[slot.name]
+                assert whole is not None and not isinstance(whole, DTensor), f"{slot.name} is not gathered"
+                taker = self._taker(slot, is_padding=is_padding)
+                handles.append(whole.register_post_accumulate_grad_hook(taker))  # type: ignore[no-untyped-call]
 
         handles.extend(unit.module.register_forward_pre_hook(watch) for unit in self._units)
         try:

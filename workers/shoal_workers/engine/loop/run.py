@@ -316,7 +316,7 @@ class Run:
         self._buffers.weigh(weight)
         self._weight_sum += weight
         # On a GPU the number would have to be waited for.
-        self._loss_sum += (float(loss) if loss.device.type == "cpu" else loss.detach().double()) * weight
+        self._loss_sum += (loss.item() if loss.device.type == "cpu" else loss.detach().double()) * weight
 
     def update(self, optimizer: Optimizer, *, clip: float | None = None) -> float:
         """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.

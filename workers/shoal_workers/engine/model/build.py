@@ -62,7 +62,8 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model, distributions = _built(generation)
-        make_plain(model, task.line_of("build_model"))
+        if scalars := make_plain(model, task.line_of("build_model")):
+            task.export["scalars"] = scalars
     weights, url = None, spec.init_from or task.initial_weights
     reloads = task.reloads_frozen
     if reloads and spec.init_from is not None:

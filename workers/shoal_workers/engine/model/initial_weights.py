@@ -76,7 +76,7 @@ class InitialWeights:
             stored = next((one for name in names if (one := self._stored_name(name, renames)) is not None), None)
             if stored is None:
                 missing += [names[0]] if id(value) in parameters else []
-            elif self._reader.tensors[stored].shape != tuple(value.shape):
+            elif (self._reader.tensors[stored].shape or (1,)) != tuple(value.shape):
                 shape = list(self._reader.tensors[stored].shape)
                 problems.append(f"{stored} is {shape} in it, {list(value.shape)} here")
             else:

@@ -1,6 +1,6 @@
 """Turns a whole model into one rank's part of it under a layout: one function per axis, in this order.
 
-    0 plain        each parameter a dense block of memory of its own: `make_plain`
+    0 plain        each parameter a dense block of memory of its own, with a dimension: `make_plain`
     1 pipeline     the rank's stages                    stages.py
     2 tensor       layers over tp                       tensor.py
     3 experts      whole experts over ep                experts.py
@@ -12,6 +12,7 @@
 What every axis expects of a parameter:
 
     transposed, channels_last, a slice      copied to a contiguous one: the same values, names and shapes
+    without a dimension                     one of shape (1,): FSDP2 shards no other
     without elements                        frozen: FSDP2 cannot reduce its gradient, and there is nothing to train
     expanded, sparse, two in one memory     refused by name: they cannot be trained in parts
 
@@ -23,9 +24,11 @@ communication, because every rank has built the same weights. A task without a p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Recompute, num_stages
 from shoal_workers.contract.model import ParallelPlan
@@ -47,7 +50,7 @@ from shoal_workers.engine.parallel.stages import Stage, all_stages, split_into_s
 from shoal_workers.engine.parallel.tensor import apply_tensor, checked_plan
 from shoal_workers.engine.parallel.ties import find_ties, refuse_mixed_cuts, stages_with
 from shoal_workers.tasks.feed_forward import Router
-from shoal_workers.torch_internals import overlaps_itself
+from shoal_workers.torch_internals import gradient_hooks, has_hooks_after_accumulation, overlaps_itself
 
 
 def assemble(
@@ -157,9 +160,12 @@ def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tupl
 
 
 @torch.no_grad()
-def make_plain(model: nn.Module, line: str) -> None:
-    """Changes the model in place. Raises ValueError with the name of a parameter that cannot be trained in parts.
-    `line`: of the task, where the model is built."""
+def make_plain(model: nn.Module, line: str) -> list[str]:
+    """Changes the model in place. Returns all names of its scalar parameters, which have one dimension from now on; the
+    model's own code still gets them without it.
+
+    Raises ValueError with the name of a parameter that cannot be trained in parts. `line`: of the task, where the model
+    is built."""
     named = list(model.named_parameters())
     for name, parameter in named:
         if (what := _refused(parameter)) is not None:
@@ -174,6 +180,53 @@ def make_plain(model: nn.Module, line: str) -> None:
             parameter.data = parameter.data.contiguous()
         if not parameter.numel():
             parameter.requires_grad_(False)
+    scalars = [name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.ndim]
+    given: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in model.modules() if scalars else ():
+        _give_dimension(module, given)
+    return scalars
+
+
+def _give_dimension(module: nn.Module, given: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> None:
+    """`given`: by id, each scalar and what took its place, so that ties stay ties."""
+    names = tuple(name for name, one in module._parameters.items() if one is not None and not one.ndim)
+    for name in names:
+        scalar = module._parameters[name]
+        assert scalar is not None
+        if id(scalar) not in given:
+            given[id(scalar)] = scalar, nn.Parameter(scalar.data.view(1), requires_grad=scalar.requires_grad)
+            _take_hooks(*given[id(scalar)])
+        module._parameters[name] = given[id(scalar)][1]
+    if names:
+        module.__class__ = _with_scalars(type(module), names)  # type: ignore[arg-type]  # classes can be hashed
+
+
+def _take_hooks(scalar: nn.Parameter, parameter: nn.Parameter) -> None:
+    for hook in gradient_hooks(scalar):
+
+        def of_scalar(gradient: Tensor, hook: Callable[[Tensor], Tensor | None] = hook) -> Tensor | None:
+            changed = hook(gradient.view(()))
+            return None if changed is None else changed.view(1)
+
+        parameter.register_hook(of_scalar)  # type: ignore[no-untyped-call]
+    if has_hooks_after_accumulation(scalar):  # the data axis refuses it, with its name
+        parameter.register_post_accumulate_grad_hook(lambda _: None)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _with_scalars(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """Blocks of one class stay blocks of one class."""
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **{name: _scalar(name) for name in names}})
+
+
+def _scalar(name: str) -> property:
+    """FSDP exchanges a parameter in `_parameters`, so it is looked up with each use."""
+
+    def scalar(module: nn.Module) -> Tensor | None:
+        parameter = module._parameters[name]
+        return parameter if parameter is None or isinstance(parameter, DTensor) else parameter.view(())
+
+    return property(scalar)
 
 
 def _refused(parameter: Tensor) -> str | None:

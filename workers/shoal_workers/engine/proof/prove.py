@@ -174,12 +174,12 @@ class _Proof:
         return _Split(assembly, GradientPass(generation, assembly, self._batches, calls, names))
 
     def _step(self, split: _Split) -> tuple[float, dict[str, float]]:
-        """Loss and metrics, summed over the ranks. The gradients stay at the parameters."""
+        """Loss and metrics of all ranks. The gradients stay at the parameters."""
         share = split.passes.run(0)
         sums = torch.cat([share.double().reshape(1), split.passes.metric_sums()])
         dist.all_reduce(sums)
-        loss, *metrics = sums.tolist()
-        return loss, split.passes.metrics(metrics)
+        loss, *others = sums.tolist()
+        return loss / split.passes.weight(others), split.passes.metrics(others)
 
     def _tried(self, call: Callable[[], T]) -> T:
         """What the split model cannot compute is the layout's fault: the whole one can."""
@@ -200,13 +200,16 @@ class _Proof:
 
     def _shared(self, whole: Whole | None, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> Whole:
         """The sum of all ranks' micro-batches on every rank, with zeros in place of missing gradients."""
-        wholes: list[tuple[float, dict[str, float]] | None] = [None] * self._generation.layout.world_size
-        dist.all_gather_object(wholes, None if whole is None else (whole.loss, whole.metrics))
-        loss, metrics = 0.0, dict[str, float]()
-        for own_loss, own_metrics in filter(None, wholes):
+        wholes: list[tuple[float, float, dict[str, float]] | None] = [None] * self._generation.layout.world_size
+        dist.all_gather_object(wholes, None if whole is None else (whole.loss, whole.weight, whole.metrics))
+        loss, weight, metrics = 0.0, 0.0, dict[str, float]()
+        for own_loss, own_weight, own_metrics in filter(None, wholes):
             loss += own_loss
+            weight += own_weight
             for name, value in own_metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
+        loss = loss / weight if weight else math.nan
+        metrics = {name: value / weight for name, value in metrics.items()} if weight else {}
         parts = []
         for name, (shape, dtype) in shapes.items():
             found = whole.gradients[name] if whole is not None else None
@@ -219,7 +222,7 @@ class _Proof:
             shapes.items(), torch.split(flat, [len(p) for p in parts]), strict=True
         ):
             gradients[name] = torch.view_as_complex(part.view(*shape, 2)) if dtype.is_complex else part.view(shape)
-        return Whole(loss, metrics, gradients)
+        return Whole(loss, 1.0, metrics, gradients)
 
     def _first_differing(self, split: _Split) -> Differing | None:
         """The first module that differs on any rank. Each rank computes its own micro-batch whole."""
@@ -317,6 +320,8 @@ class Whole:
     """What a step over the global batch gives, before the update."""
 
     loss: float
+    weight: float
+    """What loss and metrics are still to be divided by; gradients never are."""
     metrics: dict[str, float]
     gradients: dict[str, Tensor | None]
     """The gradients by name, without tied names; None: the step does not reach the parameter."""
@@ -333,7 +338,7 @@ def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batche
         for key, buffer in module._buffers.items()
         if buffer is not None
     ]
-    loss, metrics = 0.0, dict[str, float]()
+    loss, weight, metrics = 0.0, 0.0, dict[str, float]()
     forget_load(model)
     for index in own:
         for module, key, value in buffers:  # a forward pass may also have put another tensor there
@@ -342,10 +347,12 @@ def run_whole(model: nn.Module, task: LoadedTask, spec: JobSpec, batches: Batche
         seed_everything(randomness_seed(spec.seed, 0, index))
         returned = task.evaluate(model, batches.training(spec, 0, index))
         torch.autograd.backward(returned.loss / num)
+        counts = (1.0 if returned.weight is None else float(returned.weight)) / num
         loss += float(returned.loss.detach()) / num
+        weight += counts
         for name, value in returned.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + float(value) / num
-    return Whole(loss, metrics, {name: one.grad for name, one in model.named_parameters() if one.requires_grad})
+            metrics[name] = metrics.get(name, 0.0) + (float(value) * counts if counts else 0.0)
+    return Whole(loss, weight, metrics, {name: one.grad for name, one in model.named_parameters() if one.requires_grad})
 
 
 LARGEST = 50_000_000

@@ -31,7 +31,7 @@ class Factors:
     """What the update does to the gradients, and the learning rate."""
 
     unscale: float
-    """1 / loss scale."""
+    """1 / loss scale, and 1 / the mean weight of the micro-batches if losses are sums with weights."""
     clip: float
     lr: float
     """Factor on the peak learning rate of each group."""

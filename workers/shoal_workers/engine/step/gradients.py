@@ -8,7 +8,7 @@ part of a sum, and what a parameter has that no rank has used.
                           stages        a parameter that several stages of a pipeline have: its ranks exchange summands
     buffers             what forward passes change in them is added up (buffers.py)
     afterwards          `grad` of every parameter is this rank's shard of the gradient of the mean loss, times the loss
-                        scale
+                        scale and, if losses are sums with weights, times `weight`
     clipping            by the global L2 norm (Pascanu et al. 2013). Squared norms are summed in the vote, so it needs
                         no collective of its own; the result equals `torch.nn.utils.clip_grad_norm_` on the whole model
 
@@ -45,7 +45,7 @@ from shoal_workers.engine.step.pipeline_passes import PipelinePasses
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Share
-from shoal_workers.tasks.feed_forward import forget_load, move_biases, sum_load
+from shoal_workers.tasks.feed_forward import forget_load, has_balance_loss, move_biases, sum_load
 
 _SHOWN = 8
 """Names of parameters in a remark."""
@@ -90,7 +90,8 @@ class GradientPass:
     def run(self, step: int, scale: float = 1.0) -> Tensor:
         """Run all micro-batches of this rank in the step that follows `step` completed ones.
 
-        Returns this rank's share of the mean loss, a scalar on the device; the shares of all ranks add up to it.
+        Returns this rank's share of the mean loss, a scalar on the device; the shares of all ranks add up to it, times
+        `weight`.
         """
         for part in self._assembly.parts:
             forget_load(part)
@@ -100,7 +101,7 @@ class GradientPass:
             self._partial_gradients.add_up()
             self._sum_load()
             self._buffers.add_up()
-            self._agree(shares)
+            self._agree(shares, step)
             self._metric_sums = self._metrics.sums(shares)
             return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         self._exact_sums = None
@@ -112,19 +113,33 @@ class GradientPass:
             self._exact_sums = self._exact.reduce([share.loss for share in shares])
         self._sum_load()
         self._buffers.add_up()
-        self._agree(shares)
-        if self._metrics.names:
+        self._agree(shares, step)
+        if self._metrics.num_sums:
             totals = sums_over_ranks(self._metrics.columns(shares))
             self._metric_sums = torch.stack([self._from_rank_0(total) for total in totals])
         return self._from_rank_0(self._exact_sums.loss)
 
     def metric_sums(self) -> Tensor:
-        """Float64 of shape (number of the task's metrics,): this rank's share of the means of the last `run`."""
+        """Float64 of shape (n,): this rank's share of the task's metrics in the last `run`, each a mean times `weight`;
+        before them that of the weight itself, if losses have weights."""
         return self._metric_sums
 
     def metrics(self, sums: Sequence[float]) -> dict[str, float]:
-        """`metric_sums` of all ranks, added up: by name, without those that are not finite."""
-        return self._metrics.by_name(sums)
+        """The task's metrics by name, without those that are not finite. `sums`: `metric_sums` of all ranks, added
+        up."""
+        return self._metrics.by_name(sums, self.weight(sums))
+
+    def weight(self, sums: Sequence[float]) -> float:
+        """The mean weight of the step's micro-batches, which loss and gradients are still to be divided by. 1: losses
+        are means; 0: nothing counts in this step. `sums`: as for `metrics`.
+
+        Raises:
+            TaskFailed: a weight was not allowed.
+        """
+        if not self._metrics.is_weighted:
+            return 1.0
+        with self._generation.user_code:
+            return self._metrics.weight(sums)
 
     def uses(self) -> Tensor:
         """Returns this rank's part of the counts of `drop_unused`."""
@@ -193,17 +208,28 @@ class GradientPass:
         return self._buffers.has_met_others
 
     def agree_on_buffers(self) -> None:
-        """Agrees with all ranks on the buffers that change: a collective. Afterwards no parameter has a gradient."""
+        """Agrees with all ranks on the buffers that change: a collective."""
         self._buffers.agree()
         self._generation.check()
+
+    def forget(self) -> None:
+        """Called before a step is repeated, because its backward passes would add to the gradients."""
         for parameter in self._assembly.parameters():
-            # The step is repeated: its backward passes would add to these.
             parameter.grad = None
 
-    def _agree(self, shares: Sequence[Share]) -> None:
+    def _agree(self, shares: Sequence[Share], step: int) -> None:
         with self._generation.user_code:
             self._metrics.agree(shares)
+            if self._metrics.is_weighted and any(map(has_balance_loss, self._assembly.parts)):
+                raise ValueError(
+                    'model.balance is "loss": the balance loss of the experts is a mean, and loss() returns '
+                    "(sum, weight), so the two would not count alike. Set model.balance to bias, or return a mean."
+                )
         self._generation.check()
+        if step == 0 and self._metrics.is_weighted and self._generation.rank == 0:
+            self._generation.outbox.log_text(
+                "loss() returns (sum, weight): sums are divided by weights. A metric would belong in a dict."
+            )
 
     def _remark(self, unused: Sequence[str]) -> None:
         """Called after the first step: names the parameters without a gradient in the log, from one rank. Such a
@@ -242,7 +268,8 @@ class PartialGradients:
     """Sums the partial gradients of one generation."""
 
     def __init__(self, assembly: Assembly, meshes: Meshes) -> None:
-        self._partial = [getattr(module, name) for module, name in assembly.partial]
+        found = (module._parameters[name] for module, name in assembly.partial)
+        self._partial = [parameter for parameter in found if parameter is not None]
         self._tp = meshes.tp.get_group() if meshes.tp is not None else None
         self._pp = meshes.pp.get_group() if meshes.pp is not None else None
         self._shared = _groups(assembly.shared_copies())

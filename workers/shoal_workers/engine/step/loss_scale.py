@@ -8,6 +8,9 @@ The smallest fp16 number is 6e-8, and many gradients are smaller. The largest is
 shows in the same step. The policy is that of torch.amp.GradScaler (Micikevicius et al. 2018, section 3.2). All factors
 are powers of two, so scaling is exact.
 
+Gradients of sums with weights are larger than those of means. So the scale is divided by a power of two near the mean
+weight of the micro-batches in the first step, which is computed twice for this.
+
 A scale is needed if gradients pass through fp16, in the backward pass or between ranks. Otherwise it is 1 and has no
 state. The state is a function of the verdicts alone, so it is equal on every rank. It is part of `extra` in snapshots
 and checkpoints, so a group that re-forms continues with the scale of the group before. Called by the trainer.
@@ -15,7 +18,8 @@ and checkpoints, so a group that re-forms continues with the scale of the group 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from shoal_workers.contract.spec import JobSpec, Precision
@@ -50,6 +54,8 @@ class LossScale:
     scale: float
     num_finite: int = 0
     """Finite steps since the scale last changed."""
+    weight: float | None = None
+    """A power of two near the mean weight of a micro-batch; 1: losses are means; None: not known yet."""
 
     @classmethod
     def first(cls, policy: ScalePolicy) -> Self:
@@ -57,7 +63,8 @@ class LossScale:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        return cls(scale=float(value["scale"]), num_finite=int(value["num_finite"]))
+        weight = value.get("weight")
+        return cls(float(value["scale"]), int(value["num_finite"]), None if weight is None else float(weight))
 
     def to_json(self) -> dict[str, Any]:
         """Returns what the checkpoint's `extra` holds; it is exact, because the scale is a power of two."""
@@ -83,17 +90,20 @@ def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> Sca
     if not is_finite:
         if state.scale <= policy.smallest:
             reason = f"not finite at the smallest loss scale {policy.smallest:g}"
-            return ScaleVerdict(LossScale(policy.smallest), updates=False, is_hopeless=True, reason=reason)
+            smallest = replace(state, scale=policy.smallest, num_finite=0)
+            return ScaleVerdict(smallest, updates=False, is_hopeless=True, reason=reason)
         lower = max(state.scale / 2, policy.smallest)
         reason = f"not finite: loss scale {state.scale:g} -> {lower:g}"
-        return ScaleVerdict(LossScale(lower), updates=False, is_hopeless=False, reason=reason)
+        halved = replace(state, scale=lower, num_finite=0)
+        return ScaleVerdict(halved, updates=False, is_hopeless=False, reason=reason)
     num_finite = state.num_finite + 1
     if num_finite < policy.growth_interval:
-        same = LossScale(state.scale, num_finite)
+        same = replace(state, num_finite=num_finite)
         return ScaleVerdict(same, updates=True, is_hopeless=False, reason=f"finite: loss scale {state.scale:g}")
     higher = min(state.scale * 2, policy.largest)
     reason = f"{num_finite} finite steps: loss scale {state.scale:g} -> {higher:g}"
-    return ScaleVerdict(LossScale(higher), updates=True, is_hopeless=False, reason=reason)
+    doubled = replace(state, scale=higher, num_finite=0)
+    return ScaleVerdict(doubled, updates=True, is_hopeless=False, reason=reason)
 
 
 def needs_loss_scale(compute: Precision, reduction: Precision = Precision.FP32) -> bool:
@@ -113,12 +123,20 @@ class Scaling:
     @property
     def scale(self) -> float:
         """The factor of the next step's losses: a power of two."""
-        return 1.0 if self._state is None else self._state.scale
+        return 1.0 if self._state is None else self._state.scale / (self._state.weight or 1.0)
 
     def restore(self, saved: dict[str, Any] | None) -> None:
         """Continue with what `to_json` returned. None: the state was saved by a run that needed no scale."""
         if self._state is not None and saved is not None:
             self._state = LossScale.from_json(saved)
+
+    def learn(self, weight: float) -> bool:
+        """Called after each vote with the mean weight of the step's micro-batches. Returns whether this has changed the
+        scale, also of the step that has run: once in a run at most, and never if losses are means."""
+        if self._state is None or self._state.weight is not None or not weight:
+            return False
+        self._state = replace(self._state, weight=2.0 ** round(math.log2(weight)))
+        return self._state.weight != 1
 
     def update(self, *, is_finite: bool) -> ScaleVerdict | None:
         """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. None: there is no

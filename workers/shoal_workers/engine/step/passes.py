@@ -1,9 +1,11 @@
 """Forward and backward of one rank's micro-batches without a pipeline: one micro-batch after the other.
 
-    share of a rank     its micro-batches' mean losses, divided by num_micro_batches, and by the tp and cp ranks that
-                        compute the same; the shares of all ranks add up to the mean loss
+    share of a rank     its micro-batches' losses, divided by num_micro_batches, and by the tp and cp ranks that compute
+                        the same; the shares of all ranks add up to the mean loss. If losses are sums with weights, so
+                        do the shares of the weights to the mean weight, by which the vote's sums are divided
 
 The gradients of all ranks are summed, so autograd differentiates the mean over the global batch, whatever the layout.
+The total weight is known only after all forward passes, so gradients of sums are divided by it before the update.
 Called by `GradientPass` and `Validation`.
 """
 
@@ -23,6 +25,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import reduces_once
+from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
@@ -72,6 +75,9 @@ class LocalPasses:
         self._order.begin_generation()
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
+        self._batch_loss = None
+        if generation.task.has_batch_loss:
+            self._batch_loss = BatchLoss(generation, self._model, buffers, self._order)
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         order = self._order
@@ -110,6 +116,8 @@ class LocalPasses:
 
     def _all_shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         shares: list[Share] = []
+        if self._batch_loss is not None:
+            self._batch_loss.prepare(step, batches)
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
@@ -150,7 +158,10 @@ class LocalPasses:
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
             with self._buffers.forward(micro_batch):
-                returned = generation.task.evaluate(self._model, batch)
+                if self._batch_loss is None:
+                    returned = generation.task.evaluate(self._model, batch)
+                else:
+                    returned = self._batch_loss.of(batch, micro_batch)
             refuse_written(self._order)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
@@ -174,5 +185,9 @@ def refuse_written(order: CollectiveOrder) -> None:
 def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:
     """Returns this rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
     loss = (local(returned.loss).detach() * weight).reshape(()) * generation.layout.loss_share
-    metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
-    return Share(loss, metrics)
+    if returned.weight is None:
+        metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
+        return Share(loss, metrics)
+    own = returned.weight * weight * generation.layout.loss_share
+    # A mean over nothing is nan, and must not spoil those of the other micro-batches.
+    return Share(loss, {name: (value * own).where(own != 0, 0) for name, value in returned.metrics.items()}, own)

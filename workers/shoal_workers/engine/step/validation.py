@@ -1,4 +1,5 @@
-"""Mean loss over the first samples of the validation split: exact, and equal for every world size.
+"""Mean loss over the first samples of the validation split, or over what counts in them: exact, and equal for every
+world size.
 
 The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none
 left runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In
@@ -62,13 +63,15 @@ class Validation:
                 batch = self._batches.of(list(samples))
             share = self._passes.forward_only(batch)
             if weight:
-                sums.append(share.loss.double() * weight)
-                shares.append(_weighted(share, weight))
+                shares.append(share if share.weight is not None else _weighted(share, weight))
+                sums.append(shares[-1].loss.double())
         self._assembly.reshard()
         for part in self._assembly.parts:
             part.train()
-        loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
-        metrics = self._metrics_over_ranks(shares)
+        loss_sum = self._over_ranks(torch.stack(sums))
+        other_sums = self._others_over_ranks(shares)
+        total = self._total_weight(other_sums)
+        loss_value = loss_sum / total
         per_byte = generation.task.bytes_per_token
         return ValidationReport(
             generation=generation.number,
@@ -77,7 +80,7 @@ class Validation:
             loss=loss_value,
             bits_per_byte=loss_value / math.log(2) / per_byte if per_byte else None,
             samples=self._num_samples,
-            metrics=metrics,
+            metrics=self._metrics.by_name(other_sums, total),
         )
 
     def _over_ranks(self, sums: Tensor) -> float:
@@ -87,19 +90,30 @@ class Validation:
         dist.all_reduce(total)
         return float(total)
 
-    def _metrics_over_ranks(self, shares: list[Share]) -> dict[str, float]:
+    def _others_over_ranks(self, shares: list[Share]) -> list[float]:
+        """The sums of weights and metrics."""
         with self._generation.user_code:
             self._metrics.agree(shares)
         self._generation.check()
-        if not self._metrics.names:
-            return {}
+        if not self._metrics.num_sums:
+            return []
         if self._generation.spec.deterministic:
-            totals = sums_over_ranks(self._metrics.columns(shares))
-        else:
-            own = self._metrics.sums(shares)
-            dist.all_reduce(own)
-            totals = own.tolist()
-        return self._metrics.by_name([total / self._num_samples for total in totals])
+            return sums_over_ranks(self._metrics.columns(shares))
+        own = self._metrics.sums(shares)
+        dist.all_reduce(own)
+        sums: list[float] = own.tolist()
+        return sums
+
+    def _total_weight(self, sums: list[float]) -> float:
+        with self._generation.user_code:
+            total = self._metrics.weight(sums, self._num_samples)
+            if not total:
+                raise ValueError(
+                    f"{self._generation.task.line_of('loss')}: the weights of the first {self._num_samples} samples of "
+                    "the validation split add up to 0, so they have no mean loss. Set validation.samples higher, or "
+                    "correct the weights."
+                )
+        return total
 
 
 def validation_of(generation: Generation, assembly: Assembly, passes: Passes) -> Validation | None:
@@ -111,9 +125,8 @@ def validation_of(generation: Generation, assembly: Assembly, passes: Passes) ->
 
 
 def _weighted(share: Share, weight: int) -> Share:
-    if share.metrics is None:
-        return share
-    return Share(share.loss, {name: value.double() * weight for name, value in share.metrics.items()})
+    metrics = share.metrics and {name: value.double() * weight for name, value in share.metrics.items()}
+    return Share(share.loss.double() * weight, metrics)
 
 
 def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: int) -> list[tuple[range, int]]:

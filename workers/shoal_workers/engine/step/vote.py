@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
 import torch
@@ -85,7 +85,8 @@ class Ballot:
     saving_s: float = 0.0
     """Seconds since the last vote in which a checkpoint kept it."""
     metrics: Tensor | None = None
-    """Float64 of shape (n,), with the same n on every rank: this rank's share of the task's own metrics."""
+    """Float64 of shape (n,), with the same n on every rank: this rank's share of the weights, if losses have any, and
+    of the task's own metrics."""
     uses: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
 
@@ -118,6 +119,15 @@ class Verdict:
     """Sums of the ballots' metrics. `is_finite` leaves them out, because a metric may have no value."""
     uses: tuple[float, ...] = ()
     """The sum of what the ballots had."""
+
+    def over(self, weight: float) -> Verdict:
+        """The verdict on a step whose losses are sums: loss and gradient norm divided by the weight, and not finite if
+        that is 0."""
+        if weight == 1:
+            return self
+        if not weight:
+            return replace(self, loss=math.nan, grad_norm=math.nan, is_finite=False)
+        return replace(self, loss=self.loss / weight, grad_norm=self.grad_norm / weight)
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:

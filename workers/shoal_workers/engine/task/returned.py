@@ -1,15 +1,16 @@
 """What a task's `loss` has returned, from one call to a mean over all ranks: the loss, and metrics of the task's own.
 
-    one call       a loss, or (loss, {"accuracy": 0.5}); everything else is refused, with the place of `loss` in the
-                   task's file, what it returned, and what to return instead
-    micro-batch    both get the weight of the micro-batch and the rank's share
-    first pass     the ranks agree on the names; a stage of a pipeline that computes no loss learns them
-    every pass     the shares of all ranks add up to the mean, as those of the loss do
+    one call       a mean, or (sum, weight); each also with {"accuracy": 0.5}. Everything else is refused, with the
+                   place of `loss` in the task's file, what it returned, and what to return instead
+    micro-batch    all get the share of the micro-batch and of the rank; metrics also the weight, if there is one
+    first pass     the ranks agree on the form and the names; a stage of a pipeline that computes no loss learns them
+    every pass     the shares of all ranks add up to the mean; with weights, to a sum that is divided by that of the
+                   weights
 
-Hidden here: what is accepted as a number, and that the names must be the same in every micro-batch, on every rank:
-otherwise a mean would be over a part of the samples. The caller adds the shares up: in the vote, or exactly in
-deterministic mode. Called by `LoadedTask.evaluate`, within `UserCode`, so that the error is the task's; by
-`GradientPass` and by `Validation`.
+Hidden here: what is accepted as a number, that form and names must be the same in every micro-batch, on every rank
+(otherwise a mean would be over a part of the samples), and that the weights travel as the first of the metrics' sums.
+The caller adds the shares up: in the vote, or exactly in deterministic mode. Called by `LoadedTask.evaluate`, within
+`UserCode`, so that the error is the task's; by `GradientPass` and by `Validation`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shoal_workers.contract.worker_reports import MAX_METRICS, MAX_NAME_CHARS, i
 from shoal_workers.engine.group.agreement import agree
 
 _HALF = (torch.float16, torch.bfloat16)
+_COUNTS = "Return how much of the micro-batch counts: a finite number of 0 or more, such as mask.sum()."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +44,40 @@ class Returned:
     """One element; the graph is attached."""
     metrics: Mapping[str, Tensor]
     """Scalars of a floating-point type on the loss's device, without a graph; by name, ascending."""
+    weight: Tensor | None = None
+    """Float64 scalar on the loss's device: how much the micro-batch counts, and `loss` is a sum. On a GPU, nan in place
+    of a weight that is not allowed: `Metrics.weight` refuses it. None: `loss` is a mean."""
 
 
-def read_returned(value: Any, function: Callable[..., Any]) -> Returned:
-    """Read what `function`, the task's `loss`, has returned.
+def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") -> Returned:
+    """Read what `function`, the task's member of this name, has returned.
 
     Raises:
-        TypeError, ValueError: it is neither a scalar tensor nor such a tensor with metrics.
+        TypeError, ValueError: it is neither a scalar tensor nor such a tensor with a weight, or metrics, or both.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         return Returned(value, {})
-    where = f"loss() ({place_of(function)})"
+    where = f"{name}() ({place_of(function)})"
     if not isinstance(value, tuple):
         raise TypeError(f"{where} must return a scalar tensor, the mean over the micro-batch; it returned {_a(value)}.")
-    if len(value) != 2 or not isinstance(value[1], Mapping):
+    loss, *rest = value or (None,)
+    metrics: Mapping[Any, Any] = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
+    if len(rest) > 1 or len(value) < 2 or not all(isinstance(one, Tensor | Real) for one in rest):
         parts = " and ".join(_a(part) for part in value[:4])
         raise TypeError(
-            f"{where} returned a tuple of {len(value)} values: {parts}. "
-            'Return a scalar tensor, or (loss, {"accuracy": value}) to report metrics beside it.'
+            f"{where} returned a tuple of {len(value)} values: {parts}. Return a scalar tensor, the mean over the "
+            'micro-batch, or (sum, weight); and (loss, {"accuracy": value}) or (sum, weight, {"accuracy": value}) to '
+            "report metrics beside it."
         )
-    loss, metrics = value
     if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what, before = ("the sum", "weight") if rest else ("the mean", "metrics")
         raise TypeError(
-            f"{where} must return a scalar tensor, the mean over the micro-batch, before its metrics; "
+            f"{where} must return a scalar tensor, {what} over the micro-batch, before its {before}; "
             f"it returned {_a(loss)}."
         )
     _refuse_names(metrics, where)
-    return Returned(loss, {name: _scalar(name, metrics[name], loss, where) for name in sorted(metrics)})
+    scalars = {key: _scalar(key, metrics[key], loss, where) for key in sorted(metrics)}
+    return Returned(loss, scalars, *(_weight(one, loss, where) for one in rest))
 
 
 def place_of(function: Callable[..., Any]) -> str:
@@ -92,10 +101,32 @@ def _refuse_names(metrics: Mapping[Any, Any], where: str) -> None:
         )
 
 
+def _weight(value: Tensor | Real, loss: Tensor, where: str) -> Tensor:
+    """Looks at the value only if it is on the host: nothing waits for a GPU."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            raise TypeError(f"{where} returned {_a(value)} as the weight. {_COUNTS}")
+        if value.requires_grad:
+            raise ValueError(
+                f"{where} returned a weight that depends on the model's parameters. No gradient flows through a "
+                "weight: detach() it, or compute it from the batch."
+            )
+        own = _whole(value).double().reshape(())
+    else:
+        own = torch.full((), float(value), dtype=torch.float64)
+    if own.is_cpu and not 0 <= float(own) < math.inf:
+        raise ValueError(f"{where} returned the weight {float(own):g}. {_COUNTS}")
+    return own.where((own >= 0) & own.isfinite(), math.nan).to(loss.device)
+
+
+def _whole(value: Tensor) -> Tensor:
+    own = value.detach()
+    return own.full_tensor() if isinstance(own, DTensor) else own
+
+
 def _scalar(name: str, value: Any, loss: Tensor, where: str) -> Tensor:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        own = value.detach()
-        own = own.full_tensor() if isinstance(own, DTensor) else own
+        own = _whole(value)
         if own.dtype in _HALF:
             own = own.float()
         elif not own.is_floating_point():
@@ -119,19 +150,29 @@ def _a(value: Any) -> str:
 
 
 _SEPARATOR = "\n"
+_WEIGHTED = "(sum, weight)"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Returns this rank's share of the mean loss and the mean metrics of a micro-batch. Scalars."""
+    """This rank's share of the loss and the metrics of a micro-batch. Scalars."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor] | None
     """None if another rank of the pipeline computes them."""
+    weight: Tensor | None = None
+    """None: `loss` is a mean, or another rank of the pipeline computes it."""
+
+    @property
+    def form(self) -> tuple[str, ...] | None:
+        """What must be the same in every micro-batch: the form of the loss, and the names of the metrics."""
+        if self.metrics is None:
+            return None
+        return ("" if self.weight is None else _WEIGHTED, *self.metrics)
 
 
 class Metrics:
-    """Metrics of the training, or of the validation, of one generation on one rank. Training thread only.
+    """Weights and metrics of the training, or of the validation, of one generation on one rank. Training thread only.
 
     Args:
         function: the task's `loss`, for messages.
@@ -142,64 +183,101 @@ class Metrics:
         self._function = function
         self._writes_log = writes_log
         self._device = device
-        self._names: tuple[str, ...] | None = None
+        self._form: tuple[str, ...] | None = None
         self._not_finite: set[str] = set()
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Names in ascending order. Called after `agree`."""
-        assert self._names is not None, "agree comes first"
-        return self._names
+    def is_weighted(self) -> bool:
+        """Whether losses are sums, with weights. Called after `agree`."""
+        return self._agreed[0] == _WEIGHTED
+
+    @property
+    def num_sums(self) -> int:
+        """What `sums` has: the weight if there is one, and the metrics. Called after `agree`."""
+        return len(self._agreed) - 1 + self.is_weighted
+
+    @property
+    def _agreed(self) -> tuple[str, ...]:
+        assert self._form is not None, "agree comes first"
+        return self._form
 
     def agree(self, shares: Sequence[Share]) -> None:
         """Called after each pass, before its shares are added up. It is a collective the first time, on all ranks.
 
         Raises:
-            ValueError: the names differ between micro-batches, ranks or steps.
+            ValueError: forms or names differ between micro-batches, ranks or steps.
         """
-        own = next((tuple(share.metrics) for share in shares if share.metrics is not None), None)
-        if self._names is None:
+        own = next((share.form for share in shares if share.form is not None), None)
+        if self._form is None:
             found = agree(
                 None if own is None else _SEPARATOR.join(own),
-                max_bytes=MAX_METRICS * (MAX_NAME_CHARS + 1),
+                max_bytes=len(_WEIGHTED) + MAX_METRICS * (MAX_NAME_CHARS + 1),
                 device=self._device,
             )
-            self._names = tuple(found.text.split(_SEPARATOR)) if found.text else ()
-            if own is not None and own != self._names:
+            self._form = tuple(found.text.split(_SEPARATOR))
+            if own is not None and own != self._form:
                 self._refuse(own, f"and on rank {found.rank}")
         for share in shares:
-            if share.metrics is not None and tuple(share.metrics) != self._names:
-                self._refuse(tuple(share.metrics), "and for the micro-batches before")
+            if share.form is not None and share.form != self._form:
+                self._refuse(share.form, "and for the micro-batches before")
 
     def columns(self, shares: Sequence[Share]) -> list[Tensor]:
-        """Returns for each name the values of `shares`, of shape (n,) with any n."""
-        present = [share.metrics for share in shares if share.metrics is not None]
+        """Returns the weights, if there are any, and for each name the values of `shares`, of shape (n,) with any n."""
+        present = [share for share in shares if share.metrics is not None]
         if not present:
-            return [torch.zeros(0, device=self._device)] * len(self.names)
-        return [torch.stack([metrics[name] for metrics in present]) for name in self.names]
+            return [torch.zeros(0, device=self._device)] * self.num_sums
+        weights = [share.weight for share in present if share.weight is not None]
+        columns = [torch.stack(weights)] if weights else []
+        return columns + [
+            torch.stack([share.metrics[name] for share in present if share.metrics is not None])
+            for name in self._agreed[1:]
+        ]
 
     def sums(self, shares: Sequence[Share]) -> Tensor:
-        """Returns this rank's share of each metric, float64 of shape (len(names),). Added up as the losses are."""
-        if not self.names:
+        """Returns this rank's share of each sum, float64 of shape (num_sums,). Added up as the losses are."""
+        if not self.num_sums:
             return torch.zeros(0, dtype=torch.float64, device=self._device)
         return torch.stack([column.sum().double() for column in self.columns(shares)])
 
-    def by_name(self, values: Sequence[float]) -> dict[str, float]:
-        """The sums over all ranks. One that is not finite is left out; the first time this is said in the log."""
-        for name, value in zip(self.names, values, strict=True):
+    def weight(self, sums: Sequence[float], otherwise: float = 1.0) -> float:
+        """What the losses' sum over all ranks is divided by; `otherwise` if losses are means. `sums`: over all ranks.
+
+        Raises:
+            ValueError: a weight on a GPU was not allowed.
+        """
+        if not self.is_weighted:
+            return otherwise
+        if not math.isfinite(sums[0]):
+            raise ValueError(
+                f"loss() ({place_of(self._function)}) returned a weight that is negative or not finite. {_COUNTS}"
+            )
+        return sums[0]
+
+    def by_name(self, sums: Sequence[float], weight: float) -> dict[str, float]:
+        """The means over all ranks: the sums, divided by `weight`. One that is not finite is left out; the first time
+        this is said in the log."""
+        names = self._agreed[1:]
+        values = [value / weight for value in (sums[1:] if self.is_weighted else sums)]
+        for name, value in zip(names, values, strict=True):
             if self._writes_log and not math.isfinite(value) and name not in self._not_finite:
                 self._not_finite.add(name)
                 sys.stderr.write(
                     f"loss() ({place_of(self._function)}): the metric {name!r} is {value} and is left out where it is "
                     "not finite\n"
                 )
-        return {name: value for name, value in zip(self.names, values, strict=True) if math.isfinite(value)}
+        return {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
 
-    def _refuse(self, names: tuple[str, ...], elsewhere: str) -> None:
+    def _refuse(self, form: tuple[str, ...], elsewhere: str) -> None:
+        if form[0] != self._agreed[0]:
+            raise ValueError(
+                f"loss() ({place_of(self._function)}) returned {form[0] or 'a mean'} for this micro-batch, {elsewhere} "
+                f"{self._agreed[0] or 'a mean'}. It must return the same for every micro-batch, on every rank and in "
+                "every step: (sum, weight) unless all micro-batches count alike."
+            )
         raise ValueError(
-            f"loss() ({place_of(self._function)}) returned {_words(names)} for this micro-batch, {elsewhere} "
-            f"{_words(self.names)}. It must return the same metrics for every micro-batch, on every rank and in every "
-            "step: their values are means over all samples. Return nan where a metric has no value."
+            f"loss() ({place_of(self._function)}) returned {_words(form[1:])} for this micro-batch, {elsewhere} "
+            f"{_words(self._agreed[1:])}. It must return the same metrics for every micro-batch, on every rank and in "
+            "every step: their values are means over all samples. Return nan where a metric has no value."
         )
 
 

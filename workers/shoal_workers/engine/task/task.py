@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
@@ -64,6 +65,10 @@ class Task(Protocol):
         export_config(model: nn.Module) -> dict
             What `shoal export` needs, as JSON: {"config": the content of config.json, "renames": [[regular expression,
             replacement], ...], applied in this order to each parameter's name}. Default: names stay.
+        embed(model: nn.Module, batch) -> Tensor | tuple[Tensor, ...]
+        batch_loss(*embeddings: Tensor) -> Tensor | tuple[Tensor, Mapping[str, Any]]
+            Both or none: the training's loss of a whole global batch, of what `embed` makes of each micro-batch. `loss`
+            is then that of the validation. See docs/tasks.md.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
             If present, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
@@ -80,10 +85,11 @@ class Task(Protocol):
         """`split` is "train" or "validation"; only the latter may be None."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Any, ...]:
         """Scalar: the mean over the samples of a micro-batch. Must call `model(...)`, not methods of it.
 
-        Or `(loss, {"accuracy": value})`: metrics of the task's own, each a mean over the samples too."""
+        Or `(sum, weight)`: a sum over what counts in it, and how much counts. Or `(loss, {"accuracy": value})` and
+        `(sum, weight, {"accuracy": value})`: with metrics of the task's own, each a mean too."""
         ...
 
 
@@ -102,6 +108,34 @@ class LoadedTask:
     def evaluate(self, model: nn.Module, batch: Any) -> Returned:
         """The task's loss of a micro-batch, and its metrics. Raises also for what is neither."""
         return read_returned(self._task.loss(model, batch), self._task.loss)
+
+    @property
+    def has_batch_loss(self) -> bool:
+        """Whether the training's loss is one of the whole global batch."""
+        return getattr(self._task, "batch_loss", None) is not None
+
+    def embed(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
+        """What the loss of the whole batch needs of a micro-batch's samples: each of shape (samples, ...)."""
+        value = self._task.embed(model, batch)
+        found = (value,) if isinstance(value, Tensor) else tuple(value) if isinstance(value, tuple | list) else ()
+        size = self._spec.batch.micro_size
+        if not found or not all(isinstance(one, Tensor) and one.ndim and len(one) == size for one in found):
+            shapes = ", ".join(str(list(one.shape)) if isinstance(one, Tensor) else _kind(one) for one in found)
+            raise ValueError(
+                f"{self.line_of('embed')}: embed() returned {shapes or _kind(value)}. Return a tensor, or a tuple of "
+                f"tensors, each with one row for each of the {size} samples of the micro-batch."
+            )
+        return tuple(one.full_tensor() if isinstance(one, DTensor) else one for one in found)
+
+    def batch_loss(self, embeddings: Sequence[Tensor]) -> Returned:
+        """The loss of all samples of a step, of which each tensor has a row for each."""
+        returned = read_returned(self._task.batch_loss(*embeddings), self._task.batch_loss, "batch_loss")
+        if returned.weight is not None:
+            raise ValueError(
+                f"{self.line_of('batch_loss')}: batch_loss() returned a weight. It has all samples of the step: return "
+                "their loss as it is."
+            )
+        return returned
 
     def line_of(self, member: str) -> str:
         """Returns where a member of the task is defined: `digits.py:38 in loss()`; empty: nowhere that can be named."""
@@ -263,6 +297,12 @@ def load_task(spec: JobSpec) -> LoadedTask:
             "own is a script: shoal submit train.py, see docs/porting.md."
         )
     refuse_methods(task)
+    lacking = [name for name in ("embed", "batch_loss") if getattr(task, name, None) is None]
+    if len(lacking) == 1:
+        raise TypeError(
+            f"task {spec.task!r} lacks {lacking[0]}(): a loss of the whole batch needs embed(model, batch) and "
+            "batch_loss(*embeddings). See docs/tasks.md."
+        )
     return LoadedTask(task, spec)
 
 
@@ -291,6 +331,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "build_model": (),
     "build_dataset": ("split",),
     "loss": ("model", "batch"),
+    "embed": ("model", "batch"),
     "prepare": ("progress",),
     "build_optimizer": ("model", "settings"),
     "collate": ("samples",),

@@ -112,8 +112,9 @@ _WAYS = {
     Phase.BUILDING: "Every worker builds the same model from the same seed: leave it out.",
 }
 _WAY = (
-    "Compute over the micro-batch that the task gets: batch.micro_size gives it more samples, for example negatives. "
-    "Shoal itself averages loss, gradients and metrics over all workers."
+    "Compute over the micro-batch that the task gets: batch.micro_size gives it more samples. A loss of the whole "
+    "batch, with all negatives, has embed() and batch_loss(): see docs/tasks.md. Shoal itself averages loss, gradients "
+    "and metrics over all workers."
 )
 
 

@@ -276,7 +276,7 @@ def test_agents_that_cannot_start_change_nothing() -> None:
     check(main)
 
 
-@pytest.mark.cells(4)
+@pytest.mark.cells(2, 4)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_agents_each_line_arrives_once_and_in_order(seed: int) -> None:
     async def main(bench: SupervisorBench) -> None:

@@ -67,7 +67,7 @@ def batch_of(first: int) -> Tensor:
     return torch.stack([samples[index] for index in range(first, first + 3)])
 
 
-@pytest.mark.cells(4)
+@pytest.mark.cells(2, 4)
 @pytest.mark.parametrize("kind", ["plain", "rich", "ends", "same_block", "checkpointed", "frozen_stage", "frozen_last"])
 @pytest.mark.parametrize("pp", [2, 4])
 def test_loss_gradients_metrics_and_randomness_are_those_of_the_whole_model(kind: str, pp: int) -> None:

@@ -107,4 +107,24 @@ def test_a_restored_scaling_continues_from_the_saved_state() -> None:
     second.restore(first.to_json())
     for scaling in (first, second):
         scaling.update(is_finite=True)
-    assert first.to_json() == second.to_json() == {"scale": ScalePolicy().initial, "num_finite": 0}
+    assert first.to_json() == second.to_json() == {"scale": ScalePolicy().initial, "num_finite": 0, "weight": None}
+
+
+def test_losses_that_are_sums_divide_the_scale_once_by_a_power_of_two_near_their_mean_weight() -> None:
+    scaling = Scaling(_spec(precision="fp16"))
+    assert not scaling.learn(0.0)  # nothing counts in the first step
+    assert scaling.learn(700.0)
+    assert scaling.scale == ScalePolicy().initial / 512
+    assert not scaling.learn(90_000.0)
+    scaling.update(is_finite=False)
+    restored = Scaling(_spec(precision="fp16"))
+    restored.restore(scaling.to_json())
+    assert scaling.scale == restored.scale == ScalePolicy().initial / 1024
+    assert not restored.learn(3.0)
+
+
+def test_means_leave_the_scale_alone() -> None:
+    scaling = Scaling(_spec(precision="fp16"))
+    assert not scaling.learn(1.0)
+    assert scaling.scale == ScalePolicy().initial
+    assert not Scaling(_spec()).learn(700.0)

@@ -56,6 +56,19 @@ def test_metrics_are_sorted_scalars_without_a_graph() -> None:
     assert returned.loss is LOSS
 
 
+@pytest.mark.parametrize("weight", [3, 3.0, np.float32(3), torch.tensor(3), torch.tensor([3.0], dtype=torch.bfloat16)])
+def test_a_sum_has_a_weight_and_may_have_metrics(weight: Any) -> None:
+    for rest in ((), ({"a": 0.5},)):
+        returned = read_returned((LOSS, weight, *rest), _loss)
+        assert returned.loss is LOSS
+        assert returned.weight is not None and returned.weight.dtype == torch.float64
+        assert returned.weight.shape == () and returned.weight.item() == 3.0
+        assert list(returned.metrics) == [name for one in rest for name in one]
+    nothing = read_returned((LOSS, 0), _loss).weight
+    assert nothing is not None and nothing.item() == 0.0
+    assert read_returned((LOSS, {"a": 0.5}), _loss).weight is None
+
+
 def test_many_metrics_are_allowed_up_to_the_limit() -> None:
     names = [f"m{number}" for number in range(MAX_METRICS)]
     assert len(read_returned((LOSS, dict.fromkeys(names, 1.0)), _loss).metrics) == MAX_METRICS
@@ -70,8 +83,26 @@ def test_many_metrics_are_allowed_up_to_the_limit() -> None:
         (1.5, "it returned a float."),
         (torch.ones(3), "it returned a tensor of shape (3,)."),
         ({"loss": LOSS}, "it returned a dict."),
-        ((LOSS, 0.5), 'a tensor of shape () and a float. Return a scalar tensor, or (loss, {"accuracy": value})'),
+        (
+            (LOSS, "0.5"),
+            "a tensor of shape () and a str. Return a scalar tensor, the mean over the micro-batch, or (sum, weight)",
+        ),
         ((LOSS,), "returned a tuple of 1 values"),
+        ((LOSS, 1.0, 2.0), "returned a tuple of 3 values"),
+        ((LOSS, {}, 1.0), "returned a tuple of 3 values"),
+        ((), "returned a tuple of 0 values"),
+        (
+            (1.5, 2),
+            "must return a scalar tensor, the sum over the micro-batch, before its weight; it returned a float.",
+        ),
+        (
+            (LOSS, -1.0),
+            "returned the weight -1. Return how much of the micro-batch counts: a finite number of 0 or more",
+        ),
+        ((LOSS, torch.tensor(float("inf"))), "returned the weight inf. Return how much"),
+        ((LOSS, float("nan"), {}), "returned the weight nan. Return how much"),
+        ((LOSS, torch.ones(4)), "returned a tensor of shape (4,) as the weight. Return how much"),
+        ((LOSS, LOSS * 2), "returned a weight that depends on the model's parameters"),
         ((torch.ones(2), {}), "before its metrics; it returned a tensor of shape (2,)."),
         ((LOSS, {"a": "0.5"}), "returned the metric 'a' as a str, '0.5'. A value is one number"),
         ((LOSS, {"a": None}), "returned the metric 'a' as None. A value is one number"),

@@ -1,4 +1,4 @@
-"""A convolutional network with BatchNorm: its running statistics change in the forward pass.
+"""A residual network (He et al. 2015) with BatchNorm: its running statistics change in the forward pass.
 
     shoal submit train.py --workers 1:4 --follow -- 300          also: python train.py, torchrun ... train.py
 
@@ -6,6 +6,7 @@ The forward pass normalises each micro-batch by itself, so with a fixed micro_si
 number of workers.
 """
 
+import itertools
 import sys
 
 import torch
@@ -31,14 +32,33 @@ class Stripes:
         return (picture + 0.5 * torch.randn(8, 8, generator=random))[None], kind
 
 
-def block(before, after):
-    return nn.Sequential(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+class Residual(nn.Module):
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        self.shortcut = nn.Identity() if (before, stride) == (after, 1) else shortcut
+
+    def forward(self, x):
+        return torch.relu(self.inner(x) + self.shortcut(x))
+
+
+def resnet(widths, num_kinds):
+    layers = [nn.Conv2d(1, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    for before, after in itertools.pairwise(widths):
+        layers += [Residual(before, after, stride=2), Residual(after, after, stride=1)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_kinds))
 
 
 def train(run):
     torch.manual_seed(6)
-    model = nn.Sequential(block(1, 8), block(8, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2))
-    model.to(run.device)
+    model = resnet([8, 8, 16], num_kinds=2).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     run.track(model=model, optimizer=optimizer, schedule=schedule)

@@ -1,0 +1,126 @@
+"""A loss of the whole global batch, such as a contrastive one, in which each sample is compared with all others.
+
+    embed       each micro-batch without a graph: what the task's `embed` makes of it
+    exchange    every rank gets the embeddings of all samples, in the order of the global batch
+    loss        the task's `batch_loss` of all of them, computed by every rank alike, and its gradient by them
+    passes      each micro-batch again, with a graph: the sum of its embeddings times that gradient has, by the chain
+                rule, the micro-batch's part of the gradient of the loss
+
+After Gao et al. 2021 (GradCache). So the gradient is that of one process that holds the whole batch, at every size and
+number of micro-batches, for a second forward pass and the memory of one micro-batch. Both passes of a micro-batch draw
+the same random numbers. Called by `LocalPasses`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
+from shoal_workers.contract.messages import Phase
+from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
+from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.buffers import StepBuffers
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.returned import Returned
+
+
+class BatchLoss:
+    """The losses of one generation's steps on one rank. Training thread only.
+
+    Raises:
+        TaskFailed: the layout splits a micro-batch.
+    """
+
+    def __init__(
+        self, generation: Generation, model: torch.nn.Module, buffers: StepBuffers, order: CollectiveOrder
+    ) -> None:
+        self._generation = generation
+        self._model = model
+        self._buffers = buffers
+        self._order = order
+        self._own = generation.own_micro_batches()
+        self._gradients: list[Tensor] = []
+        """By embedding of a floating-point type: the gradient of the loss, of shape (micro-batches, samples of one,
+        ...)."""
+        self._loss = Returned(torch.zeros(()), {})
+        layout = generation.layout
+        if layout.pp > 1 or layout.cp > 1:
+            with generation.user_code:
+                raise ValueError(
+                    f"the task has embed() and batch_loss(), and the layout {layout.describe()} splits the forward "
+                    "pass of a micro-batch over ranks. Set parallelism.pp and parallelism.cp to 1."
+                )
+
+    def prepare(self, step: int, batches: Batches) -> None:
+        """Computes the loss of the step that follows `step` completed ones. A collective of all data ranks.
+
+        Raises:
+            OrderVaries: on all ranks alike.
+        """
+        generation = self._generation
+        self._gradients = []
+        parts: dict[int, tuple[Tensor, ...]] = {}
+        for micro_batch in self._own:
+            generation.check()
+            found = self._order.run("embedding", lambda one=micro_batch: self._embed(step, one, batches))  # type: ignore[misc]
+            if found is not None and micro_batch.weight:
+                parts[micro_batch.index] = found
+        if self._order.any_deviated():
+            raise OrderVaries
+        embeddings = self._exchanged(parts, found)
+        seed_everything(randomness_seed(generation.spec.seed, step, generation.spec.batch.num_micro_batches))
+        with generation.user_code:
+            leaves = [one.requires_grad_() for one in embeddings if one.is_floating_point()]
+            self._loss = generation.task.batch_loss([one.flatten(0, 1) for one in embeddings])
+            gradients = torch.autograd.grad(self._loss.loss, leaves, allow_unused=True)
+        self._gradients = [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(leaves, gradients, strict=True)
+        ]
+
+    def of(self, batch: Any, micro_batch: MicroBatch) -> Returned:
+        """What stands for the loss of a micro-batch: it has the value of the step's loss, and the gradient of the
+        micro-batch's part of it. Called after `prepare`, where the task's `loss` would be called."""
+        embeddings = [one for one in self._generation.task.embed(self._model, batch) if one.is_floating_point()]
+        inner = torch.stack(
+            [
+                (one.to(gradient.dtype) * gradient[micro_batch.index]).sum()
+                for one, gradient in zip(embeddings, self._gradients, strict=True)
+            ]
+        ).sum()
+        # The step's loss is the mean over its micro-batches.
+        scaled = inner * self._generation.spec.batch.num_micro_batches
+        loss = self._loss.loss.detach() + (scaled - scaled.detach())
+        return Returned(loss, self._loss.metrics)
+
+    def _embed(self, step: int, micro_batch: MicroBatch, batches: Batches) -> tuple[Tensor, ...]:
+        generation = self._generation
+        generation.position.enter(Phase.FORWARD)
+        with torch.no_grad(), generation.user_code, self._buffers.unchanged():
+            seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
+            batch = batches.training(generation.spec, step, micro_batch.index)
+            return generation.task.embed(self._model, batch)
+
+    def _exchanged(self, parts: dict[int, tuple[Tensor, ...]], like: Sequence[Tensor] | None) -> list[Tensor]:
+        """By embedding, those of all micro-batches. One rank has each and the others zeros, so every sum is exact."""
+        assert like is not None
+        dense = self._generation.meshes.dense
+        found = []
+        for number, one in enumerate(like):
+            dtype = torch.promote_types(one.dtype, torch.float32) if one.is_floating_point() else one.dtype
+            whole = torch.zeros(
+                (self._generation.spec.batch.num_micro_batches, *one.shape), dtype=dtype, device=one.device
+            )
+            for index, embeddings in parts.items():
+                whole[index] = embeddings[number]
+            for axis in range(dense.ndim):
+                if dense.size(axis) > 1:
+                    dist.all_reduce(whole, group=dense.get_group(axis))
+            found.append(whole)
+        return found
