@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -56,7 +56,7 @@ types: setup     ## mypy, strict for what is shipped
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file bench/mypy.ini
 
-bench: bench-overhead bench-proofs bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -123,6 +123,9 @@ bench-layouts: setup ## what a change of layout costs, and the planner against t
 
 bench-proofs: setup ## the table of plans proven and refused: built-in models, a user's plan, and wrong ones (three minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/proofs.py
+
+bench-hugging-face: setup ## families of transformers on each axis: losses, gradients and exports beside one process (two minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/hugging_face.py
 
 bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md

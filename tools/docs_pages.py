@@ -31,7 +31,13 @@ from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import (
+    AnswersConfig,
+    HuggingFaceConfig,
+    LanguageModelConfig,
+    LoraConfig,
+    TextDataConfig,
+)
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -208,6 +214,8 @@ def spec_page() -> str:
         ("model", "the built-in language model", LanguageModelConfig),
         ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),
         ("model", "Hugging Face models", HuggingFaceConfig),
+        ("model.lora", "Hugging Face models", LoraConfig),
+        ("data", "fine-tuning on answers", AnswersConfig),
     )
     for key, task, model in tasks:
         task_schema = model.model_json_schema()

@@ -33,7 +33,7 @@ from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_m
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
-from shoal_workers.contract.model import HF_TASK, LM_TASK
+from shoal_workers.contract.model import HF_TASK, LM_TASK, SFT_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
 from shoal_workers.contract.worker_reports import (
@@ -55,6 +55,7 @@ from shoal_workers.training_thread import on_training_thread
 
 _STEPS = 3
 _SAVED_AFTER = 2
+_EXAMPLES = 1_000
 _TEXT_BYTES = 4 << 20
 """Bytes of the text of a built-in task that are read: enough for a few samples, tokenised within a second."""
 _POLL_S = 0.2
@@ -161,6 +162,9 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
     if spec.task in (LM_TASK, HF_TASK):
         most = min(_TEXT_BYTES, data.get("max_bytes") or _TEXT_BYTES)
         data = {**data, "max_bytes": most, "cache_dir": str(directory / "text")}
+    if spec.task == SFT_TASK:
+        most = min(_EXAMPLES, data.get("max_examples") or _EXAMPLES)
+        data = {**data, "max_examples": most, "cache_dir": str(directory / "text")}
     return spec.model_copy(
         update={
             "data": data,

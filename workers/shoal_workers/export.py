@@ -4,6 +4,9 @@
     OUT/tokenizer.json ...                     the tokenizer that the text was read with, if the model has one
     OUT/model.safetensors                      or several files, with model.safetensors.index.json
 
+    OUT/adapter_config.json                    of a model with adapters these two alone, with the tokenizer: what peft's
+    OUT/adapter_model.safetensors              PeftModel.from_pretrained(model, OUT) reads
+
 One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
 the exported tensors and the content of config.json (`export_config` in engine/task/task.py). The optimizer's state is
 not exported. Called by `shoal export`.
@@ -87,14 +90,20 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
             f"checkpoint {source} does not describe its model, because it was saved by a version without export. "
             "Resume the job, and export a checkpoint that it saves afterwards."
         )
+    adapter = described.get("adapter")
     names = _names(shapes, described.get("renames", ()))
+    if adapter is not None:
+        names = _adapter_names(names, adapter)
     scalars = {f"{_PREFIX}{name}" for name in described.get("scalars", ())}
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
-    groups = list(_groups({name: shapes[name] for name in names}, dtype, file_bytes))
+    limit = file_bytes if adapter is None else sys.maxsize  # peft reads one file
+    groups = list(_groups({name: shapes[name] for name in names}, dtype, limit))
+    kind = "model" if adapter is None else "adapter_model"
+    config_file = out / ("config.json" if adapter is None else "adapter_config.json")
     config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config_file.write_text(json.dumps(config if adapter is None else adapter["config"], indent=2) + "\n")
     for name, path in described.get("files", {}).items():
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}, the model's {name}, is not on this machine. Export where it can be read.")
@@ -102,7 +111,7 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     file_of: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):
-        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        file = f"{kind}.safetensors" if len(groups) == 1 else f"{kind}-{number:05d}-of-{len(groups):05d}.safetensors"
         state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
         load(state, directory=source)
         tensors = {
@@ -110,12 +119,12 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
             for name, tensor in state.items()
         }
         save_file(tensors, out / file, metadata={"format": "pt"})
-        shutil.copymode(out / "config.json", out / file)  # safetensors creates files that only their owner can read
+        shutil.copymode(config_file, out / file)  # safetensors creates files that only their owner can read
         file_of |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
     if len(groups) > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of}
-        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (out / f"{kind}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return Exported(source, len(file_of), num_bytes, tuple(sorted(set(file_of.values()))))
 
 
@@ -135,6 +144,17 @@ def _names(shapes: Mapping[str, torch.Tensor], renames: Any) -> dict[str, str]:
                 given = re.sub(pattern, replacement, given)
             names[name] = given
     return names
+
+
+def _adapter_names(names: Mapping[str, str], adapter: Mapping[str, Any]) -> dict[str, str]:
+    """Those of the adapters' tensors alone, as peft has them."""
+    found = {}
+    for name, given in names.items():
+        if re.search(adapter["only"], given):
+            for pattern, replacement in adapter["renames"]:
+                given = re.sub(pattern, replacement, given)
+            found[name] = given
+    return found
 
 
 def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[str]]:

@@ -45,7 +45,7 @@ from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Flo
 from shoal_service.planner.gpus import CPU
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.model import HF_TASK, LM_TASK
+from shoal_workers.contract.model import HF_TASKS, LM_TASK
 from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
 
 STATE_BYTES = 12
@@ -306,7 +306,7 @@ def num_params_of(spec: JobSpec) -> int:
 
 def whole_build(spec: JobSpec) -> int:
     """Bytes of the whole model, if each worker builds it and its number of parameters is declared."""
-    if spec.task in (LM_TASK, HF_TASK) or spec.plan is None or spec.plan.deferred_init:
+    if spec.task in (LM_TASK, *HF_TASKS) or spec.plan is None or spec.plan.deferred_init:
         return 0
     return 4 * num_params_of(spec)
 

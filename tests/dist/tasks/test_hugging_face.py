@@ -96,6 +96,37 @@ def test_transformers_loads_what_a_sharded_checkpoint_exports(
         assert torch.equal(loaded(tokens).logits, trained.network(tokens).logits)
 
 
+MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+
+
+@pytest.mark.matrix
+def test_experts_go_on_in_another_layout_after_a_death_and_what_is_exported_generates(
+    make_job: Any, reference: Any, text: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    spec = {**_spec(text, **MIXTURE), "snapshot": {"enabled": True}}
+    job = make_job(memory=True, **spec)
+    group = [worker for node in range(2) for worker in job.workers(1, f"n{node}")]
+    group[1].strike("forward", 2, "hold")
+    job.start(group, layout=Layout(dp_shard=2, ep=2), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 2])
+    group[1].reached()
+    group[1].poll()
+    group[1].kill()
+    source = job.in_memory(job.interrupt(group[:1]), group[:1])
+    assert source.step == 2
+    grown = [group[0], *job.workers(1, "n2")]
+    exits = job.run(grown, layout=Layout(tp=2), restore_snapshot=source, restore_from=None)
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
+    assert job.losses([*group, grown[1]]) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
+    export(job.committed[-1], tmp_path / "out")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.arange(32).reshape(2, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, _trained(spec, job.committed[-1]).network(tokens).logits)
+    assert loaded.generate(tokens[:1], max_new_tokens=2, do_sample=False).shape == (1, 18)
+
+
 @pytest.mark.matrix
 def test_exported_models_can_be_trained_further(make_job: Any, text: str, tmp_path: Path) -> None:
     spec = _spec(text)

@@ -12,13 +12,15 @@ themselves are built in `shoal_workers.tasks`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
+from shoal_workers.contract.families import FAMILIES, TAKEN_FOR_EXPERTS, Sizes, sizes_in
 from shoal_workers.contract.plain_text import OfTask
 
 
@@ -200,6 +202,27 @@ class TextDataConfig(Frozen):
         return self
 
 
+class AnswersConfig(Frozen):
+    """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs, one JSON object in each line: {"prompt": text, "completion": text}, {"messages": [{"role": ...,
+    "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must be able to read them."""
+    validation_paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Files of the validation split. Without any, `validation_fraction` of the lines are taken for it."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the lines for validation only, chosen by their hash."""
+    max_examples: int | None = Field(None, ge=1)
+    """Most lines of the training and of the validation files to read, in order; default: all."""
+    packing: bool = False
+    """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
+    tokenizer: str | None = Field(None, max_length=4096)
+    """Directory with a tokenizer and its chat template; null: model.path. "bytes": one token per byte, for prompts and
+    completions that are texts."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where the tokens are kept. Default: ~/.cache/shoal/data."""
+
+
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
     """The plan of the built-in language model. It has the names of the modules in `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
@@ -275,6 +298,9 @@ def _widths(config: LanguageModelConfig) -> dict[str, int]:
 
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
+SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
+HF_TASKS = (HF_TASK, SFT_TASK)
+"""The tasks whose model is one of transformers."""
 PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"
@@ -286,26 +312,45 @@ SLOW_TOKENIZER_NAMES = (
 """Tokenizer files of SentencePiece, of byte-pair encoding as in GPT-2, and of WordPiece, which Shoal does not read."""
 _MAX_CONFIG_BYTES = 1 << 20
 
-TIED_BY_DEFAULT = {
-    "cohere": True,
-    "cohere2": True,
-    "cwm": False,
-    "ernie4_5": True,
-    "granite": False,
-    "helium": False,
-    "hyperclovax": False,
-    "llama": False,
-    "ministral": False,
-    "ministral3": False,
-    "mistral": False,
-    "olmo": False,
-    "qwen2": False,
-    "qwen3": False,
-    "smollm3": True,
-}
-"""Model types with LLaMA's modules -> whether the head shares the embedding's weights if the config does not say."""
-NORMED_HEADS = frozenset({"qwen3"})
-"""Model types in TIED_BY_DEFAULT that have a norm on each query and key head."""
+
+class LoraConfig(Frozen):
+    """Low-rank adapters (Hu et al. 2021): they are trained, and the model beside them is frozen."""
+
+    r: int = Field(16, ge=1, le=1 << 16)
+    """Rank of each adapter."""
+    alpha: float = Field(32.0, gt=0, le=1e6)
+    """The output of an adapter is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropout of an adapter's input."""
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Last parts of the names of the layers that get an adapter, for example [q_proj, v_proj]; "all-linear": all linear
+    layers but the head."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_quantization(cls, data: Any) -> Any:
+        found = sorted(_QUANTIZATION & set(data)) if isinstance(data, dict) else []
+        if found:
+            raise ValueError(
+                f"model.lora has {found[0]}: QLoRA is not supported, because Shoal keeps the model beside the adapters "
+                "in fp32 and shards it over the workers. Remove the key; more workers, or parallelism.dp_shard, make "
+                "each worker's part smaller."
+            )
+        targets = data.get("target_modules") if isinstance(data, dict) else None
+        # Behind this validator a strict model takes no list of JSON for a tuple.
+        return {**data, "target_modules": tuple(targets)} if isinstance(targets, list) else data
+
+    @model_validator(mode="after")
+    def _not_the_ends(self) -> LoraConfig:
+        if ends := {"lm_head", "embed_tokens", "wte", "embed_in"} & set(self.target_modules):
+            raise ValueError(
+                f"model.lora.target_modules names {sorted(ends)[0]!r}: adapters of the embedding and of the head are "
+                "not supported. Name linear layers of the blocks."
+            )
+        return self
+
+
+_QUANTIZATION = frozenset({"load_in_4bit", "load_in_8bit", "quantization_config", "quantization", "bits", "qlora"})
 
 
 class HuggingFaceConfig(Frozen):
@@ -321,6 +366,8 @@ class HuggingFaceConfig(Frozen):
     """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""
+    lora: LoraConfig | None = None
+    """Adapters, by the library peft. Null: the whole model is trained."""
 
     @model_validator(mode="after")
     def _one_source(self) -> HuggingFaceConfig:
@@ -333,25 +380,10 @@ class HuggingFaceConfig(Frozen):
         return self
 
 
-class Sizes(Frozen):
-    """Sizes of a decoder with LLaMA's structure, named as in config.json."""
-
-    model_type: str
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    head_dim: int | None = Field(None, ge=1)
-    tie_word_embeddings: bool
-    pad_token_id: int | None = None
-
-
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
     """Settings of a Hugging Face model; None for another task, and for invalid settings, which the submit check
     refuses."""
-    if task != HF_TASK:
+    if task not in HF_TASKS:
         return None
     try:
         return HuggingFaceConfig.model_validate(model)
@@ -360,18 +392,14 @@ def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | Non
 
 
 def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
-    """Sizes of the model; None: its config cannot be read here or lacks a size, its type has other modules, or it is
+    """Sizes of the model; None: its config cannot be read here or lacks a size, its type is no family, or it is
     quantized."""
-    config = settings.config if settings.config is not None else read_config(settings.path or "")
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in TIED_BY_DEFAULT or config.get("quantization_config"):
-        return None
-    known = {key: config[key] for key in Sizes.model_fields if key in config}
-    tied = known.get("tie_word_embeddings", TIED_BY_DEFAULT[model_type])
-    try:
-        return Sizes.model_validate({**known, "tie_word_embeddings": tied})
-    except ValidationError:
-        return None
+    return sizes_in(config_of(settings))
+
+
+def config_of(settings: HuggingFaceConfig) -> dict[str, Any]:
+    """The content of the model's config.json; {} if it cannot be read here."""
+    return settings.config if settings.config is not None else read_config(settings.path or "")
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -384,6 +412,20 @@ def read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def quantized(config: Mapping[str, Any]) -> str:
+    """Why a model with this content of config.json cannot be trained, as a sentence; empty: it is not quantized."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return ""
+    method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    return (
+        f"the model's config has a quantization_config (quant_method {method!r}), and Shoal trains fp32 parameters: "
+        "QLoRA and training of quantized weights are not supported. Write the weights in bf16 or fp32 (transformers: "
+        "from_pretrained(..., dtype=torch.bfloat16), model.dequantize(), save_pretrained), and name that directory; "
+        "model.lora then trains adapters beside them."
+    )
 
 
 def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
@@ -402,14 +444,25 @@ def slow_tokenizer_of(settings: HuggingFaceConfig) -> tuple[str, ...]:
 
 def architecture_of(settings: HuggingFaceConfig) -> str:
     """`model_type` of the config; empty if the config cannot be read here."""
-    config = settings.config if settings.config is not None else read_config(settings.path or "")
-    return str(config.get("model_type", ""))
+    return str(config_of(settings).get("model_type", ""))
+
+
+OF_OTHER_HEADS = frozenset({"classifier_dropout", "summary_first_dropout", "summary_last_dropout"})
+"""Dropouts in a config that a causal language model does not have."""
 
 
 def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
-    """Key and value of the first dropout in the config that is larger than 0; None: there is none."""
-    config = settings.config if settings.config is not None else read_config(settings.path or "")
-    found = ((key, value) for key, value in config.items() if "dropout" in key and isinstance(value, int | float))
+    """Key and value of the first dropout of the model that is larger than 0; None: there is none."""
+    if settings.lora is not None and settings.lora.dropout:
+        return "lora.dropout", settings.lora.dropout
+    config = config_of(settings)
+    family = FAMILIES.get(architecture_of(settings))
+    values = {**(family.dropouts if family is not None else {}), **config}
+    found = (
+        (key, value)
+        for key, value in values.items()
+        if ("dropout" in key or "pdrop" in key) and key not in OF_OTHER_HEADS and isinstance(value, int | float)
+    )
     return next((one for one in found if one[1] > 0), None)
 
 
@@ -421,35 +474,135 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
     sizes = sizes_of(settings)
     if sizes is None:
         return None
-    decoder = f"{PREFIX}model."
-    block = f"{decoder}layers.*."
-    tensor = {f"{block}self_attn.{name}_proj": TensorStyle.COLUMN for name in "qkv"}
-    tensor |= {f"{block}mlp.{name}_proj": TensorStyle.COLUMN for name in ("gate", "up")}
-    tensor |= {f"{block}self_attn.o_proj": TensorStyle.ROW, f"{block}mlp.down_proj": TensorStyle.ROW}
-    if sizes.model_type in NORMED_HEADS:
-        tensor |= {f"{block}self_attn.{name}_norm": TensorStyle.PARTIAL for name in "qk"}
-    if sizes.pad_token_id is None:  # the row of a pad token gets no gradient, which a split embedding does not support
-        tensor |= {f"{decoder}embed_tokens": TensorStyle.EMBEDDING, f"{PREFIX}lm_head": TensorStyle.HEAD}
-    tied = {f"{PREFIX}lm_head.weight": f"{decoder}embed_tokens.weight"} if sizes.tie_word_embeddings else {}
+    family = sizes.family
+    decoder = f"{PREFIX}{family.decoder}."
+    block = f"{decoder}{family.blocks}.*."
+    embedding, head = f"{decoder}{family.embedding}", f"{PREFIX}lm_head"
+    has_stages = "pp" not in _lacks(settings)
+    experts = f"{block}mlp.experts" if sizes.num_experts and sizes.num_dense_layers < sizes.num_hidden_layers else ""
     return ParallelPlan(
-        blocks=f"{decoder}layers",
+        blocks=f"{decoder}{family.blocks}",
         num_blocks=sizes.num_hidden_layers,
-        first=(f"{decoder}embed_tokens",),
-        last=(f"{decoder}norm", f"{PREFIX}lm_head"),
-        tied=tied,
-        hidden_size=sizes.hidden_size,
-        tensor=tensor,
-        num_heads=sizes.num_attention_heads,
-        num_kv_heads=sizes.num_key_value_heads,
-        widths={"intermediate_size": sizes.intermediate_size},
+        first=(embedding, *(f"{decoder}{name}" for name in family.with_embedding)),
+        last=(f"{decoder}{family.norm}", head),
+        tied={f"{head}.weight": f"{embedding}.weight"} if sizes.tie_word_embeddings else {},
+        hidden_size=sizes.hidden_size if has_stages else 0,
+        tensor={} if "tp" in family.without else _tensor_of_family(settings, sizes, block, (embedding, head)),
+        experts=experts,
+        num_experts=sizes.num_experts if experts else 0,
+        num_heads=sizes.num_attention_heads if family.column else 0,
+        num_kv_heads=sizes.num_key_value_heads if family.column else 0,
+        widths=_widths_of_family(sizes),
+    )
+
+
+def _tensor_of_family(
+    settings: HuggingFaceConfig, sizes: Sizes, block: str, ends: tuple[str, str]
+) -> dict[str, TensorStyle]:
+    family = sizes.family
+    column, row = list(family.column), list(family.row)
+    if sizes.num_dense_layers:
+        column += family.dense_column
+        row += family.dense_row
+    if family.mixture is not None and family.mixture.shared and sizes.num_dense_layers < sizes.num_hidden_layers:
+        column += [f"{family.mixture.shared}.{name}" for name in ("gate_proj", "up_proj")]
+        row.append(f"{family.mixture.shared}.down_proj")
+    styles: dict[str, TensorStyle] = {}
+    for name in column:
+        styles |= _with_adapter(f"{block}{name}", TensorStyle.COLUMN, settings)
+    for name in row:
+        styles |= _with_adapter(f"{block}{name}", TensorStyle.ROW, settings)
+    if not family.partial_if or config_of(settings).get(family.partial_if):
+        styles |= {f"{block}{name}": TensorStyle.PARTIAL for name in family.partial}
+    return styles | {ends[0]: TensorStyle.EMBEDDING, ends[1]: TensorStyle.HEAD}
+
+
+def _with_adapter(module: str, style: TensorStyle, settings: HuggingFaceConfig) -> dict[str, TensorStyle]:
+    """The styles of a layer, or of its parts if it has an adapter: the part whose split dim is the layer's own is split
+    in the same way; the other part has the rank as that dim, and is whole."""
+    if settings.lora is None or not is_adapted(module, settings.lora, architecture_of(settings)):
+        return {module: style}
+    split = "lora_B" if style is TensorStyle.COLUMN else "lora_A"
+    return {f"{module}.base_layer": style, f"{module}.{split}.default": style}
+
+
+def isolates_packed(model_type: str) -> bool:
+    """Whether it is known that examples in one sample do not see each other where positions begin anew."""
+    family = FAMILIES.get(model_type)
+    return family is not None and family.isolates_packed
+
+
+def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:
+    """Whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
+    if lora.target_modules == "all-linear":
+        return linear.rpartition(".")[2] not in taken_for_experts(model_type)
+    return any(f".{linear}".endswith(f".{target}") for target in lora.target_modules)
+
+
+def taken_for_experts(model_type: str) -> frozenset[str]:
+    """Layers that get no adapter; empty for a model without experts, and for a type that is no family."""
+    family = FAMILIES.get(model_type)
+    return TAKEN_FOR_EXPERTS if family is not None and family.mixture is not None else frozenset()
+
+
+def _widths_of_family(sizes: Sizes) -> dict[str, int]:
+    """Sizes that tp must divide, besides the heads."""
+    widths = {"intermediate_size": sizes.intermediate_size} if sizes.num_dense_layers else {}
+    mixture = sizes.family.mixture
+    if mixture is not None and mixture.shared and sizes.num_dense_layers < sizes.num_hidden_layers:
+        widths[" x ".join(mixture.shared_width)] = sizes.shared_width
+    return widths
+
+
+def _lacks(settings: HuggingFaceConfig) -> dict[str, str]:
+    """Axes that the model does not have -> why, as the end of a sentence."""
+    family, config = FAMILIES.get(architecture_of(settings)), config_of(settings)
+    if family is None:
+        others = f"these have: {', '.join(sorted(name for name, one in FAMILIES.items() if 'tp' not in one.without))}"
+        return dict.fromkeys(("tp", "pp", "ep", "cp"), others) | {"cp": "none has"}
+    found = {"cp": "attention is no module in the models of transformers, so the tokens cannot be cut around it"}
+    if config.get("output_router_logits"):
+        found["pp"] = (
+            "output_router_logits adds a loss of the routers of all blocks, and a stage has some of them only; "
+            "without it the model can be split into stages"
+        )
+    if family.mixture is None:
+        found["ep"] = "it has no experts"
+    return {**found, **family.without}
+
+
+def axes_of_family(settings: HuggingFaceConfig) -> tuple[str, ...]:
+    """The axes that a layout of the model may have."""
+    data = ("dp_replicate", "dp_shard")
+    plan = plan_of_hugging_face(settings)
+    if plan is None:
+        return data
+    has = {"tp": bool(plan.tensor), "pp": bool(plan.hidden_size), "ep": bool(plan.experts)}
+    return (*data, *(axis for axis, is_there in has.items() if is_there))
+
+
+def why_not(settings: HuggingFaceConfig, axis: str) -> str:
+    """Why a layout of the model cannot have this axis, as the end of a sentence."""
+    if axis in (reasons := _lacks(settings)):
+        return reasons[axis]
+    config = config_of(settings)
+    if not config:
+        return f"{CONFIG_NAME} in model.path cannot be read here"
+    if plan_of_hugging_face(settings) is not None:
+        return "no block of it has experts"
+    return (
+        "its config lacks a size, which transformers would take from its defaults: write the numbers of layers, heads, "
+        "key-value heads and experts, the widths and the vocabulary into it"
     )
 
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
-    """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known."""
+    """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known, or
+    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters)."""
     sizes = sizes_of(settings)
-    if sizes is None:
+    if sizes is None or sizes.num_experts or sizes.family.has_latent_attention or settings.lora is not None:
         return None
+    width = sizes.intermediate_size if sizes.family.is_gated else max(1, 2 * sizes.intermediate_size // 3)
     try:
         return LanguageModelConfig(
             dim=sizes.hidden_size,
@@ -457,7 +610,7 @@ def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None
             num_heads=sizes.num_attention_heads,
             num_kv_heads=sizes.num_key_value_heads,
             head_dim=sizes.head_dim,
-            hidden_dim=sizes.intermediate_size,
+            hidden_dim=width,
             seq_len=settings.seq_len,
             vocab_size=sizes.vocab_size,
             tied_head=sizes.tie_word_embeddings,

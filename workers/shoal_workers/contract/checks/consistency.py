@@ -10,16 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shoal_workers.contract.families import FAMILIES
 from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
 from shoal_workers.contract.model import (
     BYTE_TOKENIZER,
     BYTE_VOCABULARY,
+    HF_TASK,
     LM_TASK,
     TOKENIZER_NAME,
+    HuggingFaceConfig,
     LanguageModelConfig,
     TextDataConfig,
+    architecture_of,
+    config_of,
     hugging_face_of,
+    isolates_packed,
     lacks_tokenizer,
+    quantized,
     slow_tokenizer_of,
 )
 from shoal_workers.contract.placing import WorkerSpec
@@ -56,6 +63,8 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
             "the same values.",
         )
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        yield from _with_hugging_face(spec, hugging_face)
     if spec.task == LM_TASK:
         yield from _with_bytes(LanguageModelConfig(**spec.model), TextDataConfig(**spec.data))
     plan = plan_of(spec)
@@ -64,6 +73,25 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "compile",
             f"compile is true, which compiles blocks, but those of task {spec.task!r}'s model are not known. "
             "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
+        )
+
+
+def _with_hugging_face(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conflict]:
+    if problem := quantized(config_of(model)):
+        yield Conflict("model", problem)
+    if model.lora is not None and spec.init_from is not None:
+        yield Conflict(
+            "init_from",
+            "init_from replaces the weights that a model begins with, and with model.lora those of model.path are read "
+            "whenever a group forms. Name the directory of the weights in model.path.",
+        )
+    architecture = architecture_of(model)
+    known = sorted(filter(isolates_packed, FAMILIES))
+    if spec.data.get("packing") and architecture and not isolates_packed(architecture):
+        yield Conflict(
+            "data.packing",
+            f"data.packing is true, and of the architecture {architecture!r} it is not known that examples in one "
+            f"sample do not see each other. Set it to false; it is known of {', '.join(known)}.",
         )
 
 
@@ -147,7 +175,7 @@ def remarks(spec: JobSpec) -> Iterator[str]:
             "checkpoint.every_steps and checkpoint.every_s are both null: the only durable checkpoints are those of a "
             "pause and of the end. If the whole cluster is lost, the job starts from step 0."
         )
-    hugging_face = hugging_face_of(spec.task, spec.model)
+    hugging_face = hugging_face_of(spec.task, spec.model) if spec.task == HF_TASK else None
     if hugging_face is not None and "tokenizer" not in spec.data and lacks_tokenizer(hugging_face):
         slow = slow_tokenizer_of(hugging_face)
         also = f" ({' and '.join(slow)} there cannot be read, and are not exported)" if slow else ""

@@ -27,11 +27,13 @@ from shoal_workers.contract.layout import (
 )
 from shoal_workers.contract.model import (
     LM_TASK,
-    TIED_BY_DEFAULT,
+    HuggingFaceConfig,
     ParallelPlan,
     architecture_of,
+    axes_of_family,
     dropout_of,
     hugging_face_of,
+    why_not,
 )
 from shoal_workers.contract.spec import JobSpec, plan_of
 
@@ -100,7 +102,11 @@ def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Ite
     if layout.pp > 1:
         yield from _pipeline_fed(layout, spec)
     if layout.ep > 1:
-        yield from _experts(layout, known)
+        hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
+        if hugging_face is not None and not known.experts:
+            yield _architecture("ep", layout.ep, hugging_face)
+        else:
+            yield from _experts(layout, known)
 
 
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
@@ -163,7 +169,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         why = f"task {spec.task!r} declares no plan" if plan is None else f"the plan has no {section}"
         hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
         if hugging_face is not None:
-            yield _architecture(axis, degree, architecture_of(hugging_face))
+            yield _architecture(axis, degree, hugging_face)
             continue
         yield Violation(
             rule=Rule.NEEDS_PLAN,
@@ -173,15 +179,15 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         )
 
 
-def _architecture(axis: str, degree: int, architecture: str) -> Violation:
+def _architecture(axis: str, degree: int, settings: HuggingFaceConfig) -> Violation:
     """The violation by a Hugging Face model whose architecture Shoal cannot split along this axis."""
+    architecture = architecture_of(settings)
     name = f"the architecture {architecture!r}" if architecture else "this model"
-    known = "none has" if axis == "cp" else f"these have: {', '.join(sorted(TIED_BY_DEFAULT))}"
     return Violation(
-        rule=Rule.NEEDS_PLAN,
+        rule=Rule.EP_NEEDS_EXPERTS if axis == "ep" else Rule.NEEDS_PLAN,
         axis=axis,
-        message=f"{axis} is {degree}, but {name} has no plan for {axis} ({known}). Set {axis} to 1, or declare a plan "
-        "(docs/parallelism.md).",
+        message=f"{axis} is {degree}, but {name} has no plan for {axis} ({why_not(settings, axis)}). Its axes are "
+        f"{', '.join(axes_of_family(settings))}. Set {axis} to 1, or declare a plan (docs/hugging-face.md).",
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.model import BYTE_TOKENIZER, HF_TASK, LM_TASK
+from shoal_workers.contract.model import BYTE_TOKENIZER, HF_TASKS, LM_TASK
 from shoal_workers.contract.spec import JobSpec
 
 LOCAL = "file"
@@ -130,10 +130,10 @@ def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, source in spec.secrets.items():
         if source.file is not None:
             yield f"secrets.{name}.file", source.file
-    if spec.task not in (LM_TASK, HF_TASK):
+    if spec.task not in (LM_TASK, *HF_TASKS):
         return
     yield from _texts(spec.model, "model", ("path",))
-    yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths"))
+    yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths", "validation_paths"))
 
 
 def _texts(section: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:

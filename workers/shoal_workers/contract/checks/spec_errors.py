@@ -22,7 +22,15 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
-from shoal_workers.contract.model import HF_TASK, LM_TASK, HuggingFaceConfig, LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import (
+    HF_TASK,
+    LM_TASK,
+    SFT_TASK,
+    AnswersConfig,
+    HuggingFaceConfig,
+    LanguageModelConfig,
+    TextDataConfig,
+)
 from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -84,15 +92,19 @@ def parse_spec(data: Any) -> JobSpec:
     elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and data.get("task") == HF_TASK:
+    if isinstance(data, dict) and (of_data := _DATA_OF_HUGGING_FACE.get(str(data.get("task")))) is not None:
         _validate(HuggingFaceConfig, data.get("model", {}), "model", problems)
-        _validate(TextDataConfig, data.get("data", {}), "data", problems)
+        _validate(of_data, data.get("data", {}), "data", problems)
     if not problems and spec is not None:
         problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
         problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
+
+
+_DATA_OF_HUGGING_FACE: dict[str, type[BaseModel]] = {HF_TASK: TextDataConfig, SFT_TASK: AnswersConfig}
+"""The data section of tasks with a model of transformers."""
 
 
 def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
@@ -347,7 +359,7 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """The JSON Schema of a spec; each call makes a new document."""
-    models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig)
+    models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig, AnswersConfig)
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -355,15 +367,20 @@ def job_spec_schema() -> dict[str, Any]:
         **spec,
         "allOf": [
             *spec.get("allOf", ()),
-            _keys_of(LM_TASK, LanguageModelConfig, "data", is_default=True),
-            _keys_of(HF_TASK, HuggingFaceConfig, "model", "data"),
+            _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
+            _keys_of(HF_TASK, HuggingFaceConfig, TextDataConfig, "model", "data"),
+            _keys_of(SFT_TASK, HuggingFaceConfig, AnswersConfig, "model", "data"),
         ],
         "$defs": definitions,
     }
 
 
 def _keys_of(
-    task: str, model: type[LanguageModelConfig | HuggingFaceConfig], *required: str, is_default: bool = False
+    task: str,
+    model: type[LanguageModelConfig | HuggingFaceConfig],
+    of_data: type[TextDataConfig | AnswersConfig],
+    *required: str,
+    is_default: bool = False,
 ) -> dict[str, Any]:
     """Rule for the JSON Schema: what `model` and `data` are if this is the spec's task."""
     condition: dict[str, Any] = {
@@ -371,7 +388,7 @@ def _keys_of(
     }
     if not is_default:  # without the key it is another task
         condition["required"] = ["task"]
-    keys = {"model": _reference(model.__name__), "data": _reference(TextDataConfig.__name__)}
+    keys = {"model": _reference(model.__name__), "data": _reference(of_data.__name__)}
     return {"if": condition, "then": {"properties": keys, "required": [*required]}}
 
 

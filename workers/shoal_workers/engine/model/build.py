@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -55,6 +56,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
 
     Raises:
         TaskFailed: the task's own code raised.
+        ValueError: `init_from` with a task that reloads its frozen parameters.
     """
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
@@ -63,8 +65,14 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         if scalars := make_plain(model, task.line_of("build_model")):
             task.export["scalars"] = scalars
     weights, url = None, spec.init_from or task.initial_weights
-    if url is not None and not is_restoring(assignment):
-        weights = InitialWeights(model, url, task.export, generation.position.note)
+    reloads = task.reloads_frozen
+    if reloads and spec.init_from is not None:
+        raise ValueError(
+            f"init_from is {spec.init_from!r}, and the task reloads its frozen parameters from initial_weights "
+            f"({task.initial_weights!r}) whenever a group forms. Set one of them."
+        )
+    if url is not None and (reloads or not is_restoring(assignment)):
+        weights = InitialWeights(model, url, task.export, generation.position.note, frozen_only=reloads)
     with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
@@ -83,10 +91,12 @@ def build_runtime(generation: Generation) -> ModelRuntime:
             # This optimizer refers to all parameters, and would keep the whole model in memory.
             del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
+    if weights is not None and reloads:
+        assembly = replace(assembly, reloaded=weights.names)
+    if weights is None or reloads:
+        draw_weights(assembly, distributions, spec.seed)
     if weights is not None:
         weights.read_into(assembly)
-    else:
-        draw_weights(assembly, distributions, spec.seed)
     with generation.user_code:
         update = build_update(task, assembly, spec, groups)
     if generation.rank == 0 and update.not_logged and not update.is_elementwise:

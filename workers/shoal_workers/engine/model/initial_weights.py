@@ -1,10 +1,11 @@
 """The values that a new model begins with, written into this rank's part of it; no worker holds more than that.
 
     draw_weights     what the seed draws, for parameters that `build_undrawn` left without values
-    InitialWeights   `init_from`: the tensors of a safetensors file in place of those. The optimizer begins anew
+    InitialWeights   `init_from`: the tensors of a safetensors file in place of those. The optimizer begins anew. Also
+                     the frozen parameters of a task that `reloads_frozen`, at each build
 
 Names are those of the model's state, or those of `shoal export` and of transformers, which the task's `export`
-translates. Called by `build_runtime` for a generation that begins at step 0.
+translates. Called by `build_runtime`, for a generation that begins at step 0 or for frozen parameters.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from shoal_workers.engine.parallel.assembly import Assembly
 
 
 def draw_weights(assembly: Assembly, distributions: Mapping[str, Distribution], seed: int) -> None:
-    """The values are those of the whole model in every layout, bit by bit. No communication.
+    """The values are those of the whole model in every layout, bit by bit. No communication. What is reloaded is not
+    drawn.
 
     `distributions`: of the whole model, as from `build_undrawn`.
     """
     for name, parameter in assembly.all_parameters():
         distribution, box = distributions.get(name), box_of(parameter)
-        if distribution is not None and box is not None:
+        if distribution is not None and name not in assembly.reloaded and box is not None:
             draw(distribution, seed, name, box, local_tensor(parameter))
 
 
@@ -49,9 +51,16 @@ class InitialWeights:
     """The tensors of a file that a model begins with."""
 
     def __init__(
-        self, model: nn.Module, url: str, described: Mapping[str, Any] | None, note: Callable[[str], None]
+        self,
+        model: nn.Module,
+        url: str,
+        described: Mapping[str, Any] | None,
+        note: Callable[[str], None],
+        *,
+        frozen_only: bool = False,
     ) -> None:
         """`model`: before it is split, so that every rank finds the same. `described`: the task's `export`.
+        `frozen_only`: nothing else is read, and nothing else need be in the file.
 
         Raises InitialWeightsUnusable: a tensor is missing, or has another shape."""
         note(f"reading the initial weights from {url}")
@@ -62,6 +71,8 @@ class InitialWeights:
         problems, missing = [], []
         parameters = {id(parameter) for parameter in model.parameters()}
         for names, value in _named_tensors(model):
+            if frozen_only and (value.requires_grad or id(value) not in parameters):
+                continue
             stored = next((one for name in names if (one := self._stored_name(name, renames)) is not None), None)
             if stored is None:
                 missing += [names[0]] if id(value) in parameters else []
@@ -75,10 +86,15 @@ class InitialWeights:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise InitialWeightsUnusable(url, f"it does not fit the model: {'; '.join(problems[:5])}{more}")
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the model's tensors that are read."""
+        return frozenset(self._sources)
+
     @torch.no_grad()
     def read_into(self, assembly: Assembly) -> None:
         """No communication. Raises InitialWeightsUnusable: the file is damaged."""
-        for name, tensor in assembly.named_tensors():
+        for name, tensor in assembly.named_tensors(with_reloaded=True):
             source, box = self._sources.get(name), box_of(tensor)
             if source is not None and box is not None:
                 self._reader.read_into(source, box.offsets, local_tensor(tensor))

@@ -57,6 +57,9 @@ class Assembly:
     orders: tuple[CollectiveOrder, ...] = ()
     """Order of the collectives over the data axes, for each part."""
 
+    reloaded: frozenset[str] = frozenset()
+    """Frozen parameters that a file holds: they are read from it whenever the model is built, and belong to no
+    state."""
     has_buffers: bool = False
     """The whole model has buffers, on any rank; those of routers are not counted."""
 
@@ -113,8 +116,8 @@ class Assembly:
             for name in sorted(own)
         ]
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and persistent buffers, each once.
+    def named_tensors(self, *, with_reloaded: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and persistent buffers, each once; without `reloaded`, unless it is asked for.
 
         Raises:
             TypeError: the model has something else than tensors in its state.
@@ -128,14 +131,17 @@ class Assembly:
                     raise TypeError(
                         f"the model's state {name!r} is {type(value).__name__}; only tensors can be checkpointed."
                     )
+                if name in self.reloaded and not with_reloaded:
+                    continue
                 if id(value) not in values and name not in names:
                     values.add(id(value))
                     names.add(name)
                     yield name, value
 
     def live_tensors(self) -> Iterator[Tensor]:
+        """All that `named_tensors` may name, and buffers that are not persistent."""
         for part in self.parts:
-            yield from part.parameters()
+            yield from (one for name, one in part.named_parameters() if self._name(name) not in self.reloaded)
             yield from part.buffers()
 
     def reshard(self) -> None:

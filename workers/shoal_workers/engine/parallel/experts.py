@@ -37,8 +37,12 @@ def apply_experts(
 ) -> list[nn.Parameter]:
     """Spread the modules that plan.experts names over the 1-D meshes; None is a degree of one.
 
-    Such a module is called with tokens (N, D) sorted by expert and counts (E,) int64, and returns (N, D). Its own
-    parameters have one slice per expert along dim 0, the same on all ranks. A stage of a pipeline may hold none.
+    Such a module is called in one of two ways, and returns (N, D):
+    - with tokens (N, D) sorted by expert, and counts (E,) int64;
+    - as those of transformers: with tokens (N, D), the experts (N, k) int64 of each, and their weights (N, k). It sums
+      over k, and its `num_experts` says how many experts its parameters have.
+    Its own parameters have one slice per expert along dim 0, the same on all ranks. A stage of a pipeline may hold
+    none.
 
     Under tp the module that contains it gets the whole sequence on every rank, and
     - with a pass-through `merge` (B, T, D) after its weighted sum it has the style `gather`: the sum over tp is
@@ -85,26 +89,53 @@ class _ExpertsForward:
         self._ep = ep
         self._tp = tp
 
-    def __call__(self, tokens: Tensor, counts: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, *routing: Tensor) -> Tensor:
+        """`routing`: the counts, or the experts of each token and their weights."""
         if self._tp is None:
-            return self._dispatch(tokens, counts)
-        return total(self._dispatch(copy(tokens, self._tp), counts), self._tp)
+            return self._dispatch(tokens, *routing)
+        return total(self._dispatch(copy(tokens, self._tp), *routing), self._tp)
 
-    def _dispatch(self, tokens: Tensor, counts: Tensor) -> Tensor:
+    def _dispatch(self, tokens: Tensor, *routing: Tensor) -> Tensor:
         if self._ep is None:
-            return self._compute(tokens, counts)
-        wanted = counts.view(self._ep.size(), -1)  # tokens for each rank, for each of its experts
-        given = swap(wanted, self._ep)  # tokens from each rank, for each expert of this rank
+            return self._compute(tokens, *routing)
+        if len(routing) == 1:
+            return self._exchange(tokens, routing[0], self._ep, self._compute)
+        experts, weights = routing
+        # Pair i is token i // k at its expert number i % k.
+        expert_of = experts.flatten()
+        pairs = expert_of.argsort(stable=True)
+        counts = torch.bincount(expert_of, minlength=self._module.num_experts)  # type: ignore[arg-type]
+        # Copies first: a gather that reads a token k times would add k gradients to one address, in no fixed order.
+        copies = tokens.unsqueeze(1).expand(-1, experts.shape[1], -1).flatten(0, 1)
+        outputs = self._exchange(copies.index_select(0, pairs), counts, self._ep, self._compute_unweighted)
+        by_pair = outputs.new_zeros(copies.shape).index_copy(0, pairs, outputs)
+        return (by_pair.view(*experts.shape, -1) * weights.unsqueeze(-1)).sum(1).to(tokens.dtype)
+
+    def _exchange(
+        self, tokens: Tensor, counts: Tensor, ep: DeviceMesh, compute: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Tokens sorted by expert -> the outputs of their experts, which other ranks compute."""
+        wanted = counts.view(ep.size(), -1)  # tokens for each rank, for each of its experts
+        given = swap(wanted, ep)  # tokens from each rank, for each expert of this rank
         # One copy to the host for both: the sizes of an exchange must be numbers.
         num_sent, num_received = torch.stack((wanted.sum(1), given.sum(1))).tolist()
-        received = exchange_rows(tokens, num_sent, num_received, self._ep)
+        received = exchange_rows(tokens, num_sent, num_received, ep)
         by_expert = order_by_expert(given)
-        answers = self._compute(received.index_select(0, by_expert), given.sum(0))
+        answers = compute(received.index_select(0, by_expert), given.sum(0))
         # The argsort of a permutation is its inverse.
         by_sender = answers.index_select(0, by_expert.argsort())
-        return exchange_rows(by_sender, num_received, num_sent, self._ep)
+        return exchange_rows(by_sender, num_received, num_sent, ep)
 
-    def _compute(self, tokens: Tensor, counts: Tensor) -> Tensor:
+    def _compute_unweighted(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """Tokens sorted by this rank's experts, each with one expert, whose weight its sender knows."""
+        if not len(tokens):
+            # The module would use none of its parameters, and this rank would take no part in the backward exchange.
+            used = [local(parameter).flatten()[:0].sum() for parameter in self._module.parameters(recurse=False)]
+            return tokens + torch.stack(used).sum()
+        experts = torch.arange(len(counts), device=counts.device).repeat_interleave(counts).unsqueeze(1)
+        return self._compute(tokens, experts, tokens.new_ones(len(tokens), 1))
+
+    def _compute(self, tokens: Tensor, *routing: Tensor) -> Tensor:
         """The module's own forward, with plain tensors in the place of its DTensors.
 
         Calls the class's forward, because the module's hooks are running already, on a view that shares all other
@@ -113,8 +144,11 @@ class _ExpertsForward:
         view = self._kind.__new__(self._kind)
         view.__dict__.update(self._module.__dict__, _parameters={})
         for name, parameter in self._module.named_parameters(recurse=False):
-            view.__dict__[name] = local(parameter)
-        out: Tensor = self._kind.forward(view, tokens, counts)
+            part = local(parameter)
+            view.__dict__[name] = part
+            if self._ep is not None and "num_experts" in view.__dict__:
+                view.__dict__["num_experts"] = len(part)
+        out: Tensor = self._kind.forward(view, tokens, *routing)
         return out
 
 

@@ -248,6 +248,12 @@ class LoadedTask:
         return getattr(self._task, "initial_weights", None)
 
     @property
+    def reloads_frozen(self) -> bool:
+        """Whether frozen parameters are read from `initial_weights` whenever the model is built, and never saved. Final
+        once a model has been built."""
+        return bool(getattr(self._task, "reloads_frozen", False)) and self.initial_weights is not None
+
+    @property
     def has_deferred_init(self) -> bool:
         return bool(getattr(self._task, "deferred_init", False))
 

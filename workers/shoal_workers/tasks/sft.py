@@ -1,0 +1,102 @@
+"""The task that fine-tunes a model of transformers on answers: conversations, or prompts with completions.
+
+    model: {path: /models/tiny-llama, seq_len: 1024, lora: {r: 16}}     as HuggingFaceLM
+    data: {paths: [/data/train.jsonl], packing: true}                   see conversations.py and answers.py
+
+The loss is over the tokens of answers alone. Loaded by the engine by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal_workers.contract.model import (
+    BYTE_TOKENIZER,
+    TOKENIZER_NAME,
+    AnswersConfig,
+    HuggingFaceConfig,
+    architecture_of,
+    isolates_packed,
+)
+from shoal_workers.data.tokenizer import Split
+from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset, Examples, prepare_examples
+from shoal_workers.tasks.conversations import Encoder, load_encoder
+from shoal_workers.tasks.hf import HuggingFaceModel, parts_of
+
+
+class SupervisedFineTuning(HuggingFaceModel):
+    """Answers to prompts."""
+
+    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
+        super().__init__(HuggingFaceConfig.model_validate(model))
+        self.answers = AnswersConfig.model_validate(data)
+        self._encoder: Encoder | None = None
+        self._examples: Examples | None = None
+
+    @property
+    def tokenizer(self) -> str:
+        directory = self._tokenizer_directory
+        return directory if directory == BYTE_TOKENIZER else str(Path(directory).expanduser() / TOKENIZER_NAME)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.settings.seq_len
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """Tokenise the files, unless that was done before."""
+        self._encoder = load_encoder(self._tokenizer_directory)
+        self._examples = prepare_examples(self.answers, self._encoder, progress)
+
+    def build_dataset(self, split: str) -> AnswerDataset:
+        """Samples of answers.py; "train" or "validation".
+
+        Raises:
+            DataError: the files cannot be read, or have no sample for training.
+        """
+        if self._examples is None:
+            self.prepare(lambda _: None)
+        assert self._examples is not None and self._encoder is not None
+        packing, padding = self.answers.packing, self._encoder.padding
+        return AnswerDataset(self._examples, Split(split), self.settings.seq_len, padding, packing=packing)
+
+    def build_model(self) -> nn.Module:
+        """See HuggingFaceModel. ValueError: of its architecture it is not known that examples that are packed do not
+        see each other."""
+        model_type = architecture_of(self.settings)
+        if self.answers.packing and not isolates_packed(model_type):
+            raise ValueError(
+                f"data.packing is true, and of the architecture {model_type!r} it is not known that examples in one "
+                "sample do not see each other. Set it to false."
+            )
+        return super().build_model()
+
+    def loss(
+        self, model: nn.Module, batch: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The sum of the cross entropies (nats) of a micro-batch's answers, computed in fp32, and the number of their
+        tokens: a step's loss is the mean over all tokens of answers in it.
+
+        The routers' loss, if the model has one, counts as often as there are such tokens."""
+        positions = (batch["positions"],) if self.answers.packing else ()
+        logits, router_loss = parts_of(model(batch["tokens"], *positions))
+        total, weight = sum_over_answers(logits, batch["labels"])
+        if router_loss is None:
+            return total, weight
+        metrics = {"router_loss": router_loss.detach()}
+        return total + weight * self.router_loss_weight * router_loss, weight, metrics
+
+    @property
+    def _tokenizer_directory(self) -> str:
+        return self.answers.tokenizer or self.settings.path or BYTE_TOKENIZER
+
+
+def sum_over_answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of all labels, and their number. Logits (B, T, V), labels (B, T)."""
+    total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
+    return total, torch.count_nonzero(labels != NO_LABEL)
