@@ -162,6 +162,25 @@ class LanguageModelConfig(Frozen):
         return self
 
 
+class TextFormat(StrEnum):
+    """How the text stands in a file."""
+
+    AUTO = "auto"
+    """Decided for each file by its name."""
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    CSV = "csv"
+
+
+class BadRows(StrEnum):
+    """What happens to a row that has no text in its field."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
 class TextDataConfig(Frozen):
     """Text as token shards on local disk, prepared once per node and memory-mapped."""
 
@@ -177,7 +196,18 @@ class TextDataConfig(Frozen):
     corpus: str | None = Field(None, max_length=255)
     """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
     paths: tuple[str, ...] = Field((), max_length=10_000)
-    """Text files, globs and directories (read recursively). Every node must be able to read them."""
+    """Text files, globs and directories (read recursively), as paths or URLs (`s3://`, `https://` ...). Every node must
+    be able to read them."""
+    format: TextFormat = TextFormat.AUTO
+    """"auto": by the name of each file, `.jsonl`, `.ndjson`, `.parquet`, `.arrow`, `.feather`, `.csv`, `.tsv`, and text
+    for any other; all but Parquet and Arrow also with `.gz` or `.zst` behind it. Otherwise all files have this
+    format."""
+    field: str = Field("text", min_length=1, max_length=1024)
+    """Where the text stands in a row of JSON lines, Parquet, Arrow and CSV: a column, or a path such as
+    `message.content` or `turns.0.text`."""
+    bad_rows: BadRows = BadRows.REFUSE
+    """A row that cannot be read or has no text in `field`: "refuse" ends the preparation with its file and number,
+    "skip" leaves it out and counts it."""
     tokenizer: str = Field(BYTE_TOKENIZER, max_length=4096)
     """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)

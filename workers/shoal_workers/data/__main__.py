@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import DataError
+from shoal_workers.data.errors import DataError
 from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.__main__ import prepare_with_bar
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
+from shoal_workers.data.errors import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
 from shoal_workers.data.prepare import MIB, PreparePhase, PrepareProgress, prepare_corpus, verify_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer, Split
 

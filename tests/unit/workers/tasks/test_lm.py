@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from shoal_workers.data.documents import DataError
+from shoal_workers.data.errors import DataError
 from shoal_workers.tasks.lm import LanguageModel
 
 SmallTask = Callable[..., LanguageModel]

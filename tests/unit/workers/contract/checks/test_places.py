@@ -10,7 +10,7 @@ from shoal_workers.contract.model import HF_TASK
 
 ROOTS = AllowedPlaces(
     paths=("/data", "/scratch/shoal"),
-    protocols=frozenset({"file", "s3"}),
+    protocols=frozenset({"file", "s3", "https://data.example.com"}),
     closed=("/data/state",),
     opened=("/data/state/ck",),
 )
@@ -38,6 +38,12 @@ HF = {"task": HF_TASK, "stop": {"steps": 1}}
         ("/data/state", "the server's own directory"),
         ("gs://bucket/key", "the protocol gs is not allowed"),
         ("http://169.254.169.254/latest", "the protocol http is not allowed"),
+        ("https://data.example.com/a.jsonl", ""),
+        ("https://DATA.example.com/a.jsonl", ""),
+        ("http://data.example.com/a.jsonl", "the protocol http is not allowed"),
+        ("https://data.example.com:8443/a.jsonl", "the protocol https is not allowed"),
+        ("https://data.example.com@evil.example.com/a.jsonl", "the protocol https is not allowed"),
+        ("https://data.example.com.evil.example.com/a.jsonl", "the protocol https is not allowed"),
         ("simplecache::s3://bucket/key", "the protocol simplecache is not allowed"),
         ("zip://a.txt::/etc/x.zip", "the protocol zip is not allowed"),
     ],
