@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from shoal_workers.data.corpus import (
     write_shard,
 )
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
-from shoal_workers.data.errors import CacheError, EmptyCorpusError
+from shoal_workers.data.errors import CacheError, DataError, EmptyCorpusError
 from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenising import TokenisingProcesses
 from shoal_workers.data.tokenizer import DocumentEncoder, Lookahead, Tokenizer, load_tokenizer, token_dtype
@@ -48,6 +49,33 @@ SHARD_BYTES = 64 * MIB
 _FEWEST_PROCESSES = 2
 _verified: set[Path] = set()
 """Directories whose shards this process has verified: it reads all of them, so it is done once per process."""
+
+
+def prepare_corpora(config: TextDataConfig, report: Report) -> list[Corpus]:
+    """The corpus of each source of a mixture, in a directory of its own, so that other weights need no other
+    preparation; without a mixture the one corpus. As `prepare_corpus` otherwise; an error names the source."""
+    parts = config.of_each_source()
+    found = []
+    for number, part in enumerate(parts):
+        with named_source(config, number):
+            words = f"source {number + 1} of {len(parts)}: " if config.sources else ""
+            found.append(prepare_corpus(part, partial(_report_of_source, report, words)))
+    return found
+
+
+def _report_of_source(report: Report, words: str, progress: PrepareProgress) -> None:
+    report(replace(progress, of_source=words))
+
+
+@contextmanager
+def named_source(config: TextDataConfig, number: int) -> Iterator[None]:
+    """An error of a source of a mixture says which one it is."""
+    try:
+        yield
+    except DataError as error:
+        if not config.sources:
+            raise
+        raise type(error)(f"data.sources[{number}] ({config.sources[number].path}): {error}") from error
 
 
 def prepare_corpus(
@@ -298,9 +326,14 @@ class PrepareProgress:
     """Rows without text that were left out."""
     of_holder: str = ""
     """WAITING: the progress of the process that prepares, in words; empty: not known."""
+    of_source: str = ""
+    """Which source of a mixture this is, in words."""
 
     def describe(self) -> str:
         """For people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 processes)`."""
+        return self.of_source + self._words()
+
+    def _words(self) -> str:
         match self.phase:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"

@@ -189,5 +189,5 @@ def test_progress_is_reported_as_text(tmp_path: Path, config_of: ConfigOf) -> No
 
 
 def test_preparation_with_a_bar_prepares_the_corpus(text_dir: Path, config_of: ConfigOf) -> None:
-    corpus = prepare_with_bar(config_of(text_dir))
+    [corpus] = prepare_with_bar(config_of(text_dir))
     assert _prepare(config_of(text_dir), shard_bytes=64 * MIB) == (corpus, 0)

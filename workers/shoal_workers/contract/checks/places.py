@@ -136,6 +136,10 @@ def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
         return
     yield from _texts(spec.model, "model", ("path",))
     yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths"))
+    sources = spec.data.get("sources")
+    for number, source in enumerate(sources if isinstance(sources, list | tuple) else ()):
+        if isinstance(source, Mapping):
+            yield from _texts(source, f"data.sources[{number}]", ("path",))
 
 
 def _texts(section: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -64,6 +64,10 @@ def test_links_are_followed_where_they_are_known() -> None:
         ({"code": {"working_dir": "/home"}}, "code.working_dir"),
         ({"secrets": {"A": {"file": "/etc/shadow"}}}, "secrets.A.file"),
         ({"data": {"paths": ["/data/a", "/etc/passwd"]}}, "data.paths"),
+        (
+            {"data": {"sources": [{"path": "/data/a", "weight": 1}, {"path": "/etc/passwd", "weight": 1}]}},
+            "data.sources[1].path",
+        ),
         ({"data": {"paths": ["/data/a"], "cache_dir": "/etc/x"}}, "data.cache_dir"),
         ({"data": {"paths": ["/data/a"], "tokenizer": "/etc/x"}}, "data.tokenizer"),
         ({**HF, "model": {"path": "/etc/x"}}, "model.path"),
