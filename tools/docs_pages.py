@@ -31,7 +31,7 @@ from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields
 from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig, TextDataConfig, TextSource
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -207,6 +207,7 @@ def spec_page() -> str:
     tasks: tuple[tuple[str, str, type[BaseModel]], ...] = (
         ("model", "the built-in language model", LanguageModelConfig),
         ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),
+        ("data.sources[]", "both, for mixtures", TextSource),
         ("model", "Hugging Face models", HuggingFaceConfig),
     )
     for key, task, model in tasks:

@@ -40,9 +40,10 @@ class Interleaving:
         self._levels: list[tuple[int, int, int]] = []
         """Source, its share, and that of it and all further ones; the largest first."""
         left = self.period
-        for share, negative in sorted(((share, -number) for number, share in enumerate(shares) if share), reverse=True):
-            self._levels.append((-negative, share, left))
-            left -= share
+        for source, share in sorted(enumerate(shares), key=lambda one: -one[1]):
+            if share:
+                self._levels.append((source, share, left))
+                left -= share
 
     def at(self, position: int) -> tuple[int, int]:
         """The source of a position, and how many earlier positions belong to it."""
