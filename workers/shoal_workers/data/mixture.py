@@ -5,19 +5,21 @@
 
 Both are pure functions of the position, the shares and the seed, so there is no state, and every world size, restart
 and layout reads the same samples. Any run of as many samples as the shares add up to has each source exactly as often
-as its share says, and a shorter one almost so: positions are divided evenly, as in a Bresenham line, first between the
-largest source and the others, then between the others. Each source has epochs of its own. Called by the tasks that read
-text.
+as its share says, and a shorter one almost so: positions are divided evenly, as in a Bresenham line, between two groups
+of sources, and those of a group again, down to single sources. Each source has epochs of its own. Called by the tasks
+that read text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
 from math import gcd, lcm
 
 from torch import Tensor
@@ -37,34 +39,62 @@ class Interleaving:
     def __init__(self, shares: Sequence[int]) -> None:
         self.shares = tuple(shares)
         self.period = sum(self.shares)
-        self._levels: list[tuple[int, int, int]] = []
-        """Source, its share, and that of it and all further ones; the largest first."""
-        left = self.period
-        for source, share in sorted(enumerate(shares), key=lambda one: -one[1]):
-            if share:
-                self._levels.append((source, share, left))
-                left -= share
+        self._root = _divided(self.shares)
 
     def at(self, position: int) -> tuple[int, int]:
         """The source of a position, and how many earlier positions belong to it."""
-        for source, share, left in self._levels:
-            before = _num_before(position, share, left)
-            if _num_before(position + 1, share, left) > before:
-                return source, before
-            position -= before
-        raise AssertionError("the last level takes every position")
+        node = self._root
+        while isinstance(node, _Fork):
+            before = _num_before(position, node)
+            if _num_before(position + 1, node) > before:
+                node, position = node.larger, before
+            else:
+                node, position = node.smaller, position - before
+        return node, position
 
     def counts(self, positions: int) -> list[int]:
         """How many of the first `positions` belong to each source."""
         found = [0] * len(self.shares)
-        for source, share, left in self._levels:
-            found[source] = _num_before(positions, share, left)
-            positions -= found[source]
+        pending: list[tuple[_Fork | int, int]] = [(self._root, positions)]
+        while pending:
+            node, num = pending.pop()
+            if isinstance(node, _Fork):
+                before = _num_before(num, node)
+                pending += [(node.larger, before), (node.smaller, num - before)]
+            else:
+                found[node] = num
         return found
 
 
-def _num_before(position: int, share: int, left: int) -> int:
-    return (position * share + left // 2) // left
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """Positions are divided between two groups of sources."""
+
+    larger: _Fork | int
+    """A source, or a group that is divided further."""
+    smaller: _Fork | int
+    larger_share: int
+    share: int
+
+
+def _divided(shares: Sequence[int]) -> _Fork | int:
+    """A tree in which a source with a large share is near the root (Huffman 1952), so a position costs few divisions
+    also among many sources. Of equal shares the first sources are joined first."""
+    heap: list[tuple[int, int, _Fork | int]] = [(share, number, number) for number, share in enumerate(shares) if share]
+    heapq.heapify(heap)
+    for number in itertools.count(len(shares)):
+        share, _, smaller = heapq.heappop(heap)
+        if not heap:
+            return smaller
+        larger_share, _, larger = heapq.heappop(heap)
+        joined = _Fork(larger, smaller, larger_share, share + larger_share)
+        heapq.heappush(heap, (joined.share, number, joined))
+    raise AssertionError("the loop ends with one group")
+
+
+def _num_before(position: int, fork: _Fork) -> int:
+    """How many of the first `position` positions belong to the larger group."""
+    return (position * fork.larger_share + fork.share // 2) // fork.share
 
 
 def shares_of(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
@@ -87,7 +117,7 @@ class Mixture(Dataset[Tensor]):
 
     def __init__(self, parts: Sequence[TokenDataset], sources: Sequence[TextSource]) -> None:
         self._parts = parts
-        self._ends = list(accumulate(len(part) for part in parts))
+        self._ends = list(itertools.accumulate(len(part) for part in parts))
         self.order = Interleaving(shares_of(sources, [len(part) for part in parts]))
         described = [[part.content_hash for part in parts], self.order.shares]
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
