@@ -1,9 +1,10 @@
-"""How fast text files become shards of tokens: as bytes, and with a BPE tokenizer on one core and on all of them.
+"""How fast text files become shards of tokens: as bytes, from rows, and with a BPE tokenizer on one core and on all.
 
     python bench/data.py [--mib 32] [--bpe-mib 8] [--rounds 5]
 
-As bytes: eight files of random printable bytes. BPE: sources of the standard library, and a tokenizer of 8,000 tokens
-that is trained on some of them (needs the extra `hf`); by the worker itself, by one process, by one per core. The last
+As bytes: eight files of random printable bytes. Rows: the same bytes, 2 KiB a row, as JSON lines (also compressed),
+CSV, Parquet and Arrow. BPE: sources of the standard library, and a tokenizer of 8,000 tokens that is trained on some of
+them (needs the extra `hf`); by the worker itself, by one process, by one per core. The last
 line is JSON, each figure as minimum, median and maximum of the rounds: megabytes of text per second of wall-clock time
 and of CPU time (of the worker and its processes), and the share of the worker itself in that CPU time.
 """
@@ -11,6 +12,8 @@ and of CPU time (of the worker and its processes), and the share of the worker i
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import itertools
 import json
 import os
@@ -24,7 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow
 import tokenizers
+from pyarrow import feather, parquet
 from tokenizers import models, pre_tokenizers, trainers
 
 # Started as a script from any directory: the shared modules are found beside this folder.
@@ -36,6 +41,7 @@ from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.machine_limits import allowed_cores
 
 _FILES = 8
+_ROW_BYTES = 2048
 _MIB = 1 << 20
 
 
@@ -52,6 +58,7 @@ def main() -> None:
         tokenizer = _trained(directory / "tokenizer.json")
         cases = {
             "bytes": (printable, "bytes", 0),
+            **{f"bytes, {path.name}": (path, "bytes", 0) for path in _written_as_rows(printable, directory / "rows")},
             "bpe, in the worker": (sources, tokenizer, 0),
             "bpe, 1 process": (sources, tokenizer, 1),
             f"bpe, {allowed_cores()} processes": (sources, tokenizer, allowed_cores()),
@@ -100,6 +107,24 @@ def _printable(directory: Path, mib: int) -> Path:
         text = rng.integers(32, 127, mib * _MIB // _FILES, dtype=np.uint8)
         (directory / f"{number}.txt").write_bytes(text.tobytes())
     return directory
+
+
+def _written_as_rows(printable: Path, directory: Path) -> list[Path]:
+    """A file of each format."""
+    directory.mkdir()
+    content = b"".join(path.read_bytes() for path in sorted(printable.iterdir())).decode()
+    rows = [content[start : start + _ROW_BYTES] for start in range(0, len(content), _ROW_BYTES)]
+    lines = "".join(json.dumps({"text": row}) + "\n" for row in rows).encode()
+    (directory / "a.jsonl").write_bytes(lines)
+    (directory / "a.jsonl.gz").write_bytes(gzip.compress(lines, 6))
+    with pyarrow.CompressedOutputStream(str(directory / "a.jsonl.zst"), "zstd") as stream:
+        stream.write(lines)
+    with (directory / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([row] for row in rows)])
+    table = pyarrow.table({"text": rows})
+    parquet.write_table(table, directory / "a.parquet")
+    feather.write_feather(table, directory / "a.feather")
+    return sorted(directory.iterdir())
 
 
 def _sources() -> list[Path]:

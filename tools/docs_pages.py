@@ -37,6 +37,7 @@ from shoal_workers.contract.model import (
     LanguageModelConfig,
     LoraConfig,
     TextDataConfig,
+    TextSource,
 )
 from shoal_workers.contract.spec import JobSpec
 
@@ -213,6 +214,7 @@ def spec_page() -> str:
     tasks: tuple[tuple[str, str, type[BaseModel]], ...] = (
         ("model", "the built-in language model", LanguageModelConfig),
         ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),
+        ("data.sources[]", "both, for mixtures", TextSource),
         ("model", "Hugging Face models", HuggingFaceConfig),
         ("model.lora", "Hugging Face models", LoraConfig),
         ("data", "fine-tuning on answers", AnswersConfig),

@@ -168,7 +168,8 @@ class Settings(BaseSettings):
     """Directories, separated by commas, below which the local paths of a spec must be: checkpoints, data, models,
     working_dir, files of secrets. The server's own directory is never allowed, but for its checkpoints."""
     allowed_protocols: str = DEFAULT_PROTOCOLS
-    """Protocols of the URLs of a spec, separated by commas; file stands for local paths."""
+    """Protocols of the URLs of a spec, separated by commas; file stands for local paths, and https://host allows one
+    host."""
 
     allow_pip: PipSource = PipSource.NEVER
     """Whether workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also

@@ -87,7 +87,7 @@ def train(spec_data, steps):
             positions = sample_positions(
                 step, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
             )
-            samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
+            samples = [data[index] for index in _indices(data, positions, spec.seed)]
             share_of_step(model, 1 / spec.batch.num_micro_batches)
             if hasattr(task, "embed"):
                 embeddings.append(task.embed(model, _on_device(collate(samples))))
@@ -148,6 +148,12 @@ def switched_losses(before_data, after_data, switch, steps):
         optimizer.step()
         seen[step + 1] = loss.item()
     return seen
+
+
+def _indices(data, positions, seed):
+    if hasattr(data, "samples_at"):
+        return data.samples_at(positions, seed)
+    return [sample_at(p, num_samples=len(data), seed=seed) for p in positions]
 
 
 def _optimizer(spec, task, model):

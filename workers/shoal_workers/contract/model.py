@@ -164,14 +164,65 @@ class LanguageModelConfig(Frozen):
         return self
 
 
+class TextFormat(StrEnum):
+    """How the text stands in a file."""
+
+    AUTO = "auto"
+    """Decided for each file by its name."""
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    CSV = "csv"
+
+
+class BadRows(StrEnum):
+    """What happens to a row that has no text in its field."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+class TextSource(Frozen):
+    """A part of a mixture."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("weight", "epochs"))
+
+    path: str = Field(min_length=1, max_length=4096)
+    """A file, glob, directory or URL, as in `paths`."""
+    weight: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """Its share of the samples, relative to the weights of the others. All sources have a weight, or all have
+    epochs."""
+    epochs: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """How often it is read while the whole mixture is read once (`stop: {epochs: 1}`)."""
+    field: str | None = Field(None, min_length=1, max_length=1024)
+    """As `data.field`, which is its default."""
+    format: TextFormat | None = None
+    """As `data.format`, which is its default."""
+
+
 class TextDataConfig(Frozen):
     """Text as token shards on local disk, prepared once per node and memory-mapped."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {"required": ["corpus"], "properties": {"corpus": {"const": STDLIB_CORPUS}, "paths": {"maxItems": 0}}},
-                {"required": ["paths"], "properties": {"corpus": {"type": "null"}, "paths": {"minItems": 1}}},
+                {
+                    "required": ["corpus"],
+                    "properties": {
+                        "corpus": {"const": STDLIB_CORPUS},
+                        "paths": {"maxItems": 0},
+                        "sources": {"maxItems": 0},
+                    },
+                },
+                {
+                    "required": ["paths"],
+                    "properties": {"corpus": {"type": "null"}, "paths": {"minItems": 1}, "sources": {"maxItems": 0}},
+                },
+                {
+                    "required": ["sources"],
+                    "properties": {"corpus": {"type": "null"}, "paths": {"maxItems": 0}, "sources": {"minItems": 1}},
+                },
             ]
         }
     )
@@ -179,7 +230,21 @@ class TextDataConfig(Frozen):
     corpus: str | None = Field(None, max_length=255)
     """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
     paths: tuple[str, ...] = Field((), max_length=10_000)
-    """Text files, globs and directories (read recursively). Every node must be able to read them."""
+    """Text files, globs and directories (read recursively), as paths or URLs (`s3://`, `https://` ...). Every node must
+    be able to read them."""
+    sources: tuple[TextSource, ...] = Field((), max_length=1000)
+    """A mixture: [{path, weight}, ...] or [{path, epochs}, ...]. The order of its samples depends on the seed and the
+    step alone, and each source has exactly its share."""
+    format: TextFormat = TextFormat.AUTO
+    """"auto": by the name of each file, `.jsonl`, `.ndjson`, `.parquet`, `.arrow`, `.feather`, `.csv`, `.tsv`, and text
+    for any other; all but Parquet and Arrow also with `.gz` or `.zst` behind it. Otherwise all files have this
+    format."""
+    field: str = Field("text", min_length=1, max_length=1024)
+    """Where the text stands in a row of JSON lines, Parquet, Arrow and CSV: a column, or a path such as
+    `message.content` or `turns.0.text`."""
+    bad_rows: BadRows = BadRows.REFUSE
+    """A row that cannot be read or has no text in `field`: "refuse" ends the preparation with its file and number,
+    "skip" leaves it out and counts it."""
     tokenizer: str = Field(BYTE_TOKENIZER, max_length=4096)
     """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)
@@ -193,13 +258,31 @@ class TextDataConfig(Frozen):
 
     @model_validator(mode="after")
     def _one_source(self) -> TextDataConfig:
-        if (self.corpus is None) == (not self.paths):
+        if (self.corpus is not None) + bool(self.paths) + bool(self.sources) != 1:
             raise ValueError(
-                'data must contain exactly one of corpus and paths, for example data: {corpus: "python-stdlib"}.'
+                "data must contain exactly one of corpus, paths and sources, for example data: "
+                '{corpus: "python-stdlib"}.'
+            )
+        with_weight = sum(source.weight is not None for source in self.sources)
+        with_epochs = sum(source.epochs is not None for source in self.sources)
+        if (with_weight, with_epochs) not in {(len(self.sources), 0), (0, len(self.sources))}:
+            raise ValueError(
+                f"of the {len(self.sources)} entries of data.sources {with_weight} have a weight and {with_epochs} "
+                "epochs. Give each of them a weight, or each of them epochs."
             )
         if self.corpus is not None and self.corpus != STDLIB_CORPUS:
             raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
         return self
+
+    def of_each_source(self) -> list[TextDataConfig]:
+        """The settings of each source alone; without a mixture: these."""
+        if not self.sources:
+            return [self]
+        shared = self.model_dump(exclude={"sources", "paths", "field", "format"})
+        return [
+            TextDataConfig(**shared, paths=(one.path,), field=one.field or self.field, format=one.format or self.format)
+            for one in self.sources
+        ]
 
 
 class AnswersConfig(Frozen):

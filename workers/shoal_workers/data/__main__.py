@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import DataError
-from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
+from shoal_workers.data.errors import DataError
+from shoal_workers.data.prepare import PrepareProgress, prepare_corpora
 
 
 def main() -> int:
@@ -28,18 +28,18 @@ def main() -> int:
     text = sys.stdin.read() if arguments.spec == "-" else Path(arguments.spec).read_text()
     config = TextDataConfig.model_validate(json.loads(text).get("data", {}))
     try:
-        corpus = prepare_with_bar(config)
+        corpora = prepare_with_bar(config)
     except DataError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     if arguments.json:
-        result = {"directory": str(corpus.directory), "content_hash": corpus.index.content_hash}
-        sys.stdout.write(json.dumps(result) + "\n")
+        results = [{"directory": str(one.directory), "content_hash": one.index.content_hash} for one in corpora]
+        sys.stdout.write(json.dumps({"sources": results} if config.sources else results[0]) + "\n")
     return 0
 
 
-def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> Corpus:
-    """Calls `prepare_corpus` and shows a bar on standard error (or `console`)."""
+def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> list[Corpus]:
+    """Calls `prepare_corpora` and shows a bar on standard error (or `console`)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console or Console(stderr=True)) as bars:
         bar = bars.add_task("reading", total=None)
@@ -52,7 +52,7 @@ def prepare_with_bar(config: TextDataConfig, console: Console | None = None) -> 
                 total=state.total_bytes or None,
             )
 
-        return prepare_corpus(config, show)
+        return prepare_corpora(config, show)
 
 
 if __name__ == "__main__":

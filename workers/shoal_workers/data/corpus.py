@@ -86,6 +86,11 @@ class CorpusIndex(Frozen):
     def text_bytes(self) -> int:
         return self.shards[-1].end.text_bytes if self.shards else 0
 
+    @property
+    def bad_rows(self) -> int:
+        """Rows that were left out."""
+        return self.shards[-1].end.bad_rows if self.shards else 0
+
 
 def content_hash(tokenizer: str, shards: Sequence[ShardEntry]) -> str:
     """Hash of a corpus; `tokenizer`: the tokenizer's fingerprint."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import CorpusTooSmallError
+from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.model import TextDataConfig, TextFormat
 from shoal_workers.data.corpus import (
     FORMAT,
     INDEX_NAME,
@@ -33,15 +34,9 @@ from shoal_workers.data.corpus import (
     write_durably,
     write_shard,
 )
-from shoal_workers.data.documents import (
-    PIECE_BYTES,
-    CacheError,
-    EmptyCorpusError,
-    Position,
-    SourceFile,
-    find_sources,
-    read_documents,
-)
+from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
+from shoal_workers.data.errors import CacheError, DataError, EmptyCorpusError
+from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenising import TokenisingProcesses
 from shoal_workers.data.tokenizer import DocumentEncoder, Lookahead, Tokenizer, load_tokenizer, token_dtype
 from shoal_workers.machine_limits import allowed_cores
@@ -54,6 +49,33 @@ SHARD_BYTES = 64 * MIB
 _FEWEST_PROCESSES = 2
 _verified: set[Path] = set()
 """Directories whose shards this process has verified: it reads all of them, so it is done once per process."""
+
+
+def prepare_corpora(config: TextDataConfig, report: Report) -> list[Corpus]:
+    """The corpus of each source of a mixture, in a directory of its own, so that other weights need no other
+    preparation; without a mixture the one corpus. As `prepare_corpus` otherwise; an error names the source."""
+    parts = config.of_each_source()
+    found = []
+    for number, part in enumerate(parts):
+        with named_source(config, number):
+            words = f"source {number + 1} of {len(parts)}: " if config.sources else ""
+            found.append(prepare_corpus(part, partial(_report_of_source, report, words)))
+    return found
+
+
+def _report_of_source(report: Report, words: str, progress: PrepareProgress) -> None:
+    report(replace(progress, of_source=words))
+
+
+@contextmanager
+def named_source(config: TextDataConfig, number: int) -> Iterator[None]:
+    """An error of a source of a mixture says which one it is."""
+    try:
+        yield
+    except DataError as error:
+        if not config.sources:
+            raise
+        raise type(error)(f"data.sources[{number}] ({config.sources[number].path}): {error}") from error
 
 
 def prepare_corpus(
@@ -102,7 +124,7 @@ def prepare_corpus(
                 f"Set data.cache_dir to a directory on a disk with enough space."
             ) from error
         _verified.add(directory)
-    report(PrepareProgress(PreparePhase.READY))
+    report(PrepareProgress(PreparePhase.READY, bad_rows=corpus.index.bad_rows))
     return corpus
 
 
@@ -143,9 +165,18 @@ def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: 
         "settings": config.model_dump(include={"validation_fraction", "max_bytes", "encoding_errors"}),
         "shard_bytes": shard_bytes,
         "piece_bytes": PIECE_BYTES,
-        "sources": [(str(source.path), source.num_bytes, source.mtime_ns) for source in sources],
+        "sources": [_described(source) for source in sources],
     }
+    if any(source.format is not TextFormat.TEXT for source in sources):
+        described["rows"] = config.model_dump(include={"field", "bad_rows"})
     return json.dumps(described, indent=1).encode()
+
+
+def _described(source: SourceFile) -> tuple[str | int, ...]:
+    """A file of plain text is described as earlier releases did, so that what they prepared stays valid."""
+    is_plain = source.format is TextFormat.TEXT and source.compression is None
+    read_as = () if is_plain else (source.format, source.compression or "", source.is_tab_separated)
+    return (source.place, source.num_bytes, source.version, *read_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +207,10 @@ class _Preparation:
         self._documents: Lookahead | None = None
         self._reached = Position()
         """The place at which the next of `_documents` begins."""
-        total = sum(source.num_bytes for source in work.sources)
-        self._total_bytes = min(total, work.config.max_bytes or total)
+        total, limit = sum(source.num_bytes for source in work.sources), work.config.max_bytes
+        self._is_limited = limit is not None and limit < total
+        self._total_bytes = limit if limit is not None and self._is_limited else total
+        """Bytes of text, if their number is limited; else those of the files, which may be compressed."""
         self._reported_bytes = 0
 
     def __enter__(self) -> _Preparation:
@@ -222,13 +255,8 @@ class _Preparation:
     def _documents_from(self, start: Position) -> Lookahead:
         """Continues with the documents after the shard before, unless an intact shard was kept meanwhile."""
         if self._documents is None or self._reached != start:
-            documents = read_documents(
-                self._sources,
-                start,
-                max_bytes=self._config.max_bytes,
-                encoding_errors=self._config.encoding_errors,
-            )
-            self._start_processes(self._total_bytes - start.text_bytes)
+            documents = read_documents(self._sources, start, self._config)
+            self._start_processes(self._total_bytes - self._done_bytes(start))
             self._documents = Lookahead((self._processes or self._encoder).encode_all(documents))
         return self._documents
 
@@ -245,20 +273,24 @@ class _Preparation:
 
     def _report_progress(self, position: Position) -> None:
         """Reports about 100 times at most, and at most once per MiB."""
-        step = max(self._total_bytes // 100, MIB)
-        if 0 < position.text_bytes < min(self._reported_bytes + step, self._total_bytes):
+        step, done = max(self._total_bytes // 100, MIB), self._done_bytes(position)
+        if 0 < done < min(self._reported_bytes + step, self._total_bytes):
             return
-        self._reported_bytes = position.text_bytes
+        self._reported_bytes = done
         self._report(
             PrepareProgress(
                 PreparePhase.TOKENISING,
-                position.text_bytes,
+                done,
                 self._total_bytes,
                 position.file,
                 len(self._sources),
                 num_processes=self._num_processes,
+                bad_rows=position.bad_rows,
             )
         )
+
+    def _done_bytes(self, position: Position) -> int:
+        return position.text_bytes if self._is_limited else position.read_bytes
 
     def _empty(self) -> str:
         named = f"data.corpus {self._config.corpus!r}" if self._config.corpus else "data.paths"
@@ -290,22 +322,33 @@ class PrepareProgress:
     total_files: int = 0
     num_processes: int = 0
     """Processes that tokenise; 0: the one that prepares does it itself."""
+    bad_rows: int = 0
+    """Rows without text that were left out."""
     of_holder: str = ""
     """WAITING: the progress of the process that prepares, in words; empty: not known."""
+    of_source: str = ""
+    """Which source of a mixture this is, in words."""
 
     def describe(self) -> str:
         """For people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files, 8 processes)`."""
+        return self.of_source + self._words()
+
+    def _words(self) -> str:
         match self.phase:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
                 return f"another process of this node prepares the text{': ' if self.of_holder else ''}{self.of_holder}"
             case PreparePhase.READY:
-                return "text ready"
+                return f"text ready{self._bad}"
             case PreparePhase.TOKENISING:
                 processes = f", {self.num_processes} processes" if self.num_processes else ""
                 percent = 100 * self.done_bytes // max(1, self.total_bytes)
                 return (
                     f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
-                    f"{self.done_files:,} of {self.total_files:,} files{processes})"
+                    f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad}"
                 )
+
+    @property
+    def _bad(self) -> str:
+        return f", {self.bad_rows:,} bad rows left out" if self.bad_rows else ""

@@ -29,7 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shoal_workers.data.documents import DataError, Document
+from shoal_workers.data.documents import Document
+from shoal_workers.data.errors import DataError
 from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText, load_tokenizer
 
 _BATCH_BYTES = 256 * 1024

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY
-from shoal_workers.data.documents import Document, Position, TokenizerError
+from shoal_workers.data.documents import Document, Position
+from shoal_workers.data.errors import TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
@@ -135,7 +136,7 @@ class DocumentEncoder:
     def encode(self, document: Document) -> EncodedText:
         body = self.tokenizer.encode(document.text)
         end = self.tokenizer.end_of_document
-        closes = document.ends_file and end is not None
+        closes = document.closes and end is not None
         tokens = np.empty(len(body) + closes, dtype=self._dtype)
         tokens[: len(body)] = body
         if closes:

@@ -17,6 +17,15 @@ _MIN_POSITIONS = 32
 """Below it the arrays cost more than they save."""
 
 
+def training_order(data: Any, positions: range, *, seed: int) -> list[int]:
+    """The samples of a data set at these global positions: in the order of the data set, if it has one of its own
+    (`samples_at(positions, seed)`, a pure function), else each epoch in another permutation."""
+    own = getattr(data, "samples_at", None)
+    if callable(own):
+        return list(own(positions, seed))
+    return samples_at(positions, num_samples=len(data), seed=seed)
+
+
 def samples_at(positions: range, *, num_samples: int, seed: int) -> list[int]:
     """The samples of the data set at these global positions."""
     if len(positions) < _MIN_POSITIONS:

@@ -10,7 +10,8 @@ from torch import Tensor
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.prepare import prepare_corpus
+from shoal_workers.data.mixture import Mixture, ValidationMixture
+from shoal_workers.data.prepare import named_source, prepare_corpora
 from shoal_workers.data.tokenizer import ByteTokenizer, Split
 
 
@@ -20,7 +21,7 @@ class TextTask:
     def __init__(self, text: TextDataConfig, seq_len: int) -> None:
         self.text = text
         self._seq_len = seq_len
-        self._corpus: Corpus | None = None
+        self._corpora: list[Corpus] = []
 
     @property
     def tokens_per_sample(self) -> int:
@@ -28,26 +29,46 @@ class TextTask:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """1.0 for the byte tokenizer; else measured on the corpus, so None before `prepare`."""
+        """1.0 for the byte tokenizer; else measured on the corpus, so None before `prepare`. Of a mixture: that of its
+        samples, in their shares."""
         if self.text.tokenizer == ByteTokenizer.name:
             return 1.0
-        return self._corpus.bytes_per_token if self._corpus else None
+        if not self._corpora:
+            return None
+        if not self.text.sources:
+            return self._corpora[0].bytes_per_token
+        shares = self._mixture().order.shares
+        weighted = (share * corpus.bytes_per_token for share, corpus in zip(shares, self._corpora, strict=True))
+        return sum(weighted) / sum(shares)
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """Write the token shards if they are missing, and verify them. Many workers of one node may call it
         together."""
-        self._corpus = prepare_corpus(self.text, lambda state: progress(state.describe()))
+        self._corpora = prepare_corpora(self.text, lambda state: progress(state.describe()))
 
-    def build_dataset(self, split: str) -> TokenDataset:
-        """Samples of seq_len + 1 tokens, int64; "train" or "validation".
+    def build_dataset(self, split: str) -> TokenDataset | Mixture | ValidationMixture:
+        """Samples of seq_len + 1 tokens, int64; "train" or "validation". A mixture has an order of its own.
 
         Raises:
             DataError: the text cannot be read, or has no sample for training.
         """
-        if self._corpus is None:
+        if not self._corpora:
             self.prepare(lambda _: None)
-        assert self._corpus is not None
-        return TokenDataset(self._corpus, Split(split), self._seq_len)
+        if not self.text.sources:
+            return TokenDataset(self._corpora[0], Split(split), self._seq_len)
+        mixture = self._mixture()
+        return mixture if Split(split) is Split.TRAIN else ValidationMixture(self._of(split), mixture.order.shares)
+
+    def _mixture(self) -> Mixture:
+        return Mixture(self._of(Split.TRAIN), self.text.sources)
+
+    def _of(self, split: str) -> list[TokenDataset]:
+        """The samples of each source."""
+        parts = []
+        for number, corpus in enumerate(self._corpora):
+            with named_source(self.text, number):
+                parts.append(TokenDataset(corpus, Split(split), self._seq_len))
+        return parts
 
     def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
         """Samples (T + 1,) -> tokens (B, T), the tokens that follow each, `labels` (B, T), and their positions (T,).

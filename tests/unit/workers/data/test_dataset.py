@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.documents import CorpusTooSmallError
+from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.tokenizer import Split
 

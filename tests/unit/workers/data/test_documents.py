@@ -10,27 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.model import TextDataConfig
-from shoal_workers.data.documents import (
-    PIECE_BYTES,
-    Document,
-    MissingTextError,
-    Position,
-    SourceFile,
-    TextChangedError,
-    UndecodableTextError,
-    find_sources,
-    read_documents,
-)
+from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
+from shoal_workers.data.errors import MissingTextError, TextChangedError, UndecodableTextError
+from shoal_workers.data.sources import find_sources, local_source
 
 ConfigOf = Callable[..., TextDataConfig]
-
-
-def _listed(path: Path, *, may_be_binary: bool = False) -> SourceFile:
-    return SourceFile(path, path.stat().st_size, path.stat().st_mtime_ns, may_be_binary)
+TEXT = TextDataConfig(paths=("text",))
+STRICT = TextDataConfig(paths=("text",), encoding_errors="strict")
 
 
 def _read(path: Path, start: Position | None = None) -> list[Document]:
-    return list(read_documents([_listed(path)], start or Position()))
+    return list(read_documents([local_source(path)], start or Position(), TEXT))
 
 
 def test_a_small_file_is_one_document(tmp_path: Path) -> None:
@@ -38,16 +28,16 @@ def test_a_small_file_is_one_document(tmp_path: Path) -> None:
     path.write_text("héllo\n")
     [document] = _read(path)
     assert document.text.decode() == "héllo\n"
-    assert document.ends_file
-    assert document.end == Position(file=1, offset=0, text_bytes=7)
+    assert document.closes
+    assert document.end == Position(file=1, offset=0, text_bytes=7, read_bytes=7)
 
 
 def test_reading_from_any_position_gives_the_same_rest(text_dir: Path, config_of: ConfigOf) -> None:
     sources = find_sources(config_of(text_dir))
-    every = list(read_documents(sources, Position()))
+    every = list(read_documents(sources, Position(), TEXT))
     assert len(every) == 40
     for number, document in enumerate(every):
-        assert list(read_documents(sources, document.end)) == every[number + 1 :]
+        assert list(read_documents(sources, document.end, TEXT)) == every[number + 1 :]
 
 
 def test_a_large_file_is_cut_at_line_ends_and_ends_once(tmp_path: Path) -> None:
@@ -57,7 +47,7 @@ def test_a_large_file_is_cut_at_line_ends_and_ends_once(tmp_path: Path) -> None:
     assert len(documents) > 3
     assert b"".join(d.text for d in documents) == path.read_bytes()
     assert all(len(d.text) <= PIECE_BYTES and d.text.endswith(b"\n") for d in documents)
-    assert [d.ends_file for d in documents] == [False] * (len(documents) - 1) + [True]
+    assert [d.closes for d in documents] == [False] * (len(documents) - 1) + [True]
     assert _read(path, documents[1].end) == documents[2:]
 
 
@@ -68,7 +58,7 @@ def test_a_line_without_end_is_never_cut_inside_a_character(
     path = tmp_path_factory.mktemp("cut") / "line.txt"
     text = "a" * shift + letter * (PIECE_BYTES // len(letter.encode()) + 100)
     path.write_text(text)
-    documents = list(read_documents([_listed(path)], Position(), encoding_errors="strict"))
+    documents = list(read_documents([local_source(path)], Position(), STRICT))
     assert len(documents) >= 2
     assert "".join(d.text.decode() for d in documents) == text
 
@@ -76,8 +66,8 @@ def test_a_line_without_end_is_never_cut_inside_a_character(
 def test_max_bytes_takes_only_complete_documents(text_dir: Path, config_of: ConfigOf) -> None:
     sources = find_sources(config_of(text_dir))
     limit = sources[0].num_bytes + sources[1].num_bytes
-    assert len(list(read_documents(sources, Position(), max_bytes=limit))) == 2
-    assert len(list(read_documents(sources, Position(), max_bytes=limit - 1))) == 1
+    assert len(list(read_documents(sources, Position(), config_of(text_dir, max_bytes=limit)))) == 2
+    assert len(list(read_documents(sources, Position(), config_of(text_dir, max_bytes=limit - 1)))) == 1
 
 
 def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_position(tmp_path: Path) -> None:
@@ -86,13 +76,13 @@ def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_position(tmp_path
     [document] = _read(path)
     assert document.text.decode() == "caf� au lait"
     with pytest.raises(UndecodableTextError, match=r"0xe9 at offset 3 .*data\.encoding_errors"):
-        list(read_documents([_listed(path)], Position(), encoding_errors="strict"))
+        list(read_documents([local_source(path)], Position(), STRICT))
 
 
 def test_binary_files_are_skipped_in_directories_but_read_when_named(tmp_path: Path) -> None:
     path = tmp_path / "image.txt"
     path.write_bytes(b"\x89PNG\0\0data")
-    assert list(read_documents([_listed(path, may_be_binary=True)], Position())) == []
+    assert list(read_documents([local_source(path, may_be_binary=True)], Position(), TEXT)) == []
     assert len(_read(path)) == 1
 
 
@@ -100,16 +90,16 @@ def test_binary_files_are_skipped_in_directories_but_read_when_named(tmp_path: P
 def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path, now: bytes) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"ten bytes.")
-    listed = _listed(path)
+    listed = local_source(path)
     path.write_bytes(now)
     with pytest.raises(TextChangedError, match="changed while it was read"):
-        list(read_documents([listed], Position()))
+        list(read_documents([listed], Position(), TEXT))
 
 
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     path = tmp_path / "gone.txt"
     path.write_text("x")
-    listed = _listed(path)
+    listed = local_source(path)
     path.unlink()
     with pytest.raises(MissingTextError, match=r"gone\.txt cannot be read"):
-        list(read_documents([listed], Position()))
+        list(read_documents([listed], Position(), TEXT))

@@ -41,3 +41,14 @@ def test_the_spec_may_come_from_standard_input(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, input=text, env=environment)
     assert (Path(json.loads(done.stdout)["directory"]) / "tokens-00000.bin").exists(), done.stderr
     assert list(temporary.iterdir()) == [], "nothing is left behind, also if it is killed"
+
+
+def test_each_source_of_a_mixture_is_prepared_and_printed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": f"to be or not to be {name} " * 100}) + "\n")
+    sources = [{"path": str(tmp_path / f"{name}.jsonl"), "weight": 1} for name in ("a", "b")]
+    done = _prepare(tmp_path, {"sources": sources, "field": "body"})
+    assert done.returncode == 0, done.stderr
+    directories = [Path(one["directory"]) for one in json.loads(done.stdout)["sources"]]
+    assert len(set(directories)) == 2
+    assert all((directory / "tokens-00000.bin").exists() for directory in directories)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.__main__ import prepare_with_bar
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
+from shoal_workers.data.errors import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
 from shoal_workers.data.prepare import MIB, PreparePhase, PrepareProgress, prepare_corpus, verify_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer, Split
 
@@ -189,5 +189,5 @@ def test_progress_is_reported_as_text(tmp_path: Path, config_of: ConfigOf) -> No
 
 
 def test_preparation_with_a_bar_prepares_the_corpus(text_dir: Path, config_of: ConfigOf) -> None:
-    corpus = prepare_with_bar(config_of(text_dir))
+    [corpus] = prepare_with_bar(config_of(text_dir))
     assert _prepare(config_of(text_dir), shard_bytes=64 * MIB) == (corpus, 0)

@@ -17,8 +17,10 @@ import pytest
 
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.data.corpus import Corpus
-from shoal_workers.data.documents import PIECE_BYTES, Position, UndecodableTextError, find_sources, read_documents
+from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
+from shoal_workers.data.errors import UndecodableTextError
 from shoal_workers.data.prepare import PrepareProgress, prepare_corpus
+from shoal_workers.data.sources import find_sources
 from shoal_workers.data.tokenising import TokenisingProcesses
 from shoal_workers.data.tokenizer import DocumentEncoder, load_tokenizer
 
@@ -114,10 +116,10 @@ def _encoded(hard_text: Path, config_of: ConfigOf, kill: Callable[[TokenisingPro
     """How many documents were encoded here, and whether all of them are as one process encodes them."""
     sources = find_sources(config_of(hard_text))
     encoder = DocumentEncoder(load_tokenizer("bytes"), 0.2)
-    expected = list(encoder.encode_all(read_documents(sources, Position())))
+    expected = list(encoder.encode_all(read_documents(sources, Position(), config_of(hard_text))))
     with TokenisingProcesses("bytes", encoder, 2) as processes:
         kill(processes)
-        found = list(processes.encode_all(read_documents(sources, Position())))
+        found = list(processes.encode_all(read_documents(sources, Position(), config_of(hard_text))))
         here = processes.num_encoded_here
     assert not processes.pids
     same = [
@@ -144,7 +146,8 @@ def test_a_tokenizer_that_was_replaced_meanwhile_is_not_used(hard_text: Path, tm
     name = _tokenizer("wordpiece", tmp_path)
     encoder = DocumentEncoder(load_tokenizer(name), 0.0)
     Path(name).write_text(Path(name).read_text().replace('"shoal"', '"shOal"'))
-    documents = list(read_documents(find_sources(TextDataConfig(paths=(str(hard_text / "e03.txt"),))), Position()))
+    config = TextDataConfig(paths=(str(hard_text / "e03.txt"),))
+    documents = list(read_documents(find_sources(config), Position(), config))
     with TokenisingProcesses(name, encoder, 1) as processes:
         [found] = processes.encode_all(documents)
         assert processes.num_encoded_here == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.data.documents import TokenizerError
+from shoal_workers.data.errors import TokenizerError
 from shoal_workers.data.tokenizer import ByteTokenizer, load_tokenizer
 
 _WORD_LEVEL = """{"version": "1.0", "truncation": null, "padding": null, "normalizer": null,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.batch_partition import sample_at
-from shoal_workers.engine.sample_order import samples_at
+from shoal_workers.engine.sample_order import samples_at, training_order
 
 
 @given(st.integers(0, 2**40), st.integers(0, 300), st.integers(1, 5000) | st.integers(1, 2**45), st.integers(0, 2**63))
@@ -14,3 +14,12 @@ def test_many_positions_have_the_samples_that_each_has_alone(first: int, num: in
     assert samples_at(positions, num_samples=size, seed=seed) == [
         sample_at(at, num_samples=size, seed=seed) for at in positions
     ]
+
+
+def test_a_data_set_may_have_an_order_of_its_own() -> None:
+    class Backwards(list[int]):
+        def samples_at(self, positions: range, seed: int) -> list[int]:
+            return [len(self) - 1 - position % len(self) + seed for position in positions]
+
+    assert training_order(Backwards(range(10)), range(8, 12), seed=0) == [1, 0, 9, 8]
+    assert training_order(list(range(10)), range(8, 12), seed=0) == samples_at(range(8, 12), num_samples=10, seed=0)

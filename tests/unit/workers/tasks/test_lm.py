@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from shoal_workers.data.documents import DataError
+from shoal_workers.data.errors import DataError
 from shoal_workers.tasks.lm import LanguageModel
 
 SmallTask = Callable[..., LanguageModel]
@@ -102,7 +102,7 @@ def test_the_vocabulary_can_be_padded_but_not_reduced(small_task: SmallTask) -> 
     [
         ({"dimm": 3}, {"corpus": "python-stdlib"}, "dimm"),
         ({"dim": 10, "num_heads": 4}, {"corpus": "python-stdlib"}, "10 = 2 x 4 \\+ 2"),
-        ({}, {}, "data must contain exactly one of corpus and paths"),
+        ({}, {}, "data must contain exactly one of corpus, paths and sources"),
     ],
 )
 def test_the_task_validates_its_settings_again(model: dict[str, Any], data: dict[str, Any], said: str) -> None:

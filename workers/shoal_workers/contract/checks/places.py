@@ -42,7 +42,8 @@ class AllowedPlaces:
     paths: tuple[str, ...] = (DEFAULT_PATHS,)
     """Absolute directories below which a spec may name paths."""
     protocols: frozenset[str] = frozenset(DEFAULT_PROTOCOLS.split(","))
-    """Protocols that a spec may use, as in fsspec's URLs; `file` stands for local paths."""
+    """Protocols that a spec may use, as in fsspec's URLs; `file` stands for local paths. `https://host` allows one host
+    (with its port, if the URLs have one)."""
     pip: PipSource = PipSource.INDEX
     """Where `code.pip` may take packages from."""
     closed: tuple[str, ...] = ()
@@ -61,7 +62,8 @@ class AllowedPlaces:
             if not separator:
                 is_word = "::" in place and link and "/" not in link
                 protocol, rest = (link, "") if is_word else (LOCAL, link)
-            if protocol.lower() not in self.protocols:
+            host = f"{protocol}://{rest.partition('/')[0]}"
+            if self.protocols.isdisjoint({protocol.lower(), host.lower()}):
                 known = ", ".join(sorted(self.protocols)) or "none"
                 return f"the protocol {protocol} is not allowed on this server (SHOAL_ALLOWED_PROTOCOLS: {known})"
             if protocol.lower() == LOCAL and rest and (words := self._refusal_of_path(rest, resolve)):
@@ -134,6 +136,10 @@ def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
         return
     yield from _texts(spec.model, "model", ("path",))
     yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths", "validation_paths"))
+    sources = spec.data.get("sources")
+    for number, source in enumerate(sources if isinstance(sources, list | tuple) else ()):
+        if isinstance(source, Mapping):
+            yield from _texts(source, f"data.sources[{number}]", ("path",))
 
 
 def _texts(section: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> Iterator[tuple[str, str]]:

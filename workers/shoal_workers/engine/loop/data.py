@@ -82,7 +82,7 @@ def source_of(data: Any, wanted: Wanted, reader: Reader, source: int) -> Source:
 
 def _of_dataset(dataset: Any, wanted: Wanted, reader: Reader) -> Samples:
     size = micro_size_of(wanted, reader)
-    order = ShuffledOrder(len(dataset), wanted.global_size, size, reader.seed)
+    order = ShuffledOrder(dataset, wanted.global_size, size, reader.seed)
     workers = Workers(wanted.num_workers or 0, wanted.prefetch_factor)
     return _samples(Fetch(dataset, wanted.collate or default_collate), order, size, workers, wanted, reader)
 

@@ -22,7 +22,7 @@ from torch.utils.data import sampler as torch_samplers
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
 from shoal_workers.engine.loop.data_processes import CONTEXT, DataProcesses
-from shoal_workers.engine.sample_order import samples_at
+from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.randomness import seed_everything
 
 _PREFETCH_FACTOR = 2
@@ -42,16 +42,16 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ShuffledOrder:
-    """Shoal's own order: each epoch is another permutation."""
+    """Shoal's own order, in which each epoch is another permutation, or that of the data set."""
 
-    num_samples: int
+    data: Any
     global_size: int
     micro_size: int
     seed: int
 
     def indices(self, step: int, micro_batch: int) -> Sequence[int]:
         positions = sample_positions(step, micro_batch, global_size=self.global_size, micro_size=self.micro_size)
-        return samples_at(positions, num_samples=self.num_samples, seed=self.seed)
+        return training_order(self.data, positions, seed=self.seed)
 
 
 class LoaderOrder:

@@ -12,7 +12,7 @@ import torch
 
 from shoal_workers.contract.batch_partition import sample_positions
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.sample_order import samples_at
+from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import Dataset, LoadedTask
 from shoal_workers.torch_internals import tree_map_only
 
@@ -33,7 +33,7 @@ class Batches:
         positions = sample_positions(
             step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
         )
-        return self.of(samples_at(positions, num_samples=self.num_samples, seed=spec.seed))
+        return self.of(training_order(self._data, positions, seed=spec.seed))
 
     def of(self, indices: list[int]) -> Any:
         """The samples of these indices."""

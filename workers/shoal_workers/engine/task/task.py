@@ -33,7 +33,11 @@ _SHOWN_CLASSES = 12
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Map-style: a length and random access. A sample is a tensor, or a dict or tuple of tensors."""
+    """Map-style: a length and random access. A sample is a tensor, or a dict or tuple of tensors.
+
+    One with `samples_at(positions: range, seed: int) -> list[int]` has an order of its own: the indices of the samples
+    at these positions of the run, a pure function of both. Otherwise each epoch is another permutation.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...

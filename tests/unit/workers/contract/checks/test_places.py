@@ -10,7 +10,7 @@ from shoal_workers.contract.model import HF_TASK
 
 ROOTS = AllowedPlaces(
     paths=("/data", "/scratch/shoal"),
-    protocols=frozenset({"file", "s3"}),
+    protocols=frozenset({"file", "s3", "https://data.example.com"}),
     closed=("/data/state",),
     opened=("/data/state/ck",),
 )
@@ -38,6 +38,12 @@ HF = {"task": HF_TASK, "stop": {"steps": 1}}
         ("/data/state", "the server's own directory"),
         ("gs://bucket/key", "the protocol gs is not allowed"),
         ("http://169.254.169.254/latest", "the protocol http is not allowed"),
+        ("https://data.example.com/a.jsonl", ""),
+        ("https://DATA.example.com/a.jsonl", ""),
+        ("http://data.example.com/a.jsonl", "the protocol http is not allowed"),
+        ("https://data.example.com:8443/a.jsonl", "the protocol https is not allowed"),
+        ("https://data.example.com@evil.example.com/a.jsonl", "the protocol https is not allowed"),
+        ("https://data.example.com.evil.example.com/a.jsonl", "the protocol https is not allowed"),
         ("simplecache::s3://bucket/key", "the protocol simplecache is not allowed"),
         ("zip://a.txt::/etc/x.zip", "the protocol zip is not allowed"),
     ],
@@ -58,6 +64,10 @@ def test_links_are_followed_where_they_are_known() -> None:
         ({"code": {"working_dir": "/home"}}, "code.working_dir"),
         ({"secrets": {"A": {"file": "/etc/shadow"}}}, "secrets.A.file"),
         ({"data": {"paths": ["/data/a", "/etc/passwd"]}}, "data.paths"),
+        (
+            {"data": {"sources": [{"path": "/data/a", "weight": 1}, {"path": "/etc/passwd", "weight": 1}]}},
+            "data.sources[1].path",
+        ),
         ({"data": {"paths": ["/data/a"], "cache_dir": "/etc/x"}}, "data.cache_dir"),
         ({"data": {"paths": ["/data/a"], "tokenizer": "/etc/x"}}, "data.tokenizer"),
         ({**HF, "model": {"path": "/etc/x"}}, "model.path"),

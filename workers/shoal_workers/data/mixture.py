@@ -1,0 +1,174 @@
+"""Several sources of text as one data set, in fixed shares and in an order of its own.
+
+    position of the run  ->  source, and how many of its samples came before  ->  sample of the source
+                             `Interleaving`                                       a permutation for each epoch of it
+
+Both are pure functions of the position, the shares and the seed, so there is no state, and every world size, restart
+and layout reads the same samples. Any run of as many samples as the shares add up to has each source exactly as often
+as its share says, and a shorter one almost so: positions are divided evenly, as in a Bresenham line, between two groups
+of sources, and those of a group again, down to single sources. Each source has epochs of its own. Called by the tasks
+that read text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal_workers.contract.batch_partition import epoch_key, sample_at
+from shoal_workers.contract.model import TextSource
+from shoal_workers.data.dataset import TokenDataset
+
+_ORDERS = 0x4D495854
+"""Sets the orders of the sources apart from that of a data set with the same seed."""
+
+
+class Interleaving:
+    """Which source each position belongs to. `shares`: whole numbers, not all 0; a source with share 0 never comes."""
+
+    def __init__(self, shares: Sequence[int]) -> None:
+        self.shares = tuple(shares)
+        self.period = sum(self.shares)
+        self._root = _divided(self.shares)
+
+    def at(self, position: int) -> tuple[int, int]:
+        """The source of a position, and how many earlier positions belong to it."""
+        node = self._root
+        while isinstance(node, _Fork):
+            before = _num_before(position, node)
+            if _num_before(position + 1, node) > before:
+                node, position = node.larger, before
+            else:
+                node, position = node.smaller, position - before
+        return node, position
+
+    def counts(self, positions: int) -> list[int]:
+        """How many of the first `positions` belong to each source."""
+        found = [0] * len(self.shares)
+        pending: list[tuple[_Fork | int, int]] = [(self._root, positions)]
+        while pending:
+            node, num = pending.pop()
+            if isinstance(node, _Fork):
+                before = _num_before(num, node)
+                pending += [(node.larger, before), (node.smaller, num - before)]
+            else:
+                found[node] = num
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """Positions are divided between two groups of sources."""
+
+    larger: _Fork | int
+    """A source, or a group that is divided further."""
+    smaller: _Fork | int
+    larger_share: int
+    share: int
+
+
+def _divided(shares: Sequence[int]) -> _Fork | int:
+    """A tree in which a source with a large share is near the root (Huffman 1952), so a position costs few divisions
+    also among many sources. Of equal shares the first sources are joined first."""
+    heap: list[tuple[int, int, _Fork | int]] = [(share, number, number) for number, share in enumerate(shares) if share]
+    heapq.heapify(heap)
+    for number in itertools.count(len(shares)):
+        share, _, smaller = heapq.heappop(heap)
+        if not heap:
+            return smaller
+        larger_share, _, larger = heapq.heappop(heap)
+        joined = _Fork(larger, smaller, larger_share, share + larger_share)
+        heapq.heappush(heap, (joined.share, number, joined))
+    raise AssertionError("the loop ends with one group")
+
+
+def _num_before(position: int, fork: _Fork) -> int:
+    """How many of the first `position` positions belong to the larger group."""
+    return (position * fork.larger_share + fork.share // 2) // fork.share
+
+
+def shares_of(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
+    """The shares in which sources are mixed, exact: weights as they are written, or sizes (in samples) times epochs.
+
+    The spec gives all sources a weight, or all of them epochs.
+    """
+    wanted = [
+        Fraction(repr(source.weight)) if source.weight is not None else Fraction(repr(source.epochs)) * size
+        for source, size in zip(sources, sizes, strict=True)
+    ]
+    common = lcm(*(one.denominator for one in wanted))
+    whole = [int(one * common) for one in wanted]
+    divisor = gcd(*whole)
+    return [one // divisor for one in whole]
+
+
+class Mixture(Dataset[Tensor]):
+    """The training samples of several sources: numbered source after source, and read in the order of `samples_at`."""
+
+    def __init__(self, parts: Sequence[TokenDataset], sources: Sequence[TextSource]) -> None:
+        self._parts = parts
+        self._ends = list(itertools.accumulate(len(part) for part in parts))
+        self.order = Interleaving(shares_of(sources, [len(part) for part in parts]))
+        described = [[part.content_hash for part in parts], self.order.shares]
+        self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+
+    def content_parts(self) -> dict[str, str]:
+        """The hash of each shard of each source, by its path and the files that it was made from."""
+        return {name: content for part in self._parts for name, content in part.content_parts().items()}
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Tensor:
+        source = bisect_right(self._ends, index)
+        return self._parts[source][index - (self._ends[source - 1] if source else 0)]
+
+    def samples_at(self, positions: range, seed: int) -> list[int]:
+        """The samples at these positions of the run, which the engine asks for instead of its own order."""
+        return [self._sample_at(position, seed) for position in positions]
+
+    def _sample_at(self, position: int, seed: int) -> int:
+        source, number = self.order.at(position)
+        first = self._ends[source - 1] if source else 0
+        return first + sample_at(number, num_samples=len(self._parts[source]), seed=epoch_key(seed ^ _ORDERS, source))
+
+
+class ValidationMixture(Dataset[Tensor]):
+    """The validation samples of several sources, in the same shares, each sample once: as many as the source that is
+    exhausted first allows. A source without validation samples is left out."""
+
+    def __init__(self, parts: Sequence[TokenDataset], shares: Sequence[int]) -> None:
+        self._parts = parts
+        shares = [share if len(part) else 0 for part, share in zip(parts, shares, strict=True)]
+        self._order = Interleaving(shares)
+        self._num_samples = self._most() if any(shares) else 0
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        source, number = self._order.at(index)
+        return self._parts[source][number]
+
+    def _most(self) -> int:
+        sizes = [len(part) for part in self._parts]
+        fits, too_many = 0, sum(sizes) + 1
+        while too_many - fits > 1:  # counts only grow
+            middle = (fits + too_many) // 2
+            if all(count <= size for count, size in zip(self._order.counts(middle), sizes, strict=True)):
+                fits = middle
+            else:
+                too_many = middle
+        return fits

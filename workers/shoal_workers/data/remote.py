@@ -1,0 +1,238 @@
+"""Files that fsspec can open: what a URL names, and reading it by ranges that are tried again after a passing failure.
+
+Hidden here: fsspec, what its libraries raise (those of botocore and aiohttp are not all OSErrors), which failures pass
+by themselves, and servers that answer a range with the whole file. A file is read without a copy on disk. Called by
+`sources`.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fsspec
+
+from shoal_workers.data.errors import MissingTextError
+
+T = TypeVar("T")
+BLOCK_BYTES = 8 << 20
+"""Bytes per request of a file that is read from its begin to its end."""
+_RETRIES = 6
+_FIRST_DELAY_S = 0.2
+_LONGEST_DELAY_S = 10.0
+_PASSING_STATUS = frozenset({408, 425, 429})
+_HTTP = frozenset({"http", "https"})
+_VERSION_KEYS = ("ETag", "etag", "checksum", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime")
+"""Names under which fsspec's libraries say which version of an object there is, the surest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A file, as its store describes it."""
+
+    url: str
+    num_bytes: int
+    version: str
+    """Another one whenever the content changes; empty: the store has none."""
+    was_walked: bool
+    """It was found by listing what is below a URL."""
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def list_remote(url: str) -> list[RemoteEntry]:
+    """The files that a URL, or a pattern in a URL, names; below a directory all of them, without hidden ones. Sorted by
+    name, and empty if there are none.
+
+    Raises:
+        MissingTextError: the store cannot be read, the library for it is missing, or a file has no known length.
+    """
+    if "::" in url:
+        raise MissingTextError(
+            f"{url!r} is a chain of stores, which is not read. Name the URL of the files themselves."
+        )
+    filesystem, path = _opened(url)
+    if any(letter in path for letter in _wildcards(filesystem)):
+        matched = _tried(url, lambda: filesystem.glob(path, detail=True))
+        found = {name: entry for name, entry in matched.items() if not _is_hidden(name.rpartition("/")[2])}
+        walked: dict[str, Any] = {}
+        for name, entry in found.items():
+            walked |= _below(filesystem, url, name) if entry["type"] == "directory" else {}
+        files = {name: entry for name, entry in found.items() if entry["type"] == "file"}
+    else:
+        files, walked = {}, {}
+        is_page_of_links = _is_http(filesystem) and path.endswith("/")
+        entry = None if is_page_of_links else _info(filesystem, url, path)
+        if entry is not None and entry["type"] == "file":
+            files = {path: entry}
+        elif is_page_of_links or not _is_http(filesystem):
+            walked = _below(filesystem, url, path)
+    named = [_entry(filesystem, url, name, entry, walked=False) for name, entry in sorted(files.items())]
+    return named + [_entry(filesystem, url, name, entry, walked=True) for name, entry in sorted(walked.items())]
+
+
+def open_remote(url: str, num_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> RemoteFile:
+    """Raises MissingTextError if the library for the URL is missing."""
+    filesystem, path = _opened(url)
+    return RemoteFile(
+        url, num_bytes, lambda start, end: bytes(filesystem.cat_file(path, start=start, end=end)), block_bytes
+    )
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of a store, for reading at any place; keeps the last block that it asked for.
+
+    Raises MissingTextError when the store fails for good.
+    """
+
+    def __init__(self, url: str, num_bytes: int, read_range: Callable[[int, int], bytes], block_bytes: int) -> None:
+        super().__init__()
+        self._url = url
+        self._num_bytes = num_bytes
+        self._read_range = read_range
+        self._block_bytes = block_bytes
+        self._at = 0
+        self._block = memoryview(b"")
+        self._block_start = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        """pyarrow asks for it."""
+        return self._num_bytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._num_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._num_bytes - self._at)
+        if wanted <= 0:
+            return 0
+        if not self._block_start <= self._at < self._block_start + len(self._block):
+            self._fetch(max(wanted, self._block_bytes))
+        first = self._at - self._block_start
+        part = self._block[first : first + wanted]
+        buffer[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def _fetch(self, num_bytes: int) -> None:
+        start, end = self._at, min(self._at + num_bytes, self._num_bytes)
+        data = _tried(self._url, lambda: self._read_range(start, end))
+        if len(data) == self._num_bytes > end - start:  # this server knows no ranges: it always sends the whole file
+            start, end = 0, self._num_bytes
+        if len(data) != end - start:
+            raise MissingTextError(
+                f"{self._url} cannot be read: {end - start:,} bytes were asked for at {start:,}, and {len(data):,} "
+                "came. The file may have changed; prepare the data again."
+            )
+        self._block, self._block_start = memoryview(data), start
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        extra = " (for s3://: pip install 'shoal[s3]')" if url.startswith("s3") else ""
+        raise MissingTextError(f"{url!r} cannot be read: {error}. Install it on every node{extra}.") from error
+    except ValueError as error:  # a protocol that nobody knows
+        raise MissingTextError(f"{url!r} cannot be read: {error}.") from error
+    return filesystem, path
+
+
+def _wildcards(filesystem: Any) -> str:
+    return "*[" if _is_http(filesystem) else "*?["  # a question mark begins the query of an http URL
+
+
+def _is_http(filesystem: Any) -> bool:
+    protocol = filesystem.protocol
+    return not _HTTP.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+
+
+def _info(filesystem: Any, url: str, path: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = _tried(url, lambda: filesystem.info(path))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _below(filesystem: Any, url: str, path: str) -> dict[str, Any]:
+    try:
+        found = _tried(url, lambda: filesystem.find(path, detail=True))
+    except FileNotFoundError:
+        return {}
+    root = path.rstrip("/") + "/"
+    return {name: entry for name, entry in found.items() if not _is_hidden(name.removeprefix(root))}
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in relative.split("/"))
+
+
+def _entry(filesystem: Any, entry: str, name: str, found: dict[str, Any], *, walked: bool) -> RemoteEntry:
+    url = filesystem.unstrip_protocol(name)
+    if found.get("size") is None:
+        found = _info(filesystem, url, name) or found
+    if found.get("size") is None:
+        raise MissingTextError(
+            f"{url} (of {entry!r}) has no known length: the server does not say one. Download it to a directory that "
+            "every node can read, and name that."
+        )
+    version = next((str(found[key]) for key in _VERSION_KEYS if found.get(key)), "")
+    return RemoteEntry(url, int(found["size"]), version, walked)
+
+
+def _tried(url: str, call: Callable[[], T]) -> T:
+    """Calls again after a failure that may pass. FileNotFoundError comes through.
+
+    Raises:
+        MissingTextError: it failed for good, or too often.
+    """
+    delays = _delays()
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            delay = next(delays, None) if may_pass(error) else None
+            if delay is not None:
+                time.sleep(delay)
+            elif isinstance(error, FileNotFoundError):
+                raise
+            else:
+                words = str(error) or type(error).__name__
+                raise MissingTextError(f"{url} cannot be read: {words}.") from error
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later: a busy or restarting server, a broken connection."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return status >= 500 or status in _PASSING_STATUS
+    if isinstance(error, FileNotFoundError):
+        # fsspec says this of every answer of an http server that has no length, with the answer as the cause
+        return error.__cause__ is not None and may_pass(error.__cause__)
+    if isinstance(error, PermissionError | NotADirectoryError | IsADirectoryError):
+        return False
+    return isinstance(error, OSError | TimeoutError) or type(error).__module__.startswith("aiohttp")
+
+
+def _delays() -> Iterator[float]:
+    """Seconds before each further try: doubled each time, and random, so that many nodes do not come back together."""
+    for number in range(_RETRIES):
+        yield min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**number) * random.uniform(0.5, 1.0)
