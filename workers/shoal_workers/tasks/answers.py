@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal_workers.contract.model import AnswersConfig
-from shoal_workers.data.documents import CorpusTooSmallError
+from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, lines_of
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY, TOKENIZER_NAME
-from shoal_workers.data.documents import DataError, MissingTextError, TokenizerError
+from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
 
 _ANSWERING = "assistant"
 _MARKED = "{% generation %}"
