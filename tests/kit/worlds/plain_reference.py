@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from kit.device import DEVICE
+from kit.worlds.plain_optimizers import plain_optimizer
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.model.draw import Box, draw
@@ -129,13 +130,9 @@ def switched_losses(before_data, after_data, switch, steps):
 
 def _optimizer(spec, task, model):
     o = spec.optimizer
-    if hasattr(task, "build_optimizer"):
+    if getattr(task, "build_optimizer", None) is not None:
         return task.build_optimizer(model, o.model_dump())
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": o.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+    return plain_optimizer(o, model)
 
 
 def _take_changes(model, before, changes, num_micro_batches):
@@ -182,13 +179,13 @@ def _on_device(batch):
 
 
 def _collate(task):
-    return getattr(task, "collate", torch.stack)
+    return getattr(task, "collate", torch.utils.data.default_collate)
 
 
 def _task(spec):
     module, _, name = spec.task.partition(":")
     sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
     try:
-        return getattr(importlib.import_module(module), name)(spec.model, spec.data, spec.seed)
+        return getattr(importlib.import_module(module), name)(model=spec.model, data=spec.data, seed=spec.seed)
     finally:
         sys.path.pop(0)

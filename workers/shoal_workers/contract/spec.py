@@ -2,8 +2,8 @@
 
 One class per section, all in this file: it is long because a spec is one document, which its reader sees whole and in
 this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs, `layout` the degrees of
-the parallel axes (also under their old path here, which pickles of earlier releases name). Use
-`checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data` of the built-in tasks. Messages of
+the parallel axes, `optimizers` the optimizer (also under their old path here, which pickles of earlier releases name).
+Use `checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data` of the built-in tasks. Messages of
 rules over several fields contain the arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py`
 reads those of a job on the worker's node, the control plane those of webhooks.
 
@@ -44,6 +44,7 @@ from shoal_workers.contract.model import (
     plan_of_hugging_face,
     plan_of_language_model,
 )
+from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.placing import (
     JOB_NAME,
     LABEL,
@@ -452,28 +453,6 @@ class BatchSpec(Frozen):
     def num_micro_batches(self) -> int:
         """Micro-batches per optimizer step, over all ranks."""
         return self.global_size // self.micro_size
-
-
-class OptimizerSpec(Frozen):
-    """AdamW (Loshchilov & Hutter 2019). A task that defines `build_optimizer` overrides it."""
-
-    name: Literal["adamw"] = "adamw"
-    """The only built-in optimizer."""
-    lr: float = Field(3e-4, gt=0, le=1e3, allow_inf_nan=False)
-    """Peak learning rate."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of the gradients."""
-    beta2: float = Field(0.95, ge=0, lt=1)
-    """Decay of the mean of the squared gradients."""
-    eps: float = Field(1e-8, gt=0, le=1)
-    """Added to the square root of the mean squared gradient, so that the update never divides by 0."""
-    weight_decay: float = Field(0.1, ge=0, le=1e3)
-    """Applied only to parameters with two or more dimensions."""
-    clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
-    """Gradients with a larger global L2 norm are scaled down to this norm; null: never."""
-    fused: bool | Literal["auto"] = "auto"
-    """One kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds differently
-    from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
 
 
 class ElasticitySpec(Frozen):
