@@ -164,3 +164,20 @@ def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, name
     assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
     assert [one for one in job.reported([here], SnapshotCost) if one.log_lag_steps is not None], "the log was in force"
     assert job.losses([here]) == pytest.approx(reference(STEPS, **spec), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ({"groups": [{"match": "block.*", "lr": 1.0}]}, "optimizer.groups.0.match 'block.*' matches no parameter"),
+        ({"name": "sgd", "args": {"momentum": -1}}, "optimizer.args {'momentum': -1}: sgd refuses them: Invalid"),
+        ({"name": "no_such_module.Own"}, "optimizer.name no_such_module.Own: "),
+    ],
+)
+def test_what_only_a_worker_can_see_ends_the_job_before_its_first_step(
+    make_job: Any, optimizer: dict[str, Any], words: str
+) -> None:
+    job = make_job(**{**SPEC, "optimizer": optimizer})
+    [end] = job.run(job.workers(1))
+    assert end.kind is ExitKind.USER_ERROR and end.step == 0
+    assert words in end.error.message

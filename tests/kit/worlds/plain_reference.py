@@ -31,6 +31,8 @@ def losses(spec_data, steps):
 def validation_loss(spec_data, steps):
     """Mean over the first samples of the validation split after that number of steps, and the losses by step."""
     seen, spec, task, model = train(spec_data, steps)
+    if spec.optimizer.ema_decay is not None:
+        model.load_state_dict(model.averages, strict=False)
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
@@ -95,11 +97,18 @@ def train(spec_data, steps):
                 metrics[name] = metrics.get(name, 0.0) + float(value) / spec.batch.num_micro_batches
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
+        if o.ema_decay is not None and step == 0:
+            averages = {name: one.detach().clone() for name, one in model.named_parameters()}
         optimizer.step()
+        if o.ema_decay is not None:
+            for name, one in model.named_parameters():
+                averages[name] = o.ema_decay * averages[name] + (1 - o.ema_decay) * one.detach()
         balance_experts(model, lambda load: load)
         scheduler.step()
         _apply_changes(model, before, changes)
         seen[step + 1] = (total, float(norm), lr, metrics)
+    if o.ema_decay is not None:
+        model.averages = averages
     return seen, spec, task, model
 
 

@@ -25,6 +25,8 @@ from shoal_workers.contract.base import Frozen, if_set, whole
 
 ADAMW = "adamw"
 MUON = "muon"
+EMA = "weights_ema"
+"""Key of the average of a parameter in its optimizer state, and in the names of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,9 @@ class OptimizerSpec(Frozen):
     fused: bool | Literal["auto"] = "auto"
     """adamw: one kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds
     differently from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep an exponential moving average of the weights with this decay, for example 0.999: validated and exported in
+    place of the weights, and part of checkpoints. null: none."""
     args: dict[str, Any] = Field(default_factory=dict, max_length=32)
     """Further arguments of the optimizer, by the names that its class has: {momentum: 0.9, nesterov: true}. adamw has
     none."""
@@ -261,7 +266,7 @@ class OptimizerSpec(Frozen):
         document = handler(self)
         for key in _not_read(self.name):
             document.pop(key, None)
-        for key in ("args", "groups"):
+        for key in ("args", "groups", "ema_decay"):
             if not document.get(key):
                 document.pop(key, None)
         return document
@@ -275,7 +280,12 @@ class OptimizerSpec(Frozen):
     @property
     def is_plain_adamw(self) -> bool:
         """Whether all parameters have the built-in AdamW, in its two groups."""
-        return self.name == ADAMW and not self.groups
+        return self.is_built_in and not self.groups
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is the AdamW that writes to other memory than it reads."""
+        return self.name == ADAMW and self.ema_decay is None
 
 
 def _refuse_name(name: str) -> None:
@@ -295,7 +305,7 @@ def _settings_of(name: str, found: Named | None) -> str:
     if found is None:
         return f"Those of a class are in optimizer.args; {name} also gets optimizer.lr and optimizer.weight_decay."
     decay = () if found.weight_decay is None else ("weight_decay",)
-    text = f"It has {', '.join(('lr', *decay, 'clip_norm', 'groups', *found.keys))}"
+    text = f"It has {', '.join(('lr', *decay, 'clip_norm', 'ema_decay', 'groups', *found.keys))}"
     return text + (f", and in optimizer.args: {', '.join(found.args)}." if found.args else ".")
 
 

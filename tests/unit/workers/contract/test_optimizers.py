@@ -51,7 +51,7 @@ def test_the_weight_decay_that_is_not_set_depends_on_the_name(name: str, decay: 
     [
         (
             {"name": "sgd", "beta1": 0.9},
-            "optimizer.beta1 is not a setting of sgd. It has lr, weight_decay, clip_norm, groups, and in "
+            "optimizer.beta1 is not a setting of sgd. It has lr, weight_decay, clip_norm, ema_decay, groups, and in "
             "optimizer.args: momentum, dampening, nesterov, foreach, maximize.",
         ),
         ({"name": "lion", "fused": True}, "optimizer.fused is not a setting of lion."),
@@ -79,6 +79,14 @@ def test_what_an_optimizer_does_not_have_is_refused_with_what_it_has(optimizer: 
     with pytest.raises(SpecError) as error:
         parse_spec({**LEAST, "optimizer": optimizer})
     assert words in str(error.value)
+
+
+def test_an_average_is_in_the_document_only_if_there_is_one() -> None:
+    spec = parse_spec({**LEAST, "optimizer": {"ema_decay": 0.999}})
+    assert spec.optimizer.model_dump(mode="json") == {**OF_RELEASE_0_2, "ema_decay": 0.999}
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    with pytest.raises(SpecError, match="ema_decay: must be less than 1"):
+        parse_spec({**LEAST, "optimizer": {"ema_decay": 1.0}})
 
 
 NAMES = ["embed.weight", "blocks.0.up.weight", "blocks.0.up.bias", "blocks.1.up.weight", "head.weight"]

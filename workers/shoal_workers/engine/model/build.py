@@ -70,7 +70,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)
-        _refuse_two_groupings(generation)
+        _refuse_settings_without_effect(generation)
         freeze(model, spec.optimizer)
         trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if not trained:
@@ -130,11 +130,13 @@ def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution
     return model, {}
 
 
-def _refuse_two_groupings(generation: Generation) -> None:
-    if generation.task.has_optimizer and generation.spec.optimizer.groups:
+def _refuse_settings_without_effect(generation: Generation) -> None:
+    settings = generation.spec.optimizer
+    if generation.task.has_optimizer and (settings.groups or settings.ema_decay is not None):
+        key = "groups" if settings.groups else "ema_decay"
         raise ValueError(
-            f"{generation.task.line_of('build_optimizer')}: the task makes its own optimizer and its groups, and "
-            "optimizer.groups of the spec would have no effect. Remove one of them."
+            f"{generation.task.line_of('build_optimizer')}: the task makes its own optimizer, so optimizer.{key} of "
+            "the spec would have no effect. Remove one of them."
         )
 
 

@@ -48,6 +48,7 @@ from torch.optim import (
 )
 
 from shoal_workers.engine.step import own_optimizers
+from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.own_optimizers import Lion
 from shoal_workers.snapshot_store.log.rules import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
@@ -79,6 +80,8 @@ _known: dict[str, str] = {}
 def why_not_elementwise(optimizer: Optimizer) -> str:
     """Returns an empty text if the optimizer is elementwise and pure, else the reason, for people. Changes nothing; no
     collective; draws nothing."""
+    if isinstance(optimizer, Averaging):  # the average itself is elementwise
+        return why_not_elementwise(optimizer.inner)
     kind = type(optimizer)
     if "step" in vars(optimizer) or any(
         getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

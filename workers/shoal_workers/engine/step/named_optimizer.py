@@ -1,7 +1,7 @@
 """Makes the optimizer that a spec names, over the parameters of a sharded model, like a task's `build_optimizer`.
 
 What is elementwise then runs on the local shards and is replayed from gradient logs, as a task's own is: update.py and
-elementwise.py find that out. Of adamw nothing is made here, see `default_update`. Called by `build_update`.
+elementwise.py find that out. The built-in AdamW is made elsewhere, see `default_update`. Called by `build_update`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from shoal_workers.contract.optimizers import OptimizerSpec, known
+from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.parameter_groups import ParameterGroup, parameters_in
 from shoal_workers.engine.task.task import needs_arguments
 from shoal_workers.snapshot_store.log.rules import class_of
@@ -38,7 +39,9 @@ def named_optimizer(assembly: Assembly, settings: OptimizerSpec, groups: list[Pa
             f"optimizer.name {settings.name}: its step() needs a closure that computes the loss several times, and "
             "Shoal computes it once for each step. Use an optimizer whose step() needs none."
         )
-    return optimizer
+    if settings.ema_decay is None:
+        return optimizer
+    return Averaging(own, averages=f"{module}:{name}", ema_decay=settings.ema_decay, **arguments)
 
 
 def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]:
@@ -48,6 +51,8 @@ def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]
     named = known(settings.name)
     if named is not None and named.keys:
         given |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    if settings.name == ADAMW and settings.fused is True:
+        given["fused"] = True
     if named is not None:
         return {"lr": settings.lr, **given}
     taken = inspect.signature(kind).parameters

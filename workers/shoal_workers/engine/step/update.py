@@ -23,6 +23,7 @@ whatever steps, saves or restores the state.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec
+from shoal_workers.contract.optimizers import EMA, OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
+from shoal_workers.engine.step import own_optimizers
+from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
 from shoal_workers.engine.step.named_optimizer import named_optimizer
@@ -168,6 +171,15 @@ class Update:
                 if id(own) in self._owners:
                     yield index, self._owners[id(own)][0], own, by_own.get(id(own), own)
 
+    def averages(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parameters of the model, tied copies too, each with the average of this rank's part of it, if it has one."""
+        if not isinstance(self.optimizer, Averaging):
+            return
+        by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
+        for own, state in self.optimizer.state.items():
+            if isinstance(average := state.get(EMA), Tensor):
+                yield by_own.get(id(own), own), local(average)
+
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's parameter that shares its memory with a parameter of the model."""
         return self._own.get(id(parameter))
@@ -216,16 +228,26 @@ class Update:
                     "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
                 }
 
-    def drop_state(self, names: Collection[str]) -> None:
-        """Drops the optimizer state of these parameters: they are as before their first gradient."""
+    def drop_state(self, absent: Collection[str]) -> None:
+        """Drops the optimizer state of the parameters that these tensors of the state belong to: they are as before
+        their first gradient. Where only the average is absent, the next update makes one."""
+        keys: dict[str, set[str]] = defaultdict(set)
+        for full_name in absent:
+            name, _, key = full_name.removeprefix("optim.").rpartition(".")
+            keys[name if full_name.startswith("optim.") else ""].add(key)
         for parameter in list(self.optimizer.state):
-            if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
+            own = keys.get(self._owners[id(parameter)][0]) if id(parameter) in self._owners else None
+            if own == {EMA}:
+                self.optimizer.state[parameter].pop(EMA, None)
+            elif own is not None:
                 del self.optimizer.state[parameter]
 
     @property
     def _may_grow(self) -> bool:
-        """Whether it may make more state in a later update than in its first: torch's own optimizers do not."""
-        return not type(self.optimizer).__module__.startswith("torch.optim") and not self.is_built_in
+        """Whether it may make more state in a later update than in its first: those of torch and Shoal do not."""
+        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        known = type(optimizer).__module__.startswith(("torch.optim", own_optimizers.__name__))
+        return not known and not self.is_built_in
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Make a tensor of a parameter's state, of zeros, that the source of a restore has. False: there is none to
@@ -315,21 +337,21 @@ def build_update(
 ) -> Update:
     """The task's own optimizer over the model's parameters, or the one that the spec names. `groups`: of the whole
     model; None: those of the plain AdamW, or of a task's optimizer that sees all parameters itself."""
-    if not task.has_optimizer and spec.optimizer.name == ADAMW:
+    if not task.has_optimizer and spec.optimizer.is_built_in:
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
         nothing = "the stages of this worker have no parameter to train"
         return Update(assembly, NoParameters(groups), (), not_logged=nothing, is_rebuilt=True)
-    optimizer = task.build_optimizer(assembly.module, spec.optimizer)
+    optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
-        optimizer, is_kept = named_optimizer(assembly, spec.optimizer, groups), False
+        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups), False, None
     else:
         if groups is not None:
             regroup(optimizer, groups, assembly)
         is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
     try:
-        return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer, is_kept=is_kept)
+        return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
     except _NotElementwise as reason:
         return Update(assembly, optimizer, (), not_logged=str(reason))
 
