@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kit.tasks import biased_tasks
+from kit.worlds import plain_reference
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel, fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.worker_reports import SnapshotCost
+from shoal_workers.contract.worker_reports import SnapshotCost, StepReport
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -102,6 +103,22 @@ def test_groups_of_the_spec_are_those_of_torch_in_every_stage(
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), rel=1e-4 if name == "muon" else 1e-6)
 
 
+def test_a_scheduler_of_torch_has_its_rates_after_a_death(make_job: Any) -> None:
+    """Its restarts are at the same steps: the rate is a function of the step."""
+    path = "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts"
+    schedule = {"name": path, "args": {"T_0": 3, "T_mult": 2}}
+    spec = {**SPEC, "optimizer": OPTIMIZERS["sgd"], "schedule": schedule}
+    step, _, losses = _killed(make_job, spec)
+    assert step == 5
+    plain = plain_reference.losses(spec, STEPS)
+    assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-6)
+    job = make_job("rates", **spec)
+    workers = job.workers(1)
+    job.run(workers)
+    rates = {one.step: one.lr for one in job.reported(workers, StepReport)}
+    assert rates == pytest.approx({step: values[2] for step, values in plain.items()}, rel=1e-12)
+
+
 def _killed(make_job: Any, spec: dict[str, Any]) -> tuple[int, SnapshotCost, dict[int, float]]:
     """The step to which the group goes back if a worker dies after five steps, and the first report of snapshots."""
     job = make_job(memory=True, **spec)
@@ -172,12 +189,14 @@ def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, name
         ({"groups": [{"match": "block.*", "lr": 1.0}]}, "optimizer.groups.0.match 'block.*' matches no parameter"),
         ({"name": "sgd", "args": {"momentum": -1}}, "optimizer.args {'momentum': -1}: sgd refuses them: Invalid"),
         ({"name": "no_such_module.Own"}, "optimizer.name no_such_module.Own: "),
+        ({"schedule": {"name": "no_such_module.Own"}}, "schedule.name no_such_module.Own cannot be imported here"),
     ],
 )
 def test_what_only_a_worker_can_see_ends_the_job_before_its_first_step(
     make_job: Any, optimizer: dict[str, Any], words: str
 ) -> None:
-    job = make_job(**{**SPEC, "optimizer": optimizer})
+    sections = optimizer if "schedule" in optimizer else {"optimizer": optimizer}
+    job = make_job(**{**SPEC, **sections})
     [end] = job.run(job.workers(1))
     assert end.kind is ExitKind.USER_ERROR and end.step == 0
     assert words in end.error.message

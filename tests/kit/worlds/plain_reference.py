@@ -68,7 +68,11 @@ def train(spec_data, steps):
         half = 0.5 * (1 + math.cos(math.pi * (step + 1 - warmup) / (total_steps - warmup)))
         return spec.schedule.min_lr_ratio + (1 - spec.schedule.min_lr_ratio) * half
 
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    if spec.schedule.is_path:
+        kind = getattr(torch.optim.lr_scheduler, spec.schedule.name.rpartition(".")[2])
+        scheduler = kind(optimizer, **spec.schedule.args)
+    else:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     seen = {}
     moving = getattr(task, "moving", ())
     for step in range(steps):

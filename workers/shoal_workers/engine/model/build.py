@@ -42,6 +42,7 @@ from shoal_workers.engine.parallel.assemble import assemble, make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
+from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.parameter_groups import freeze, groups_of, groups_of_spec
@@ -67,6 +68,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     if url is not None and not is_restoring(assignment):
         weights = InitialWeights(model, url, task.export, generation.position.note)
     with generation.user_code, noted(generation.position.note):
+        lr_factor(spec.schedule, 0, 1)  # a scheduler that cannot be made is the user's error, and known now
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)
