@@ -52,19 +52,6 @@ _SCHEDULE_OF = {"decay_steps": "wsd", "power": "polynomial", "every_steps": "ste
 """The schedule to which a key belongs."""
 
 
-def _rule_of_torch(name: str) -> JsonDict:
-    required, others = ARGUMENTS[name]
-    args: JsonDict = {
-        "properties": dict.fromkeys((*required, *others), True),
-        "required": [*required],
-        "additionalProperties": False,
-    }
-    return {
-        "if": {"required": ["name"], "properties": {"name": {"pattern": whole(_OF_TORCH + name)}}},
-        "then": {"properties": {"args": args}, "required": ["args"] if required else []},
-    }
-
-
 _RULES: JsonDict = {
     "allOf": [
         *(
@@ -80,7 +67,6 @@ _RULES: JsonDict = {
             "then": {"properties": {"args": {"maxProperties": 0}}},
             "else": {"properties": dict.fromkeys(_OF_NAMES, False)},
         },
-        *map(_rule_of_torch, ARGUMENTS),
     ]
 }
 
