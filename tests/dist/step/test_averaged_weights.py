@@ -106,6 +106,7 @@ def test_a_death_within_a_validation_leaves_the_weights_of_the_last_step(make_jo
     assert {7, 8} <= losses.keys() and losses == pytest.approx({step: plain[step] for step in losses}, rel=1e-6)
 
 
+@pytest.mark.matrix
 def test_a_lost_node_keeps_the_averages(make_job: Any) -> None:
     """The buddy steps them from the gradient log."""
     job = make_job(memory=True, **{**SPEC, "snapshot": {}})

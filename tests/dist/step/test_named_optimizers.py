@@ -103,6 +103,7 @@ def test_groups_of_the_spec_are_those_of_torch_in_every_stage(
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), rel=1e-4 if name == "muon" else 1e-6)
 
 
+@pytest.mark.matrix
 def test_a_scheduler_of_torch_has_its_rates_after_a_death(make_job: Any) -> None:
     """Its restarts are at the same steps: the rate is a function of the step."""
     path = "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts"
