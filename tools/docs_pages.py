@@ -211,6 +211,11 @@ def spec_page() -> str:
     parts = [_INTRODUCTION, "## Top level\n", _table(schema["properties"], schema, "")]
     for key, section in sections:
         parts += [f"## `{key}`\n", _description(section), _table(section["properties"], schema, f"{key}.", section)]
+        for inner, field in section["properties"].items():
+            if field.get("type") == "array" and (element := _section(field, schema)):
+                path = f"{key}.{inner}"
+                parts += [f"### `{path}`\n", _description(element)]
+                parts.append(_table(element["properties"], schema, f"{path}.", element))
     tasks: tuple[tuple[str, str, type[BaseModel]], ...] = (
         ("model", "the built-in language model", LanguageModelConfig),
         ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),

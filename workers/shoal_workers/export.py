@@ -9,7 +9,8 @@
 
 One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
 the exported tensors and the content of config.json (`export_config` in engine/task/task.py). The optimizer's state is
-not exported. Called by `shoal export`.
+not exported. If it has averages of the weights (`optimizer.ema_decay`), these are exported in their place, unless
+`--raw` asks for the weights. Called by `shoal export`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.optimizers import EMA
 
 FILE_BYTES = 4 << 30
 _PREFIX = "model."
@@ -55,10 +57,11 @@ def main() -> int:
     parser.add_argument("checkpoint", help="URL or directory of a checkpoint, or of a job's checkpoints")
     parser.add_argument("out", type=Path, help="directory to write; it must be empty, or not exist")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32", help="of the tensors that are written")
+    parser.add_argument("--raw", action="store_true", help="the weights, also if the checkpoint has their averages")
     parser.add_argument("--json", action="store_true", help="one line of JSON about the result on standard output")
     arguments = parser.parse_args()
     try:
-        done = export(arguments.checkpoint, arguments.out, dtype=_DTYPES[arguments.dtype])
+        done = export(arguments.checkpoint, arguments.out, dtype=_DTYPES[arguments.dtype], raw=arguments.raw)
     except (CheckpointError, OSError, ImportError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -68,12 +71,20 @@ def main() -> int:
     return 0
 
 
-def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, file_bytes: int = FILE_BYTES) -> Exported:
+def export(
+    checkpoint: str,
+    out: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    file_bytes: int = FILE_BYTES,
+    raw: bool = False,
+) -> Exported:
     """Write the model of a checkpoint, or of the newest one under a job's directory.
 
     Args:
         dtype: of floating-point tensors; others keep their dtype.
         file_bytes: largest size of a file, unless it contains a single larger tensor.
+        raw: the weights, also if the checkpoint has their averages.
 
     Raises:
         DamagedCheckpoint: a file differs from what was written.
@@ -95,6 +106,9 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     if adapter is not None:
         names = _adapter_names(names, adapter)
     scalars = {f"{_PREFIX}{name}" for name in described.get("scalars", ())}
+    if not raw:
+        names = {_average_of(name, shapes): given for name, given in names.items()}
+        scalars = {_average_of(name, shapes) for name in scalars}
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
@@ -155,6 +169,12 @@ def _adapter_names(names: Mapping[str, str], adapter: Mapping[str, Any]) -> dict
                 given = re.sub(pattern, replacement, given)
             found[name] = given
     return found
+
+
+def _average_of(name: str, shapes: Mapping[str, torch.Tensor]) -> str:
+    """The average of a tensor of the model, if the checkpoint has one, else itself: a frozen parameter, a buffer."""
+    average = f"optim.{name.removeprefix(_PREFIX)}.{EMA}"
+    return average if average in shapes else name
 
 
 def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[str]]:

@@ -312,4 +312,4 @@ def whole_build(spec: JobSpec) -> int:
 
 
 def _is_double_buffered(spec: JobSpec) -> bool:
-    return not spec.worker.gpus and spec.optimizer.fused is not True
+    return not spec.worker.gpus and spec.optimizer.fused is not True and spec.optimizer.is_elementwise

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from kit.device import DEVICE
+from kit.worlds.plain_optimizers import plain_optimizer
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.model.draw import Box, draw
@@ -31,6 +32,8 @@ def losses(spec_data, steps):
 def validation_loss(spec_data, steps):
     """Mean over the first samples of the validation split after that number of steps, and the losses by step."""
     seen, spec, task, model = train(spec_data, steps)
+    if spec.optimizer.ema_decay is not None:
+        model.load_state_dict(model.averages, strict=False)
     each = _validated(spec, task, model)
     return sum(loss.item() for loss, *_ in each) / sum(
         1.0 if weight is None else float(weight) for _, weight, _ in each
@@ -70,7 +73,11 @@ def train(spec_data, steps):
         half = 0.5 * (1 + math.cos(math.pi * (step + 1 - warmup) / (total_steps - warmup)))
         return spec.schedule.min_lr_ratio + (1 - spec.schedule.min_lr_ratio) * half
 
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    if spec.schedule.is_path:
+        kind = getattr(torch.optim.lr_scheduler, spec.schedule.name.rpartition(".")[2])
+        scheduler = kind(optimizer, **spec.schedule.args)
+    else:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     seen = {}
     moving = getattr(task, "moving", ())
     for step in range(steps):
@@ -117,11 +124,18 @@ def train(spec_data, steps):
                 parameter.grad /= sum(weights)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
+        if o.ema_decay is not None and step == 0:
+            averages = {name: one.detach().clone() for name, one in model.named_parameters()}
         optimizer.step()
+        if o.ema_decay is not None:
+            for name, one in model.named_parameters():
+                averages[name] = o.ema_decay * averages[name] + (1 - o.ema_decay) * one.detach()
         balance_experts(model, lambda load: load)
         scheduler.step()
         _apply_changes(model, before, changes)
         seen[step + 1] = (total, float(norm), lr, metrics)
+    if o.ema_decay is not None:
+        model.averages = averages
     return seen, spec, task, model
 
 
@@ -158,13 +172,9 @@ def _indices(data, positions, seed):
 
 def _optimizer(spec, task, model):
     o = spec.optimizer
-    if hasattr(task, "build_optimizer"):
+    if getattr(task, "build_optimizer", None) is not None:
         return task.build_optimizer(model, o.model_dump())
-    groups = [
-        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": o.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+    return plain_optimizer(o, model)
 
 
 def _take_changes(model, before, changes, num_micro_batches):
@@ -220,6 +230,6 @@ def _task(spec):
     module, _, name = spec.task.partition(":")
     sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
     try:
-        return getattr(importlib.import_module(module), name)(spec.model, spec.data, spec.seed)
+        return getattr(importlib.import_module(module), name)(model=spec.model, data=spec.data, seed=spec.seed)
     finally:
         sys.path.pop(0)

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, payload_name
-from shoal_workers.checkpoint.needed_parts import Follower, NeededParts, Wanted
+from shoal_workers.checkpoint.needed_parts import Follower, NeededParts, Wanted, group_of
 from shoal_workers.checkpoint.save_plan import local_tensor
 
 
@@ -104,8 +104,8 @@ def plan_needed(
     """Plans as `plan_load` does, but reads only the indexes of rank 0 and of the ranks whose slices this rank needs.
 
     `read_indexes`: those of these ranks, which are ascending. Its errors pass through. `optional`: tensors of `state`
-    that the source may lack, each with the tensor that it belongs to. Names of one group differ after the last dot,
-    and the source lacks all of a group or none."""
+    that the source may lack, each with the tensor that it belongs to. The source lacks all of a group or none, see
+    `group_of`."""
     optional = optional or {}
     needed = NeededParts(_wanted(state), num_parts, _followers(state, optional))
     indexes: dict[int, ShardIndex] = {}
@@ -128,19 +128,15 @@ def _followers(state: Mapping[str, torch.Tensor], optional: Mapping[str, str]) -
     for name, owner in optional.items():
         tensor, other = state[name], state.get(owner)
         is_beside = isinstance(tensor, DTensor) and other is not None and _layout(tensor) == _layout(other)
-        found[name] = Follower(_group_of(name), owner if is_beside else None)
+        found[name] = Follower(group_of(name), owner if is_beside else None)
     return found
-
-
-def _group_of(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[str]:
     """Returns the optional tensors of whose group nothing is saved. If something else of the group is, it was saved for
     another optimizer."""
-    groups = {_group_of(name) for name in saved}
-    return frozenset(name for name in optional if _group_of(name) not in groups)
+    groups = {group_of(name) for name in saved}
+    return frozenset(name for name in optional if group_of(name) not in groups)
 
 
 def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
 
+from shoal_workers.contract.optimizers import EMA
+
 Numbers = tuple[int, ...]
 Box = tuple[Numbers, Numbers]
 """Offsets and sizes, per dim."""
@@ -40,7 +42,7 @@ class Follower:
     """What is known of a tensor that the source may lack, together with all others of its group."""
 
     group: str
-    """Beginning of the names of its group, without the dot."""
+    """See `group_of`."""
     owner: str | None
     """Whatever part has a slice of this tensor has one of the follower's as well, unless the source lacks its group.
     None: there is no such tensor."""
@@ -59,6 +61,12 @@ class _Tensor:
     @property
     def is_covered(self) -> bool:
         return self.lacking <= 0 and bool(self.slices)
+
+
+def group_of(name: str) -> str:
+    """A source has all tensors of a group or none: the state of a parameter, without the average of its values, which
+    is a group of its own."""
+    return name if name.startswith("optim.") and name.endswith(f".{EMA}") else name.rpartition(".")[0]
 
 
 class NeededParts:
@@ -108,7 +116,7 @@ class NeededParts:
             if 0 not in sizes:
                 expected |= self._owned.get(name, set())
             if self._groups:
-                seen.add(name.rpartition(".")[0])
+                seen.add(group_of(name))
             one = self._uncovered.get(name)
             if one is not None and offsets not in one.slices and len(offsets) == len(one.wanted.shape):
                 one.slices[offsets] = part, sizes

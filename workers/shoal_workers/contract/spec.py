@@ -2,10 +2,10 @@
 
 One class per section, all in this file: it is long because a spec is one document, which its reader sees whole and in
 this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs, `layout` the degrees of
-the parallel axes (also under their old path here, which pickles of earlier releases name). Use
-`checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data` of the built-in tasks. Messages of
-rules over several fields contain the arithmetic. No secret is in a spec, only where it is: `engine/process/secrets.py`
-reads those of a job on the worker's node, the control plane those of webhooks.
+the parallel axes, `optimizers` and `schedules` the optimizer and its rate (also under their old path here, which
+pickles of earlier releases name). Use `checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data`
+of the built-in tasks. Messages of rules over several fields contain the arithmetic. No secret is in a spec, only where
+it is: `engine/process/secrets.py` reads those of a job on the worker's node, the control plane those of webhooks.
 
 `TrainingSettings` are the part that a running job may change at a step boundary, without losing a step:
 
@@ -44,6 +44,7 @@ from shoal_workers.contract.model import (
     plan_of_hugging_face,
     plan_of_language_model,
 )
+from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.placing import (
     JOB_NAME,
     LABEL,
@@ -58,6 +59,7 @@ from shoal_workers.contract.placing import (
     is_label,
     is_user,
 )
+from shoal_workers.contract.schedules import ScheduleSpec
 
 MAX_VARIABLES = 128
 MAX_ENV_CHARS = 32_768
@@ -155,60 +157,6 @@ class SecretSource(Frozen):
 
 
 Secrets = dict[VariableName, SecretSource]
-
-
-_SCHEDULE_OF = {"decay_steps": "wsd", "power": "polynomial", "every_steps": "step"}
-"""The schedule to which a key belongs."""
-_KEYS_OF_SCHEDULES: JsonDict = {
-    "allOf": [
-        *(
-            if_set(key, {"required": ["name"], "properties": {"name": {"const": name}}})
-            for key, name in _SCHEDULE_OF.items()
-        ),
-        {
-            "if": {"required": ["name"], "properties": {"name": {"const": "step"}}},
-            "then": {"required": ["every_steps"], "properties": {"every_steps": {"not": {"type": "null"}}}},
-        },
-    ]
-}
-
-
-class ScheduleSpec(Frozen):
-    """Learning rate over the steps: linear warm-up, then the named course until the last step."""
-
-    model_config = ConfigDict(json_schema_extra=_KEYS_OF_SCHEDULES)
-
-    name: Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt", "one_cycle", "step", "polynomial"] = "cosine"
-    """Course after the warm-up. constant: no decay; wsd: constant, then linear over the last steps (Hu et al. 2024);
-    inverse_sqrt: with the root of the steps (Vaswani et al. 2017); one_cycle: a warm-up along a cosine from 1/25 of the
-    peak, then cosine (Smith & Topin 2018); step: lower by a factor, again and again; polynomial: linear to a power."""
-    warmup_steps: int = Field(10, ge=0, le=2**53)
-    """Optimizer steps over which the learning rate rises to its peak."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """The decay ends at this fraction of the peak learning rate."""
-    steps: PositiveInt | None = None
-    """Optimizer steps until the end of the decay, warm-up included; null: those of `stop`. A job that is extended keeps
-    its learning rates up to then only with a value here, or with the schedule constant, inverse_sqrt or step."""
-    decay_steps: PositiveInt | None = None
-    """wsd: optimizer steps of the decay; null: a fifth of all."""
-    power: float | None = Field(None, gt=0, le=100, allow_inf_nan=False)
-    """polynomial: exponent of what is left of the decay; null: 2."""
-    every_steps: PositiveInt | None = None
-    """step: optimizer steps after the warm-up until the rate is multiplied by `factor` once more."""
-    factor: float = Field(0.1, gt=0, le=1)
-    """step: what the rate is multiplied by."""
-
-    @model_validator(mode="after")
-    def _keys_of_the_name(self) -> ScheduleSpec:
-        for key, name in _SCHEDULE_OF.items():
-            if getattr(self, key) is not None and self.name != name:
-                raise ValueError(
-                    f"schedule.{key} belongs to schedule.name: {name}, and schedule.name is {self.name}. Set "
-                    f"schedule.name to {name}, or remove schedule.{key}."
-                )
-        if self.name == "step" and self.every_steps is None:
-            raise ValueError("schedule.name is step, which needs schedule.every_steps: how often the rate falls.")
-        return self
 
 
 class StopSpec(Frozen):
@@ -452,28 +400,6 @@ class BatchSpec(Frozen):
     def num_micro_batches(self) -> int:
         """Micro-batches per optimizer step, over all ranks."""
         return self.global_size // self.micro_size
-
-
-class OptimizerSpec(Frozen):
-    """AdamW (Loshchilov & Hutter 2019). A task that defines `build_optimizer` overrides it."""
-
-    name: Literal["adamw"] = "adamw"
-    """The only built-in optimizer."""
-    lr: float = Field(3e-4, gt=0, le=1e3, allow_inf_nan=False)
-    """Peak learning rate."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the mean of the gradients."""
-    beta2: float = Field(0.95, ge=0, lt=1)
-    """Decay of the mean of the squared gradients."""
-    eps: float = Field(1e-8, gt=0, le=1)
-    """Added to the square root of the mean squared gradient, so that the update never divides by 0."""
-    weight_decay: float = Field(0.1, ge=0, le=1e3)
-    """Applied only to parameters with two or more dimensions."""
-    clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
-    """Gradients with a larger global L2 norm are scaled down to this norm; null: never."""
-    fused: bool | Literal["auto"] = "auto"
-    """One kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds differently
-    from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
 
 
 class ElasticitySpec(Frozen):

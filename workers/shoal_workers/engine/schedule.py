@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from shoal_workers.contract.spec import ScheduleSpec, StopSpec
+from shoal_workers.contract.schedules import ScheduleSpec
+from shoal_workers.contract.spec import StopSpec
+from shoal_workers.engine.scheduler_class import scheduler_factor
 
 
 def total_steps(stop: StopSpec, *, global_size: int, num_samples: int, tokens_per_sample: int) -> int:
@@ -39,8 +41,12 @@ def lr_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
     """The factor on the peak learning rate in the update from `step` completed steps to `step` + 1.
 
     Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update, or in
-    update number `schedule.steps`, and stays there. inverse_sqrt and step fall without an aim, and not below it.
+    update number `schedule.steps`, and stays there. inverse_sqrt and step fall without an aim, and not below it. A
+    scheduler class begins after the warm-up; ValueError, for the user, if it cannot be made.
     """
+    if schedule.is_path:
+        warmup = schedule.warmup_steps
+        return (step + 1) / warmup if step < warmup else scheduler_factor(schedule.name, schedule.args, step - warmup)
     total_steps = schedule.steps if schedule.steps is not None else total_steps
     warmup, lowest = schedule.warmup_steps, schedule.min_lr_ratio
     if step < warmup:

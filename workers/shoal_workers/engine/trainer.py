@@ -65,7 +65,7 @@ class Trainer:
         batches = Batches(task, task.train_data, generation.device)
         self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
-        self._validation = validation_of(generation, runtime.assembly, self._gradients.passes)
+        self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)

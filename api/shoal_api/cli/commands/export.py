@@ -36,6 +36,7 @@ def export(
         typer.Option("--step", help='Step of the job\'s checkpoint, or "best" by validation. Default: the newest.'),
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
+    raw: Annotated[bool, typer.Option("--raw", help="The weights, also if the job keeps averages of them.")] = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -49,6 +50,7 @@ def export(
         checkpoint = find_checkpoint(session, source, step)
         # In a separate process, because the command line never loads torch.
         program = [sys.executable, "-m", "shoal_workers.export", checkpoint, str(out), "--dtype", dtype, "--json"]
+        program += ["--raw"] * raw
         done = subprocess.run(program, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CliError(

@@ -9,7 +9,7 @@ from math import prod
 
 import pytest
 
-from shoal_workers.checkpoint.needed_parts import Box, Follower, NeededParts, Numbers, Wanted
+from shoal_workers.checkpoint.needed_parts import Box, Follower, NeededParts, Numbers, Wanted, group_of
 
 _SHAPES: dict[str, Numbers] = {
     "embed": (1000, 48),
@@ -216,3 +216,8 @@ def test_a_part_that_has_another_tensor_of_the_group_does_not_show_that_the_grou
     assert needed.take() == [0]
     needed.opened(0, [("model.b", (0,), (4,)), ("optim.b.step", (), ())])
     assert needed.take() == [1]
+
+
+def test_the_average_of_a_parameter_may_be_absent_without_its_moments() -> None:
+    assert group_of("optim.head.weight.exp_avg") == group_of("optim.head.weight.step") == "optim.head.weight"
+    assert group_of("optim.head.weight.weights_ema") == "optim.head.weight.weights_ema"

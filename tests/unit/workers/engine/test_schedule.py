@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.spec import ScheduleSpec, StopSpec
+from shoal_workers.contract.schedules import ARGUMENTS, ScheduleSpec
+from shoal_workers.contract.spec import StopSpec
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
 
 
@@ -43,6 +45,7 @@ def test_a_thing_is_due_after_every_so_many_steps_or_never() -> None:
     assert not is_due(3, None)
 
 
+TORCH = "torch.optim.lr_scheduler"
 _SHAPES: list[dict[str, Any]] = [
     *({"name": name} for name in ("cosine", "linear", "constant", "wsd", "inverse_sqrt", "one_cycle", "polynomial")),
     {"name": "wsd", "decay_steps": 7},
@@ -139,8 +142,93 @@ def test_inverse_sqrt_falls_with_the_root_of_the_steps_to_the_minimum() -> None:
         ({"name": "step"}, "schedule.name is step, which needs schedule.every_steps"),
         ({"power": 2.0}, "schedule.power belongs to schedule.name: polynomial, and schedule.name is cosine"),
         ({"name": "step", "every_steps": 3, "decay_steps": 3}, "schedule.decay_steps belongs to schedule.name: wsd"),
+        ({"args": {"T_0": 3}}, "schedule.args belongs to a scheduler by its path, and schedule.name is cosine"),
+        ({"name": "cosin"}, r"'cosin' is not known. Did you mean cosine\? Use one of cosine, linear"),
+        ({"name": f"{TORCH}.StepLr"}, r"Did you mean torch.optim.lr_scheduler.StepLR\?"),
+        ({"name": f"{TORCH}.LambdaLR"}, "cannot be used: its argument is a function"),
+        ({"name": f"{TORCH}.StepLR"}, "schedule.args.step_size is required by torch.optim.lr_scheduler.StepLR"),
+        ({"name": f"{TORCH}.StepLR", "args": {"step": 3}}, r"Did you mean step_size\? It has step_size, gamma."),
+        ({"name": f"{TORCH}.ExponentialLR", "args": {"gamma": 0.9}, "steps": 3}, "schedule.steps does not belong to a"),
     ],
 )
 def test_a_key_of_another_schedule_is_refused_in_words(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ScheduleSpec(**settings)
+
+
+_LAST = {"optimizer", "last_epoch"}
+_NOT_OFFERED = {
+    "CyclicLR": {"scale_fn", "cycle_momentum", "base_momentum", "max_momentum"},
+    "OneCycleLR": {"epochs", "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum"},
+}
+"""Functions, momenta, and what is said in another way."""
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_the_table_has_the_arguments_of_torch(name: str) -> None:
+    signature = inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters
+    required, others = ARGUMENTS[name]
+    assert {*required, *others} == signature.keys() - _LAST - _NOT_OFFERED.get(name, set())
+    without = {key for key, one in signature.items() if one.default is inspect.Parameter.empty} - _LAST
+    assert without <= set(required)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("ConstantLR", {"factor": 0.5}),
+        ("CosineAnnealingLR", {"T_max": 7, "eta_min": 0.1}),
+        ("CosineAnnealingWarmRestarts", {"T_0": 5, "T_mult": 2}),
+        ("CyclicLR", {"base_lr": 0.1, "max_lr": 1.0, "step_size_up": 4}),
+        ("ExponentialLR", {"gamma": 0.9}),
+        ("LinearLR", {"start_factor": 0.2}),
+        ("MultiStepLR", {"milestones": [3, 9]}),
+        ("OneCycleLR", {"max_lr": 1.0, "total_steps": 30}),
+        ("PolynomialLR", {"total_iters": 12, "power": 2.0}),
+        ("StepLR", {"step_size": 4}),
+    ],
+)
+def test_a_scheduler_of_torch_gives_its_rates_in_any_order_after_the_warm_up(name: str, args: dict[str, Any]) -> None:
+    schedule = ScheduleSpec.model_validate({"name": f"{TORCH}.{name}", "args": args})
+    kind = getattr(torch.optim.lr_scheduler, name)
+    momentum = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
+    expected = _torch_factors(kind, 30, **args, **momentum)
+    assert [lr_factor(schedule, step, 5) for step in (29, 3, 17)] == [expected[step] for step in (29, 3, 17)]
+    assert [lr_factor(schedule, step, 5) for step in range(30)] == expected
+    warm = schedule.model_copy(update={"warmup_steps": 2})
+    assert [lr_factor(warm, step, 5) for step in range(4)] == [0.5, 1.0, *expected[:2]]
+
+
+class Halved(torch.optim.lr_scheduler.LRScheduler):
+    """A scheduler as users write them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, least: float) -> None:
+        self.least = least
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:  # type: ignore[override]
+        return [max(self.least, base / 2**self.last_epoch) for base in self.base_lrs]
+
+
+def test_a_scheduler_of_a_user_gets_its_arguments_and_its_mistakes_are_named() -> None:
+    path = f"{__name__}:Halved"
+    schedule = ScheduleSpec.model_validate({"name": path, "args": {"least": 0.2}})
+    assert [lr_factor(schedule, step, 9) for step in range(4)] == [1.0, 0.5, 0.25, 0.2]
+    for name, args, words in (
+        (path, {}, "refuses them: .*least"),
+        ("no_such_module.Halved", {}, "cannot be imported here"),
+        (f"{__name__}:ScheduleSpec", {}, "is not a torch.optim.lr_scheduler.LRScheduler"),
+        (path, {"least": float("inf")}, "its rate is inf times optimizer.lr"),
+    ):
+        schedule = ScheduleSpec.model_validate({"name": name, "args": args})
+        with pytest.raises(ValueError, match=words):
+            lr_factor(schedule, 0, 9)
+
+
+def test_the_document_of_a_path_has_no_keys_of_names_and_can_be_submitted_again() -> None:
+    by_path = ScheduleSpec.model_validate({"name": f"{TORCH}.ExponentialLR", "args": {"gamma": 0.9}})
+    document = by_path.model_dump(mode="json")
+    assert document == {"name": f"{TORCH}.ExponentialLR", "warmup_steps": 0, "args": {"gamma": 0.9}}
+    assert ScheduleSpec.model_validate(document) == by_path
+    by_name = ScheduleSpec().model_dump(mode="json")
+    assert by_name.keys() == ScheduleSpec.model_fields.keys() - {"args"} and by_name["warmup_steps"] == 10

@@ -2,7 +2,7 @@
 
 A message has the key path, the problem and the nearest valid name. The schema is read by editors and generators (GET
 /v1/spec-schema, `shoal schema`); `parse_spec` does not use it. Only rules of arithmetic over several keys (a multiple,
-an order, a layout that fits) are in no schema. Pure.
+an order, a layout that fits) and the arguments of classes by their path are in no schema. Pure.
 """
 
 from __future__ import annotations

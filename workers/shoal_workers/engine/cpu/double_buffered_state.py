@@ -39,7 +39,7 @@ from shoal_workers.engine.cpu.gradient_log import GradientLog
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.process.warm_memory import return_freed_memory
 from shoal_workers.engine.state.device_state import CopiedState, DeviceState, StepLog
-from shoal_workers.engine.state.training_state import StateView, parameters_of
+from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.log.rules import ParameterBuffers, keep_tensors
@@ -294,7 +294,7 @@ class DoubleBufferedState:
         if index is not None:
             lacking = {item.fqn for item in self._plan().items} - self._slots[index].held
             if lacking:
-                self.update.drop_state(parameters_of(lacking))
+                self.update.drop_state(lacking)
                 self._current = index
                 self._arrange(with_values=False)
             else:

@@ -30,7 +30,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.model import ModelShape
-from shoal_workers.contract.spec import OptimizerSpec, Precision
+from shoal_workers.contract.optimizers import OptimizerSpec
+from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.cpu.double_buffered_state import state_of
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.group.process_group import backend_of
@@ -42,9 +43,11 @@ from shoal_workers.engine.parallel.assemble import assemble, make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.sharding import mixed_precision, shard_model
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
+from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.update import build_update, default_update, groups_of
+from shoal_workers.engine.step.parameter_groups import freeze, groups_of, groups_of_spec
+from shoal_workers.engine.step.update import build_update, default_update
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.machine_limits import available_bytes
 
@@ -74,9 +77,12 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     if url is not None and (reloads or not is_restoring(assignment)):
         weights = InitialWeights(model, url, task.export, generation.position.note, frozen_only=reloads)
     with generation.user_code, noted(generation.position.note):
+        lr_factor(spec.schedule, 0, 1)  # a scheduler that cannot be made is the user's error, and known now
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)
+        _refuse_settings_without_effect(generation)
+        freeze(model, spec.optimizer)
         trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         if not trained:
             raise ValueError(
@@ -85,8 +91,10 @@ def build_runtime(generation: Generation) -> ModelRuntime:
             )
         calls = ModelCalls(task.evaluate, model)
         groups = None
-        if generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
-            # Before the model is split: a rank that has some stages only does not see all parameters of a group.
+        # Before the model is split: a rank that has some stages only does not see all parameters of a group.
+        if not task.has_optimizer and not spec.optimizer.is_plain_adamw:
+            groups = groups_of_spec(model, spec.optimizer)
+        elif generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
             groups = groups_of(whole, model)
             # This optimizer refers to all parameters, and would keep the whole model in memory.
             del whole
@@ -133,6 +141,16 @@ def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution
             "part: docs/tasks.md, deferred_init, tells how to do without this memory."
         )
     return model, {}
+
+
+def _refuse_settings_without_effect(generation: Generation) -> None:
+    settings = generation.spec.optimizer
+    if generation.task.has_optimizer and (settings.groups or settings.ema_decay is not None):
+        key = "groups" if settings.groups else "ema_decay"
+        raise ValueError(
+            f"{generation.task.line_of('build_optimizer')}: the task makes its own optimizer, so optimizer.{key} of "
+            "the spec would have no effect. Remove one of them."
+        )
 
 
 def _num_bytes(model: nn.Module) -> int:

@@ -23,7 +23,7 @@ from shoal_workers.contract.spec import ContinueFrom
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.state.device_state import DeviceState
-from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent, parameters_of
+from shoal_workers.engine.state.training_state import Recent, apply_extra, grown_state, may_be_absent
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.data_identity import DataChange, RankData, change_since, difference, differing_rank
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
@@ -107,7 +107,7 @@ def restore(
     num_more = 0
     if grown := grown_state(state.update, found.unread):
         num_more = _read_more(membership, {name: state.view.tensors()[name] for name in grown}, store)
-    state.update.drop_state(parameters_of(found.absent))
+    state.update.drop_state(found.absent)
     extra = {**found.extra, "optimizer_values": _plain_values(found)}
     step, note = apply_extra(extra, state.update, is_own=is_own)
     if note and membership.rank == 0:

@@ -71,11 +71,6 @@ def grown_state(update: Update, unread: Mapping[str, Shape]) -> list[str]:
     return made
 
 
-def parameters_of(names: Iterable[str]) -> set[str]:
-    """The parameters of those tensors that are optimizer state."""
-    return {name.removeprefix("optim.").rpartition(".")[0] for name in names if name.startswith("optim.")}
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a checkpoint says of the run that wrote it."""

@@ -1,5 +1,5 @@
 """Whether an optimizer updates every element on its own, so that it may run on local shards and be stepped again
-elsewhere: known of torch's own classes, and found out by a trial for all others.
+elsewhere: known of torch's own classes and Shoal's, and found out by a trial for all others.
 
     the trial    an equal optimizer steps small random tensors of the parameters' dimensions and dtypes, with gradients
                  from 1e-4 to 1e3
@@ -47,11 +47,14 @@ from torch.optim import (
     SparseAdam,
 )
 
+from shoal_workers.engine.step import own_optimizers
+from shoal_workers.engine.step.averaged_weights import Averaging
+from shoal_workers.engine.step.own_optimizers import Lion
 from shoal_workers.snapshot_store.log.rules import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
-_ELEMENTWISE = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop})
-_WHOLE = frozenset({Adafactor, LBFGS, Muon, SparseAdam})
+_ELEMENTWISE = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RAdam, RMSprop, Rprop})
+_WHOLE = frozenset({Adafactor, LBFGS, Muon, SparseAdam, own_optimizers.Adafactor, own_optimizers.MuonAndAdamW})
 _LONG_SIDES, _LONG_STEPS = (11, 6, 3, 2), 40
 """Longest sides of small tensors, and steps: some optimizers do something else in every tenth one."""
 _SHORT_SIDES, _SHORT_STEPS = (160, 147, 5, 3), 4
@@ -77,6 +80,8 @@ _known: dict[str, str] = {}
 def why_not_elementwise(optimizer: Optimizer) -> str:
     """Returns an empty text if the optimizer is elementwise and pure, else the reason, for people. Changes nothing; no
     collective; draws nothing."""
+    if isinstance(optimizer, Averaging):  # the average itself is elementwise
+        return why_not_elementwise(optimizer.inner)
     kind = type(optimizer)
     if "step" in vars(optimizer) or any(
         getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -85,7 +90,7 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
     if kind in _ELEMENTWISE:
         return ""
     if kind in _WHOLE:
-        return f"torch.optim.{kind.__name__} is not elementwise"
+        return f"the optimizer {kind.__name__} is not elementwise"
     others = {name: value for name, value in vars(optimizer).items() if name not in _NO_ATTRIBUTES}
     key = f"{id(kind)} {_settings(optimizer)} {others} {[*_kinds(optimizer)]}"
     if key not in _known:

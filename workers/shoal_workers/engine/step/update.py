@@ -3,8 +3,9 @@ state comes into being, and which of its settings are state.
 
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
-the first step after each re-forming. A task's own optimizer gets the DTensors, because it may need operations on whole
-tensors; one that is elementwise (elementwise.py) runs on the local shards, too.
+the first step after each re-forming. A task's own optimizer, and another one that the spec names, get the DTensors,
+because they may need operations on whole tensors; one that is elementwise (elementwise.py) runs on the local shards,
+too.
 
 Settings of parameter groups:
 
@@ -15,10 +16,8 @@ Settings of parameter groups:
 A source therefore has, for each group, only what differs from what was built, with the value that was built. Rates and
 implementations (`foreach`, `fused`) are always those of now: a rate is a function of the step.
 
-A task divides `model.parameters()` by position, by name, or by depth. A pipeline stage has a part of the parameters,
-and two stages on one rank have other names, so the task would make other groups of them. Therefore its
-`build_optimizer` is asked once with the whole model, before it is split (`groups_of`), and what it makes of the stages
-gets these groups. Called by `build_runtime`, and by whatever steps, saves or restores the state.
+The groups are those of the whole model in every layout, see parameter_groups.py. Called by `build_runtime`, and by
+whatever steps, saves or restores the state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,11 +32,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from shoal_workers.contract.spec import JobSpec, OptimizerSpec
+from shoal_workers.contract.optimizers import EMA, OptimizerSpec
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.cutting import local, shard_like
+from shoal_workers.engine.step import own_optimizers
+from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
+from shoal_workers.engine.step.named_optimizer import named_optimizer
+from shoal_workers.engine.step.parameter_groups import (
+    NoParameters,
+    ParameterGroup,
+    default_groups,
+    parameters_in,
+    regroup,
+)
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
 from shoal_workers.snapshot_store.log.rules import describe, rebuild, settings_of_groups
@@ -162,6 +171,15 @@ class Update:
                 if id(own) in self._owners:
                     yield index, self._owners[id(own)][0], own, by_own.get(id(own), own)
 
+    def averages(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parameters of the model, tied copies too, each with the average of this rank's part of it, if it has one."""
+        if not isinstance(self.optimizer, Averaging):
+            return
+        by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
+        for own, state in self.optimizer.state.items():
+            if isinstance(average := state.get(EMA), Tensor):
+                yield by_own.get(id(own), own), local(average)
+
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's parameter that shares its memory with a parameter of the model."""
         return self._own.get(id(parameter))
@@ -210,16 +228,26 @@ class Update:
                     "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
                 }
 
-    def drop_state(self, names: Collection[str]) -> None:
-        """Drops the optimizer state of these parameters: they are as before their first gradient."""
+    def drop_state(self, absent: Collection[str]) -> None:
+        """Drops the optimizer state of the parameters that these tensors of the state belong to: they are as before
+        their first gradient. Where only the average is absent, the next update makes one."""
+        keys: dict[str, set[str]] = defaultdict(set)
+        for full_name in absent:
+            name, _, key = full_name.removeprefix("optim.").rpartition(".")
+            keys[name if full_name.startswith("optim.") else ""].add(key)
         for parameter in list(self.optimizer.state):
-            if id(parameter) in self._owners and self._owners[id(parameter)][0] in names:
+            own = keys.get(self._owners[id(parameter)][0]) if id(parameter) in self._owners else None
+            if own == {EMA}:
+                self.optimizer.state[parameter].pop(EMA, None)
+            elif own is not None:
                 del self.optimizer.state[parameter]
 
     @property
     def _may_grow(self) -> bool:
-        """Whether it may make more state in a later update than in its first: torch's own optimizers do not."""
-        return not type(self.optimizer).__module__.startswith("torch.optim") and not self.is_built_in
+        """Whether it may make more state in a later update than in its first: those of torch and Shoal do not."""
+        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        known = type(optimizer).__module__.startswith(("torch.optim", own_optimizers.__name__))
+        return not known and not self.is_built_in
 
     def make_state(self, name: str, key: str, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         """Make a tensor of a parameter's state, of zeros, that the source of a restore has. False: there is none to
@@ -307,19 +335,23 @@ _OWN_REFERENCES = 2
 def build_update(
     task: LoadedTask, assembly: Assembly, spec: JobSpec, groups: list[ParameterGroup] | None = None
 ) -> Update:
-    """The task's own optimizer over the model's parameters, or AdamW if the task defines none. `groups`: of the whole
-    model, if this rank has stages of it."""
+    """The task's own optimizer over the model's parameters, or the one that the spec names. `groups`: of the whole
+    model; None: those of the plain AdamW, or of a task's optimizer that sees all parameters itself."""
+    if not task.has_optimizer and spec.optimizer.is_built_in:
+        return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
         nothing = "the stages of this worker have no parameter to train"
         return Update(assembly, NoParameters(groups), (), not_logged=nothing, is_rebuilt=True)
-    optimizer = task.build_optimizer(assembly.module, spec.optimizer)
+    optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
-        return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
-    if groups is not None:
-        regroup(optimizer, groups, assembly)
-    is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
+        assert groups is not None, "those of a spec are always made"
+        optimizer, is_kept, declared = named_optimizer(assembly, spec.optimizer, groups), False, None
+    else:
+        if groups is not None:
+            regroup(optimizer, groups, assembly)
+        is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
     try:
-        return _elementwise_update(assembly, optimizer, declared=task.elementwise_optimizer, is_kept=is_kept)
+        return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
     except _NotElementwise as reason:
         return Update(assembly, optimizer, (), not_logged=str(reason))
 
@@ -372,21 +404,29 @@ def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:
-    """AdamW on the local shards of a sharded model."""
+def default_update(
+    assembly: Assembly,
+    settings: OptimizerSpec,
+    groups: list[ParameterGroup] | None = None,
+    *,
+    deterministic: bool = False,
+) -> Update:
+    """AdamW on the local shards of a sharded model. `groups`: None: those of a spec without groups."""
     local_parameters: list[tuple[nn.Parameter, DTensor]] = []
-    parameters: list[nn.Parameter] = []
+    named: list[tuple[str, nn.Parameter]] = []
     with torch.no_grad():
-        for parameter in assembly.parameters():
+        for name, parameter in assembly.all_parameters():
             if not parameter.requires_grad:
                 continue
             own = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
             if isinstance(parameter, DTensor):
                 local_parameters.append((own, parameter))
-            parameters.append(own)
-    optimizer, why = adamw(parameters, settings, deterministic=deterministic), ""
+            named.append((name, own))
+    if groups is None:
+        groups = default_groups(assembly.named_parameters(), settings)
+    optimizer, why = adamw(parameters_in(groups, named), settings, deterministic=deterministic), ""
     if not isinstance(optimizer, DoubleBufferedAdamW):
-        why = "optimizer.fused is true" if all(one.is_cpu for one in parameters) else "the state is on a GPU"
+        why = "optimizer.fused is true" if all(own.is_cpu for _, own in named) else "the state is on a GPU"
     return Update(assembly, optimizer, local_parameters, not_logged=why)
 
 
@@ -395,16 +435,14 @@ def _is_shard(value: object, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
 
 
-def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2019); weight decay on parameters of two or more dimensions only.
+def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
+    """AdamW (Loshchilov & Hutter 2019).
 
     Args:
+        groups: each with its parameters, rate and weight decay.
         deterministic: never fused.
     """
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    parameters = [parameter for group in groups for parameter in group["params"]]
     betas = (settings.beta1, settings.beta2)
     fused = settings.fused
     if fused == "auto":
@@ -412,7 +450,7 @@ def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, determ
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
     kind = DoubleBufferedAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
     return kind(
-        groups,  # both, also without parameters: every stage of a pipeline has the same groups, perhaps all frozen
+        list(groups),  # all, also without parameters: each stage of a pipeline has the same, perhaps all frozen
         lr=settings.lr,
         betas=betas,
         eps=settings.eps,
@@ -466,46 +504,3 @@ def is_plain(value: object) -> bool:
 def _plain(value: Any) -> Any:
     """Returns the value as it would be read from JSON."""
     return list(value) if isinstance(value, list | tuple) else value
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterGroup:
-    """One group of an optimizer of the whole model."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
-
-
-class NoParameters(Optimizer):
-    """Replaces a task's optimizer where a rank's stages are frozen: torch's own refuse to have no parameter."""
-
-    def __init__(self, groups: list[ParameterGroup]) -> None:
-        super().__init__([{"params": [], **group.settings} for group in groups], {})
-
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Does nothing."""
-
-
-def groups_of(optimizer: Optimizer, model: nn.Module) -> list[ParameterGroup]:
-    """`optimizer`: of the whole `model`."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [
-        ParameterGroup(
-            tuple(names[id(parameter)] for parameter in group["params"] if id(parameter) in names),
-            {key: value for key, value in group.items() if key not in ("params", "param_names")},
-        )
-        for group in optimizer.param_groups
-    ]
-
-
-def regroup(optimizer: Optimizer, groups: list[ParameterGroup], assembly: Assembly) -> None:
-    """Give an optimizer of this rank's stages the groups of the whole model, in place. Some may have no parameter
-    here."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    by_name: dict[str, list[nn.Parameter]] = defaultdict(list)
-    for name, parameter in assembly.all_parameters():
-        if id(parameter) in own:
-            by_name[name].append(parameter)
-    optimizer.param_groups[:] = [
-        {"params": [one for name in group.names for one in by_name[name]], **group.settings} for group in groups
-    ]

@@ -1,5 +1,5 @@
 """Mean loss over the first samples of the validation split, or over what counts in them: exact, and equal for every
-world size.
+world size. If the job keeps averages of its weights, these are validated.
 
 The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none
 left runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In
@@ -21,9 +21,11 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.worker_reports import ValidationReport
 from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks, sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.step.averaged_weights import averaged_weights
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import Passes
+from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Share
 
@@ -34,9 +36,12 @@ _STREAM = 0x56414C49
 class Validation:
     """Validates the model of one generation."""
 
-    def __init__(self, generation: Generation, assembly: Assembly, batches: Batches, passes: Passes) -> None:
+    def __init__(
+        self, generation: Generation, update: Update, assembly: Assembly, batches: Batches, passes: Passes
+    ) -> None:
         spec, layout = generation.spec, generation.layout
         self._generation = generation
+        self._update = update
         self._assembly = assembly
         self._passes = passes
         self._batches = batches
@@ -54,18 +59,19 @@ class Validation:
             part.eval()
         sums = [torch.zeros((), dtype=torch.float64, device=generation.device)]
         shares: list[Share] = []
-        for done, (samples, weight) in enumerate(self._slices):
-            generation.check()
-            # also progress: a validation may take longer than a hang
-            generation.position.note(f"validating after step {step}, {100 * done // len(self._slices)} % done")
-            seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
-            with generation.user_code:
-                batch = self._batches.of(list(samples))
-            share = self._passes.forward_only(batch)
-            if weight:
-                shares.append(share if share.weight is not None else _weighted(share, weight))
-                sums.append(shares[-1].loss.double())
-        self._assembly.reshard()
+        with averaged_weights(self._assembly, self._update.averages()):
+            for done, (samples, weight) in enumerate(self._slices):
+                generation.check()
+                # also progress: a validation may take longer than a hang
+                generation.position.note(f"validating after step {step}, {100 * done // len(self._slices)} % done")
+                seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
+                with generation.user_code:
+                    batch = self._batches.of(list(samples))
+                share = self._passes.forward_only(batch)
+                if weight:
+                    shares.append(share if share.weight is not None else _weighted(share, weight))
+                    sums.append(shares[-1].loss.double())
+            self._assembly.reshard()
         for part in self._assembly.parts:
             part.train()
         loss_sum = self._over_ranks(torch.stack(sums))
@@ -116,12 +122,12 @@ class Validation:
         return total
 
 
-def validation_of(generation: Generation, assembly: Assembly, passes: Passes) -> Validation | None:
+def validation_of(generation: Generation, update: Update, assembly: Assembly, passes: Passes) -> Validation | None:
     """Returns None if the job does not validate, or if its data has no validation split."""
     data = generation.task.validation_data
     if data is None or not len(data):
         return None
-    return Validation(generation, assembly, Batches(generation.task, data, generation.device), passes)
+    return Validation(generation, update, assembly, Batches(generation.task, data, generation.device), passes)
 
 
 def _weighted(share: Share, weight: int) -> Share:

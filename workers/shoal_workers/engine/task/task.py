@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from shoal_workers.contract.spec import JobSpec, OptimizerSpec
+from shoal_workers.contract.optimizers import OptimizerSpec
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.sharding import default_shard_units
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything
@@ -239,6 +240,11 @@ class LoadedTask:
                 "optimizer whose step() needs none."
             )
         return optimizer
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the task defines an optimizer of its own."""
+        return getattr(self._task, "build_optimizer", None) is not None
 
     @property
     def elementwise_optimizer(self) -> bool | None:

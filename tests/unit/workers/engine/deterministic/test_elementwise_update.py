@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.engine.step.gradients import Gradients, clip_factor
+from shoal_workers.engine.step.parameter_groups import default_groups, parameters_in
 from shoal_workers.engine.step.update import adamw
 
 SIZE = 531
@@ -22,7 +23,8 @@ def trained(cuts: list[int], columns: int) -> torch.Tensor:
     pieces = [nn.Parameter(piece.clone()) for piece in start.tensor_split(cuts)]
     if columns == 1:
         pieces = [nn.Parameter(piece.detach().flatten()) for piece in pieces]
-    optimizer = adamw(pieces, SETTINGS)
+    named = [(str(number), piece) for number, piece in enumerate(pieces)]
+    optimizer = adamw(parameters_in(default_groups(named, SETTINGS), named), SETTINGS)
     for step in range(5):
         scale = 10 ** torch.randn(SIZE, 1, generator=draws)
         gradient = torch.randn(SIZE, columns, generator=draws) * scale

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.engine.step.update import adamw, changes, differing, is_plain, plain_settings, restored
 
 
@@ -48,9 +48,8 @@ def test_settings_that_an_earlier_version_saved_are_named_if_they_differ() -> No
 
 
 def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:
-    optimizer = adamw(
-        [nn.Parameter(torch.ones(2))], OptimizerSpec.model_validate(settings), deterministic=deterministic
-    )
+    groups = [{"params": [nn.Parameter(torch.ones(2))]}]
+    optimizer = adamw(groups, OptimizerSpec.model_validate(settings), deterministic=deterministic)
     return bool(optimizer.param_groups[0]["fused"])
 
 

@@ -1,0 +1,104 @@
+"""An exponential moving average of the weights (Polyak & Juditsky 1992; `optimizer.ema_decay`), as optimizer state.
+
+    before the first update    average <- weight
+    after each update          average <- decay average + (1 - decay) weight
+    frozen, never used         no average: such a weight is its own
+
+Since it is one more tensor of an optimizer's state, under the key `weights_ema`, it is sharded, copied, saved, restored
+and replayed from gradient logs by what does so with moments. A job without it pays nothing. Validation reads the
+averages in place of the weights (`averaged_weights`), and so does an export. Buffers are not averaged. Made by
+`named_optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shoal_workers.contract.optimizers import EMA
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.snapshot_store.log.rules import class_of, rebuild
+from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
+
+
+class Averaging(Optimizer):
+    """Another optimizer, and an average of what it updates. Both have the same groups and the same state.
+
+    Args:
+        averages: "module:Class" of the other optimizer, which gets the settings.
+    """
+
+    def __init__(self, params: Iterable[Any], *, averages: str, ema_decay: float, **settings: Any) -> None:
+        self.inner = rebuild(class_of(averages), list(params), settings)
+        super().__init__(self.inner.param_groups, {**self.inner.defaults, "averages": averages, "ema_decay": ema_decay})
+        for group in self.param_groups:  # these are settings of this optimizer, and no group has others
+            del group["averages"], group["ema_decay"]
+        self.state.update(self.inner.state)
+        self.inner.param_groups, self.inner.state = self.param_groups, self.state
+        self._decay = ema_decay
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        updated = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
+        # Out of the state meanwhile: some optimizers take an empty state for a sign of the first update.
+        averages: list[Tensor] = []
+        for one in updated:
+            average = self.state[one].pop(EMA, None) if one in self.state else None
+            averages.append(one.detach().clone() if average is None else average)
+        self.inner.step()
+        for one, average in zip(updated, averages, strict=True):
+            average.lerp_(one, 1 - self._decay)
+            self.state[one][EMA] = average
+
+
+@contextmanager
+def averaged_weights(assembly: Assembly, averages: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """Makes the model's parameters refer to the averages within the block, on all ranks; without averages does nothing.
+
+    The memory of the weights is not written: it may be a snapshot that others read, and that must stay whole if this
+    worker dies here.
+
+    Args:
+        averages: parameters of the model, each with the average of this rank's part of it.
+    """
+    pairs = list(averages)
+    if not pairs:
+        yield
+        return
+    assembly.reshard()
+    records = {id(one.sharded_param): one for group in assembly.param_groups() for one in group.fsdp_params}
+    kept: list[tuple[Tensor, Tensor]] = []
+    kept_memory: list[tuple[Any, Tensor]] = []
+    try:
+        for parameter, average in pairs:
+            own = local_of(parameter) if isinstance(parameter, DTensor) else parameter
+            record, values = records.get(id(parameter)), average
+            if record is not None and (flat := shard_memory(record)).data_ptr() == own.data_ptr():
+                padded = _padded(average, flat)
+                kept_memory.append((record, flat))
+                set_shard_memory(record, padded)
+                values = padded[: average.numel()].view(own.shape)
+            kept.append((own, own.data))
+            own.data = values
+        yield
+    finally:
+        for own, values in kept:
+            own.data = values
+        for record, flat in kept_memory:
+            set_shard_memory(record, flat)
+
+
+def _padded(average: Tensor, flat: Tensor) -> Tensor:
+    """The values as FSDP gathers them: flat, and as long as `flat`. A copy only where it has padding."""
+    if average.numel() == flat.numel():
+        return average.flatten()
+    padded = torch.zeros_like(flat)
+    padded[: average.numel()].copy_(average.flatten())
+    return padded

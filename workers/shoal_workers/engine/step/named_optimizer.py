@@ -1,0 +1,68 @@
+"""Makes the optimizer that a spec names, over the parameters of a sharded model, like a task's `build_optimizer`.
+
+What is elementwise then runs on the local shards and is replayed from gradient logs, as a task's own is: update.py and
+elementwise.py find that out. The built-in AdamW is made elsewhere, see `default_update`. Called by `build_update`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch.optim import Optimizer
+
+from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.step.averaged_weights import Averaging
+from shoal_workers.engine.step.parameter_groups import ParameterGroup, parameters_in
+from shoal_workers.engine.task.task import needs_arguments
+from shoal_workers.snapshot_store.log.rules import class_of
+
+
+def named_optimizer(assembly: Assembly, settings: OptimizerSpec, groups: list[ParameterGroup]) -> Optimizer:
+    """`groups`: of the whole model. ValueError, for the user, if there is no such class or it refuses its arguments."""
+    named = known(settings.name)
+    path = (named.path if named is not None else settings.name).replace(":", ".")
+    module, _, name = path.rpartition(".")
+    try:
+        kind = class_of(f"{module}:{name}")
+    except ValueError as error:
+        raise ValueError(f"optimizer.name {settings.name}: {error}") from None
+    arguments = _arguments(settings, kind)
+    own = parameters_in(groups, assembly.all_parameters())
+    try:
+        optimizer = kind(own, **arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"optimizer.args {settings.args}: {settings.name} refuses them: {error}") from None
+    if needs_arguments(optimizer.step):
+        raise ValueError(
+            f"optimizer.name {settings.name}: its step() needs a closure that computes the loss several times, and "
+            "Shoal computes it once for each step. Use an optimizer whose step() needs none."
+        )
+    if settings.ema_decay is None:
+        return optimizer
+    return Averaging(own, averages=f"{module}:{name}", ema_decay=settings.ema_decay, **arguments)
+
+
+def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.args.items()
+    }
+    named = known(settings.name)
+    if named is not None and named.keys:
+        given |= {"betas": (settings.beta1, settings.beta2), "eps": settings.eps}
+    if settings.name == ADAMW and settings.fused is True:
+        given["fused"] = True
+    if named is not None:
+        return {"lr": settings.lr, **given}
+    taken = inspect.signature(kind).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return given
+    if unknown := given.keys() - taken.keys():
+        has = ", ".join(name for name in list(taken)[1:] if name not in ("lr", "weight_decay")) or "none"
+        raise ValueError(f"optimizer.args.{min(unknown)} is not an argument of {settings.name}. It has {has}.")
+    if settings.weight_decay and "weight_decay" not in taken:
+        raise ValueError(
+            f"optimizer.weight_decay is {settings.weight_decay}, and {settings.name} has no weight_decay. Remove it."
+        )
+    return given | ({"lr": settings.lr} if "lr" in taken else {})
