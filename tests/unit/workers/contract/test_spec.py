@@ -72,7 +72,7 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ),
         ({"model": {"dim": 24, "num_heads": 8}}, "model.dim / model.num_heads = 3 is odd; RoPE rotates pairs."),
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads 3 does not divide model.num_heads 8."),
-        ({"data": {}}, "data must contain exactly one of corpus and paths"),
+        ({"data": {}}, "data must contain exactly one of corpus, paths and sources"),
         ({"data": {"corpus": "wikipedia"}}, "data.corpus 'wikipedia' is not known; the only named corpus is"),
         ({"name": "Not A Label"}, "name 'Not A Label' is not valid: use at most 63 letters, digits, and inner"),
         ({"name": "trailing\n"}, "use at most 63 letters"),
