@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ SEQ_LEN = 16
 SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 
 
+@settings(max_examples=40)
 @given(shares=SHARES, start=st.integers(0, 10**12))
 def test_every_window_of_a_period_has_the_shares_exactly(shares: list[int], start: int) -> None:
     order = Interleaving(shares)
@@ -35,6 +36,7 @@ def test_every_window_of_a_period_has_the_shares_exactly(shares: list[int], star
         assert [n for s, n in found if s == source] == list(range(before[source], after[source]))  # each number once
 
 
+@settings(max_examples=40)
 @given(shares=SHARES, position=st.integers(0, 10**9), num=st.integers(1, 200))
 def test_a_shorter_window_is_close_to_the_shares(shares: list[int], position: int, num: int) -> None:
     order = Interleaving(shares)
