@@ -40,6 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of five processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     no_dist = [f"--ignore={folder}" for folder in _DIST]

@@ -100,12 +100,12 @@ def test_what_ranks_print_is_in_the_log_by_rank(bad) -> None:
 
 
 def test_missing_data_files_are_named(bad) -> None:
-    job = _failed(bad("no files"), "shoal_workers.data.documents.MissingTextError", "preparing", ())
+    job = _failed(bad("no files"), "shoal_workers.data.errors.MissingTextError", "preparing", ())
     assert "nowhere/*.txt" in job.status.message
 
 
 def test_a_corpus_without_text(bad) -> None:
-    _failed(bad("no text"), "shoal_workers.data.documents.EmptyCorpusError", "preparing", ())
+    _failed(bad("no text"), "shoal_workers.data.errors.EmptyCorpusError", "preparing", ())
 
 
 def test_a_checkpoint_url_that_cannot_be_written_fails_before_any_step(bad) -> None:
