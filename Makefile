@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
 demo: setup      ## train, kill a worker, continue, grow back, and compare with an undisturbed run
 	@$(BIN)/shoal demo
 
-test: setup      ## all tests but those marked `slow`, `matrix` or `soak`: about 15 minutes on two cores
+test: setup      ## all tests but those marked `slow`, `matrix` or `soak`: about 25 minutes on two cores
 	@$(BIN)/python tools/run_tests.py
 
 test-slow: setup ## the tests marked `slow`, which CI runs too
