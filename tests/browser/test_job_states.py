@@ -74,7 +74,7 @@ def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     reader.sees("#lines", "hello from rank 1")
     reader.sees("#events", "SIGKILL")
     assert "SIGKILL" not in reader.text("#lines") and "nothing" not in reader.text("#lines")
-    reader.click("#log-events")
+    reader.tick("#log-events")
     reader.sees("#lines", "SIGKILL")
 
 

@@ -61,6 +61,12 @@ class Browser:
     def click(self, selector: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).click()
 
+    def tick(self, selector: str) -> None:
+        """Ticks a box. What arrives meanwhile moves the page under the pointer, so a click may miss it."""
+        box = self.driver.find_element(By.CSS_SELECTOR, selector)
+        while not box.is_selected():
+            box.click()
+
     def fill(self, selector: str, text: str) -> None:
         field = self.driver.find_element(By.CSS_SELECTOR, selector)
         field.clear()
