@@ -1,4 +1,4 @@
-"""Runs the tests of `make test` as five pytest processes side by side: each waits more than half of its time, so on two
+"""Runs the tests of `make test` as six pytest processes side by side: each waits more than half of its time, so on two
 cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
 """They take half of the time of tests/dist."""
-BESIDE = (_DIST, ("tests/dist",), ("tests/unit",), ("tests/store", "tests/http"))
+BESIDE = (_DIST, ("tests/dist",), ("tests/unit",), ("tests/store",), ("tests/http",))
 """The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
 what is below it and named by another process."""
 AFTERWARDS = "afterwards"
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of five processes would wait for each other, spinning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of six processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     no_dist = [f"--ignore={folder}" for folder in _DIST]
