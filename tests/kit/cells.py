@@ -1,8 +1,8 @@
 """Few cells of a test with many: `make test` runs those, `make test-slow` some more, and `make test-all` all of them.
 
-A test in a folder that is named here starts processes or a server for each of its cells (its parameters). What a cell
-adds to its neighbours is worth minutes of every run only for whoever changes what it is about. Cells are spread evenly
-over the list.
+A test in a folder that is named here starts processes or a server for each of its cells (its parameters). Most
+cells show what their neighbours show, and are worth their time only after a change of what they are about. Cells are
+spread evenly over the list.
 """
 
 from __future__ import annotations

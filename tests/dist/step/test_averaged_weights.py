@@ -69,18 +69,9 @@ def test_validation_is_that_of_the_averages_and_training_that_of_the_weights(
 def test_a_death_and_a_resize_keep_the_averages(make_job: Any, world: int) -> None:
     """One of two dies after five steps; the other goes on in a group of another size."""
     job = make_job(memory=True, **SPEC)
-    workers = job.workers(2)
-    for worker in workers:
-        worker.strike("forward", 5, "hold")
-    job.start(workers)
-    for worker in workers:
-        worker.reached()
-    workers[1].kill()
-    assert workers[1].died()
-    workers[0].call("go")
-    source = job.in_memory(job.interrupt(workers[:1]), workers[:1])
+    survivor, source = job.lose_one_of_two("forward", 5)
     assert source.step == 5
-    group = [workers[0], *job.workers(world - 1)]
+    group = [survivor, *job.workers(world - 1)]
     assert [end.kind for end in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * world
     assert job.reported(group, SnapshotCost)[0].copies_reason == ""
     assert _validated(job, group) == pytest.approx(_expected(SPEC, 3, 6, STEPS), rel=1e-6)
@@ -89,20 +80,11 @@ def test_a_death_and_a_resize_keep_the_averages(make_job: Any, world: int) -> No
 def test_a_death_within_a_validation_leaves_the_weights_of_the_last_step(make_job: Any, reference: Any) -> None:
     """The memory that others restore from is not written while the model refers to averages."""
     job = make_job(memory=True, **SPEC)
-    workers = job.workers(2)
-    for worker in workers:
-        worker.strike("validating", 6, "hold")
-    job.start(workers)
-    for worker in workers:
-        worker.reached()
-    workers[1].kill()
-    assert workers[1].died()
-    workers[0].call("go")
-    source = job.in_memory(job.interrupt(workers[:1]), workers[:1])
+    survivor, source = job.lose_one_of_two("validating", 6)
     assert source.step == 6
-    assert [end.kind for end in job.run(workers[:1], restore_snapshot=source)] == [ExitKind.FINISHED]
+    assert [end.kind for end in job.run([survivor], restore_snapshot=source)] == [ExitKind.FINISHED]
     plain = reference(STEPS, **SPEC)
-    losses = job.losses(workers[:1])
+    losses = job.losses([survivor])
     assert {7, 8} <= losses.keys() and losses == pytest.approx({step: plain[step] for step in losses}, rel=1e-6)
 
 
@@ -110,17 +92,7 @@ def test_a_death_within_a_validation_leaves_the_weights_of_the_last_step(make_jo
 def test_a_lost_node_keeps_the_averages(make_job: Any) -> None:
     """The buddy steps them from the gradient log."""
     job = make_job(memory=True, **{**SPEC, "snapshot": {}})
-    here, there = job.workers(1, "n1")[0], job.workers(1, "n2")[0]
-    for worker in (here, there):
-        worker.strike("forward", 5, "hold")
-    generation = job.start([here, there], buddy_of=lambda rank: [there, here][rank])
-    for worker in (here, there):
-        worker.reached()
-    there.kill()
-    assert there.died()
-    here.call("interrupt", generation)
-    here.call("go")
-    source = job.in_memory(job.interrupt([here]), [here])
+    here, source = job.lose_a_node(5)
     assert source.step == 5
     assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
     assert _validated(job, [here])[STEPS] == pytest.approx(_expected(SPEC, STEPS)[STEPS], rel=1e-6)

@@ -94,18 +94,9 @@ def test_optimizers_of_torch_that_are_not_elementwise_are_known_and_fail_the_tri
 def _killed(make_job: Any, **spec: Any) -> tuple[int, SnapshotCost, dict[int, float]]:
     """The step to which the group goes back if a worker dies after six steps, and the first report of snapshots."""
     job = make_job(memory=True, **{**SPEC, **spec})
-    workers = job.workers(2)
-    for worker in workers:
-        worker.strike("forward", 6, "hold")
-    job.start(workers)
-    for worker in workers:
-        worker.reached()
-    workers[1].kill()
-    assert workers[1].died()
-    workers[0].call("go")
-    source = job.in_memory(job.interrupt(workers[:1]), workers[:1])
-    assert [end.kind for end in job.run(workers[:1], restore_snapshot=source)] == [ExitKind.FINISHED]
-    return source.step, job.reported(workers[:1], SnapshotCost)[0], job.losses(workers[:1])
+    survivor, source = job.lose_one_of_two("forward", 6)
+    assert [end.kind for end in job.run([survivor], restore_snapshot=source)] == [ExitKind.FINISHED]
+    return source.step, job.reported([survivor], SnapshotCost)[0], job.losses([survivor])
 
 
 @pytest.mark.parametrize(

@@ -123,18 +123,9 @@ def test_a_scheduler_of_torch_has_its_rates_after_a_death(make_job: Any) -> None
 def _killed(make_job: Any, spec: dict[str, Any]) -> tuple[int, SnapshotCost, dict[int, float]]:
     """The step to which the group goes back if a worker dies after five steps, and the first report of snapshots."""
     job = make_job(memory=True, **spec)
-    workers = job.workers(2)
-    for worker in workers:
-        worker.strike("forward", 5, "hold")
-    job.start(workers)
-    for worker in workers:
-        worker.reached()
-    workers[1].kill()
-    assert workers[1].died()
-    workers[0].call("go")
-    source = job.in_memory(job.interrupt(workers[:1]), workers[:1])
-    assert [end.kind for end in job.run(workers[:1], restore_snapshot=source)] == [ExitKind.FINISHED]
-    return source.step, job.reported(workers[:1], SnapshotCost)[0], job.losses(workers[:1])
+    survivor, source = job.lose_one_of_two("forward", 5)
+    assert [end.kind for end in job.run([survivor], restore_snapshot=source)] == [ExitKind.FINISHED]
+    return source.step, job.reported([survivor], SnapshotCost)[0], job.losses([survivor])
 
 
 @pytest.mark.parametrize(
@@ -167,17 +158,7 @@ def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, name
     optimizer = OPTIMIZERS.get(name) or {**GROUPED["adamw"], "groups": [GROUPS[0], GROUPS[2]]}
     spec = {**SPEC, "optimizer": optimizer, "snapshot": {}}
     job = make_job(memory=True, **spec)
-    here, there = job.workers(1, "n1")[0], job.workers(1, "n2")[0]
-    for worker in (here, there):
-        worker.strike("forward", 5, "hold")
-    generation = job.start([here, there], buddy_of=lambda rank: [there, here][rank])
-    for worker in (here, there):
-        worker.reached()
-    there.kill()
-    assert there.died()
-    here.call("interrupt", generation)
-    here.call("go")
-    source = job.in_memory(job.interrupt([here]), [here])
+    here, source = job.lose_a_node(5)
     assert source.step == 5
     assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
     assert [one for one in job.reported([here], SnapshotCost) if one.log_lag_steps is not None], "the log was in force"

@@ -151,6 +151,34 @@ class Job:
         memory = (str(self._memory_root), node_id) if self._memory_root else None
         return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
 
+    def lose_one_of_two(self, phase: str, step: int) -> tuple[RemoteWorker, SnapshotSource]:
+        """Kills one of two workers while both are held in this phase after `step` steps. Returns the other one, and
+        what it goes on from."""
+        survivor, victim = self.workers(2)
+        for worker in (survivor, victim):
+            worker.strike(phase, step, "hold")
+        self.start([survivor, victim])
+        for worker in (survivor, victim):
+            worker.reached()
+        victim.kill()
+        assert victim.died()
+        survivor.call("go")
+        return survivor, self.in_memory(self.interrupt([survivor]), [survivor])
+
+    def lose_a_node(self, step: int) -> tuple[RemoteWorker, SnapshotSource]:
+        """Does the same to one of two workers that are each other's buddies on two nodes, in the forward pass."""
+        here, there = self.workers(1, "n1")[0], self.workers(1, "n2")[0]
+        for worker in (here, there):
+            worker.strike("forward", step, "hold")
+        generation = self.start([here, there], buddy_of=lambda rank: [there, here][rank])
+        for worker in (here, there):
+            worker.reached()
+        there.kill()
+        assert there.died()
+        here.call("interrupt", generation)
+        here.call("go")
+        return here, self.in_memory(self.interrupt([here]), [here])
+
     @staticmethod
     def in_memory(exits: list[WorkerExit], survivors: list[RemoteWorker]) -> SnapshotSource:
         """The newest snapshot that is complete on nodes with a live worker."""

@@ -58,7 +58,7 @@ class Clip:
 
 
 class Supervised(Clip):
-    """Kinds are exchanged, too; one embedding has no gradient."""
+    """The kinds of the samples are exchanged beside their embeddings, and have no gradient."""
 
     def embed(self, model, batch):
         x, y, kinds = batch

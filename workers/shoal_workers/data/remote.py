@@ -150,7 +150,7 @@ def _opened(url: str) -> tuple[Any, str]:
     except ImportError as error:
         extra = " (for s3://: pip install 'shoal[s3]')" if url.startswith("s3") else ""
         raise MissingTextError(f"{url!r} cannot be read: {error}. Install it on every node{extra}.") from error
-    except ValueError as error:  # a protocol that nobody knows
+    except ValueError as error:  # fsspec does not know the protocol
         raise MissingTextError(f"{url!r} cannot be read: {error}.") from error
     return filesystem, path
 
