@@ -92,8 +92,8 @@ def open_shard(
 def format_of(name: str) -> ShardFormat | None:
     """What the name of a file or the last part of a URL says about its format."""
     path = PurePosixPath(name)
-    suffix = PurePosixPath(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
-    return _SUFFIXES.get(suffix.lower())
+    inner = PurePosixPath(path.stem).suffix if path.suffix in COMPRESSIONS else ""
+    return _SUFFIXES.get(path.suffix.lower()) or _SUFFIXES.get(inner.lower())
 
 
 def read_index(name: str, content: bytes) -> tuple[IndexedShard, ...]:

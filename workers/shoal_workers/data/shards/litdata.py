@@ -99,9 +99,7 @@ class LitDataShard(Shard):
             if not beside.exists():
                 raise ValueError(f"there is no {INDEX} beside it, which says what its leaves are")
             self._index = beside.read_bytes()
-        config = json.loads(self._index)["config"]
-        assert isinstance(config, dict)
-        return config
+        return dict(json.loads(self._index)["config"])
 
     def _arrow_rows(self) -> ArrowRows | None:
         tail = 4 + len(_ARROW_ROWS)

@@ -19,16 +19,20 @@ from typing import Any, BinaryIO, overload
 from shoal_workers.data.errors import DamagedShardError, MissingTextError
 
 Sample = dict[str, Any]
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".br": "brotli"}
+COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".br": "brotli"}
 """By the last suffix of a file's name; the words are those of pyarrow."""
 OTHER = "sample"
 """The field of a sample that is no dictionary, but an array, a number or a list."""
-_DAMAGE = (ValueError, IndexError, KeyError, TypeError, struct.error, EOFError, OSError, MemoryError, zlib.error)
+_DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+    *(struct.error, EOFError, OSError, MemoryError, zlib.error),
+)
+"""What reading bytes as what they are not has raised in tests that damage files at random."""
 _COPIED_BYTES = 1 << 20
 
 
 class Shard(Sequence[Sample]):
-    """The samples of one file. Any number of threads and of forked processes may read.
+    """The samples of one file. Forked processes may share one; threads take turns.
 
     Slices are lists. A sample shares no memory with the file, so it may be changed and outlives the shard.
     """

@@ -5,7 +5,7 @@
 The bytes of a file are a value; what they mean is the user's (a `decode` function). The names of fields are in lower
 case, as the library has them. Hidden files, directories, links and names of the form `__name__` are passed over.
 
-The headers are read here and not by `tarfile`, which takes ten times as long for them, and whose archives have a
+The headers are read here and not by `tarfile`, which takes several times as long for them, and whose archives have a
 position that forked processes would share. Names and sizes are those of POSIX (ustar, pax) and of GNU tar; files with
 holes are refused. Called through `shard_formats`.
 """
