@@ -88,7 +88,7 @@ class Holding:
     experts: PerParameter = PerParameter()
 
     def snapshot_bytes(self, shape: ModelShape | None) -> float:
-        """Of an average parameter of the model."""
+        """Bytes that snapshots keep of an average parameter of the model."""
         return _mean(shape, self.dense.snapshot_bytes, self.experts.snapshot_bytes)
 
     def trained(self, shape: ModelShape | None) -> float:

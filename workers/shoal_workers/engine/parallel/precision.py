@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils._pytree import tree_map
 
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec, Precision
 from shoal_workers.engine.parallel.sharding import CONTAINERS, compute_dtype, mixed_precision
+from shoal_workers.torch_internals import tree_map
 
 Precisions = Mapping[str, Precision]
 """By name, the modules whose precision is not the spec's `precision`."""
