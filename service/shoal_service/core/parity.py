@@ -28,6 +28,7 @@ DECISIVE = (
     "optimizer",
     "schedule",
     "precision",
+    "module_precision",
     "stop",
     "deterministic",
     "health.non_finite",

@@ -3,11 +3,11 @@
 What the engine holds (FSDP2 with fp32 parameters and optimizer state; computation in the type of the precision):
 
     parameters    4 bytes, sharded by dp_shard x cp (experts: by ep and the rest of it), after tp and pp
-    optimizer     two moments of AdamW, 8 bytes, sharded in the same way
-    gradients     4 bytes, sharded in the same way, plus those of one unit and of the root while they are reduced; or
-                  whole ones, 4 bytes, if a step reduces once (ZeRO-1, pipelines) and has several micro-batches; the
-                  larger of the two. With a single micro-batch gradients appear while activations are freed, so only
-                  the part that exceeds the activations counts
+    optimizer     its state by its name (`holding`), two moments of AdamW, 8 bytes; sharded in the same way
+    gradients     4 bytes for what is trained, sharded in the same way, plus those of one unit and of the root while
+                  they are reduced; or whole ones, 4 bytes, if a step reduces once (ZeRO-1, pipelines) and has several
+                  micro-batches; the larger of the two. With a single micro-batch gradients appear while activations
+                  are freed, so only the part that exceeds the activations counts
     gathered      parameters in the type of the computation: all of the rank if they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
     activations   saved for the backward pass, times the micro-batches in flight, plus what one block recomputes
@@ -43,17 +43,14 @@ from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.gpus import CPU
+from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model import HF_TASKS, LM_TASK
 from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
 
-STATE_BYTES = 12
-"""Bytes of a parameter: fp32 weight and the two moments of AdamW."""
 SENT_COPIES = {True: 3, False: 2}
 """Copies of the state besides the own snapshots, by whether the state is double-buffered."""
-OFFLOADED_BYTES = 16
-"""Bytes of a parameter whose weight, gradient and moments are in the host's memory."""
 KEPT_COPIES = 2
 LOG_ENTRIES = 24
 """20 steps between two copies, two before the newest copy, and those that pass until a copy has arrived."""
@@ -84,6 +81,7 @@ class Work:
     """Bytes of one number in the forward and backward pass."""
     snapshot_copies: int = 0
     """Copies of a rank's state that its snapshots need in the memory in which it trains."""
+    holding: Holding = ALL_ADAMW
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +140,14 @@ def rank_params(shape: ModelShape, columns: Candidates, content: ContentColumns)
     split = content.num_dense * shape.dense.split_params + content.num_moe * shape.moe.split_params
     whole = content.num_dense * shape.dense.whole_params + content.num_moe * shape.moe.whole_params
     dense = (split + tables * shape.table_params) / columns.tp + whole
-    experts = content.num_moe * shape.moe.expert_params / (columns.tp * columns.ep)
+    experts = content.num_moe * shape.moe.expert_params / _expert_parts(shape, columns)
     return dense, experts
+
+
+def _expert_parts(shape: ModelShape, columns: Candidates) -> Ints:
+    """Parts into which tp and ep split the experts of a block."""
+    parts: Ints = columns.ep if shape.experts_are_whole else columns.tp * columns.ep
+    return parts
 
 
 def saved_bytes(saved: SavedTensors, tp: Ints, compute_bytes: int) -> Floats:
@@ -180,13 +184,22 @@ def _parts(
 ) -> dict[BytesPart, Floats]:
     dense, experts = rank_params(shape, columns, content)
     params = dense + experts
-    cut_params = dense / columns.shards + experts * columns.ep / columns.shards
+    cut_dense, cut_experts = dense / columns.shards, experts * columns.ep / columns.shards
+    cut_params, holding = cut_dense + cut_experts, work.holding
+
+    def held(of_dense: float, of_experts: float) -> Floats:
+        return cut_dense * of_dense + cut_experts * of_experts
+
+    cut_trained = held(holding.dense.trained, holding.experts.trained)
+    trained = dense * holding.dense.trained + experts * holding.experts.trained
+    share = np.divide(trained, params, out=np.zeros(len(columns)), where=params > 0)
     on_device = 0.0 if columns.offload else 1.0
     keeps_whole = (columns.level != LEVELS.index(ShardLevel.FULL)) | (columns.pp > 1)
     reduces_once = (columns.level == LEVELS.index(ShardLevel.OPTIMIZER)) | (columns.pp > 1)
     has_whole_gradients = reduces_once & (columns.fed > 1)
     unit = np.maximum(
-        (content.num_dense > 0) * _unit(shape.dense, columns), (content.num_moe > 0) * _unit(shape.moe, columns)
+        (content.num_dense > 0) * _unit(shape, shape.dense, columns),
+        (content.num_moe > 0) * _unit(shape, shape.moe, columns),
     )
     tables = (
         np.minimum(1, content.has_embedding + content.has_head)
@@ -198,34 +211,34 @@ def _parts(
     gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size
     # whole gradients are sharded unit by unit in the last backward pass, while activations are freed; otherwise the
     # gradient of a unit leaves the backward pass in the compute type and is reduced in fp32
-    moving = np.minimum(params, unit + root) * (size + _FP32)
+    moving = np.minimum(params, unit + root) * (size + _FP32) * share
     tokens = work.micro_size * shape.seq_len / columns.cp
     saved = _saved_by_mode(shape, columns, content, size) * in_flight(columns, content.rank)
     again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, columns, size))
     logits = content.has_head * tokens * shape.vocab_size / columns.tp * (_LOGIT_COPIES + size * (size < _FP32))
     exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens * shape.top_k * shape.dim * size
     activations = tokens * (saved + again)
-    cut_gradients = cut_params * _FP32 * on_device
+    cut_gradients = cut_trained * _FP32 * on_device
     not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
-    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
-    temporaries = cut_params * _FP32 * on_device + not_yet
+    gradients = np.maximum(trained * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
+    temporaries = cut_gradients + not_yet
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
     return {
         BytesPart.PARAMETERS: cut_params * _FP32 * on_device,
-        BytesPart.OPTIMIZER: cut_params * 2 * _FP32 * on_device + shortfall,
+        BytesPart.OPTIMIZER: held(holding.dense.state_bytes, holding.experts.state_bytes) * on_device + shortfall,
         BytesPart.GRADIENTS: gradients,
         BytesPart.GATHERED: gathered,
         BytesPart.ACTIVATIONS: activations,
         BytesPart.LOGITS: logits,
         BytesPart.EXCHANGE: exchange,
-        BytesPart.SNAPSHOTS: cut_params * STATE_BYTES * work.snapshot_copies,
+        BytesPart.SNAPSHOTS: held(holding.dense.snapshot_bytes, holding.experts.snapshot_bytes) * work.snapshot_copies,
         BytesPart.RESERVED: np.full(len(columns), float(profile.reserved_bytes)),
     }
 
 
-def _unit(block: BlockShape, columns: Candidates) -> Floats:
+def _unit(shape: ModelShape, block: BlockShape, columns: Candidates) -> Floats:
     """Parameters of one gathered block on one rank."""
-    return block.split_params / columns.tp + block.whole_params + block.expert_params / (columns.tp * columns.ep)
+    return block.split_params / columns.tp + block.whole_params + block.expert_params / _expert_parts(shape, columns)
 
 
 def _saved_by_mode(shape: ModelShape, columns: Candidates, content: ContentColumns, compute_bytes: int) -> Floats:
@@ -263,9 +276,11 @@ def own_copies(spec: JobSpec) -> int:
     return 1 if _is_double_buffered(spec) else 2
 
 
-def host_need(spec: JobSpec, rank_params: float, training: float) -> HostNeed:
+def host_need(spec: JobSpec, rank_params: float, training: float, shape: ModelShape | None = None) -> HostNeed:
     """`rank_params`: parameters of the worker's shard. `training`: bytes of host memory at the peak of a step."""
-    state = round(rank_params * STATE_BYTES)
+    holding = holding_of(spec, shape)
+    state = round(rank_params * holding.snapshot_bytes(shape))
+    trained = rank_params * holding.trained(shape)
     keeps = spec.snapshot.enabled
     has_log = keeps and not spec.worker.gpus and spec.snapshot.gradient_log is not GradientLogMode.OFF
     gradient_bytes = 2 if spec.reduce_precision is Precision.BF16 else 4
@@ -276,17 +291,19 @@ def host_need(spec: JobSpec, rank_params: float, training: float) -> HostNeed:
         snapshots=own_copies(spec) * state,
         sent=SENT_COPIES[_is_double_buffered(spec)] * state * keeps,
         kept=KEPT_COPIES * state * keeps,
-        log=round(LOG_ENTRIES * gradient_bytes * rank_params) * has_log,
+        log=round(LOG_ENTRIES * gradient_bytes * trained) * has_log,
     )
 
 
-def gpu_host_bytes(spec: JobSpec, rank_params: Floats, *, offload: bool) -> Floats:
+def gpu_host_bytes(spec: JobSpec, shape: ModelShape, rank_params: Floats, *, offload: bool) -> Floats:
     """Bytes of the host's memory that workers with a GPU need, without copies for a buddy: what is offloaded, the
     snapshots, and the process.
 
     The start needs no more: a worker draws or reads its own part of the weights, piece by piece, onto the GPU.
     """
-    found: Floats = rank_params * (OFFLOADED_BYTES * offload + STATE_BYTES * own_copies(spec)) + CPU.reserved_bytes
+    holding = holding_of(spec, shape)
+    snapshots = holding.snapshot_bytes(shape) * own_copies(spec)
+    found: Floats = rank_params * (holding.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
     return found
 
 
@@ -296,7 +313,8 @@ def least_need(spec: JobSpec, layout: Layout, num_params: int) -> HostNeed:
     if not num_params:
         return UNKNOWN_NEED
     params = num_params / (layout.pp * layout.tp * layout.num_shards)
-    return host_need(spec, params, 0.0 if spec.worker.gpus else params * OFFLOADED_BYTES)
+    held = holding_of(spec, None).offloaded_bytes(None)
+    return host_need(spec, params, 0.0 if spec.worker.gpus else params * held)
 
 
 def num_params_of(spec: JobSpec) -> int:

@@ -103,8 +103,8 @@ def _of_loop(spec: JobSpec, world_size: int) -> Plan:
 
 _SECTIONS = ("task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic")
 _DECIDES: Mapping[str, Any] = {
-    **dict.fromkeys((*_SECTIONS, "reduce_precision", "snapshot"), True),
-    "optimizer": {"name", "fused"},
+    **dict.fromkeys((*_SECTIONS, "reduce_precision", "module_precision", "snapshot"), True),
+    "optimizer": {"name", "fused", "args", "groups", "ema_decay"},
 }
 """The keys of a spec that a plan depends on. A change of another one, such as `elasticity`, keeps cached plans."""
 

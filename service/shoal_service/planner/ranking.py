@@ -17,8 +17,8 @@ from pydantic import Field
 from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass, Racks
 from shoal_service.planner.candidates import LEVELS, Candidates, Floats, Limits, candidates, select_rows
+from shoal_service.planner.holding import holding_of
 from shoal_service.planner.memory import (
-    OFFLOADED_BYTES,
     BytesPart,
     Work,
     gpu_host_bytes,
@@ -86,6 +86,10 @@ class Ranking(Frozen):
     """Parameters of the model; 0: unknown."""
     num_active_params: int = 0
     """Parameters that one token uses."""
+    num_trained_params: int = 0
+    """Parameters that are trained: adapters, and all that is not frozen."""
+    state_bytes: float = 0.0
+    """Bytes of optimizer state of a trained parameter, on average."""
     num_layouts: int = 0
     """Legal layouts."""
     num_fitting: int = 0
@@ -116,7 +120,8 @@ class Task:
         batch = self.spec.batch
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place)
+        holding = holding_of(self.spec, self.shape)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
@@ -180,11 +185,11 @@ class LayoutTable:
         """Host memory of a worker."""
         params = float(self.shard_params[row])
         if self.task.profile.kind is DeviceKind.GPU:
-            training = params * OFFLOADED_BYTES * self.columns.offload
+            training = params * self.task.work.holding.offloaded_bytes(self.task.shape) * self.columns.offload
         else:
             elsewhere = self.bytes[BytesPart.RESERVED] + self.bytes[BytesPart.SNAPSHOTS]
             training = float((self.memory_bytes - elsewhere)[row])
-        return host_need(self.task.spec, params, training)
+        return host_need(self.task.spec, params, training, self.task.shape)
 
     def _prediction(self, row: int) -> Prediction:
         task, layout = self.task, self.columns.layout(row)
@@ -239,7 +244,7 @@ def _predicted(task: Task, columns: Candidates) -> LayoutTable:
     fits, params = num_bytes <= task.profile.usable_bytes, shard_params(task.shape, columns)
     host_gib = task.spec.worker.memory_gib
     if task.profile.kind is DeviceKind.GPU and host_gib:
-        fits &= gpu_host_bytes(task.spec, params, offload=columns.offload) <= host_gib * GIB
+        fits &= gpu_host_bytes(task.spec, task.shape, params, offload=columns.offload) <= host_gib * GIB
     order = _order(columns, step_s, num_bytes, fits)
     return LayoutTable(task, columns, step_s, num_bytes, params, fits, order, links.spans, seconds, byte_parts)
 

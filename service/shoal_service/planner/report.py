@@ -12,7 +12,8 @@ from dataclasses import replace
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
 from shoal_service.core.quantities import count_text
 from shoal_service.planner.gpus import PROFILES
-from shoal_service.planner.memory import STATE_BYTES, gpu_host_bytes, own_copies
+from shoal_service.planner.holding import holding_of
+from shoal_service.planner.memory import gpu_host_bytes, own_copies
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
@@ -47,7 +48,13 @@ def rank(
     racks = normal_racks(racks, profile)
     task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
     found = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
-    model = {"num_params": shape.params, "num_active_params": shape.active_params}
+    trained, state = holding_of(spec, shape).of_model(shape)
+    model = {
+        "num_params": shape.params,
+        "num_active_params": shape.active_params,
+        "num_trained_params": trained,
+        "state_bytes": state,
+    }
     if not len(found):
         return empty.model_copy(update=model | {"note": _no_layout(task, world_size)})
     return empty.model_copy(
@@ -238,10 +245,12 @@ def _more_host_memory(found: LayoutTable) -> str:
     on_device = found.memory_bytes <= found.task.profile.usable_bytes
     if not on_device.any():
         return ""
-    spec, params = found.task.spec, found.shard_params[on_device]
-    least = float(gpu_host_bytes(spec, params, offload=True).min()) / GIB
-    kept = f" and {STATE_BYTES * own_copies(spec)} of its snapshots" if own_copies(spec) else ""
+    spec, shape, params = found.task.spec, found.task.shape, found.shard_params[on_device]
+    least = float(gpu_host_bytes(spec, shape, params, offload=True).min()) / GIB
+    holding = holding_of(spec, shape)
+    kept = f" and {holding.snapshot_bytes(shape) * own_copies(spec):.3g} of its snapshots" if own_copies(spec) else ""
     return (
-        f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} (16 bytes for each parameter of a worker"
+        f"parallelism.offload: true with worker.memory_gib {math.ceil(least)} "
+        f"({holding.offloaded_bytes(shape):.3g} bytes for each parameter of a worker"
         f"{kept} are {least:,.1f} GiB with the process; worker.memory_gib is {spec.worker.memory_gib:g})"
     )

@@ -1,20 +1,26 @@
 """ModelShape: what the planner needs of a model, parameters, arithmetic and activations of each kind of block.
 
-It is made from the settings of the built-in language model, without torch. The counts follow the modules of
-`shoal_workers.tasks.transformer`, tensor by tensor; `_saved` lists what autograd saves of a block.
+It is made from the settings of the built-in language model, or from the sizes in the config.json of a known family of
+transformers, without torch. The counts follow the modules of `shoal_workers.tasks.transformer`, tensor by tensor;
+`_saved` lists what autograd saves of a block. In families with experts tp leaves experts whole, and latent attention
+(DeepSeek), so their operations are not divided by tp.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shoal_service.planner.holding import latent_layers
+from shoal_workers.contract.families import Sizes
 from shoal_workers.contract.model import (
+    HuggingFaceConfig,
     LanguageModelConfig,
     as_language_model,
     expert_dim,
     feed_forward_dim,
     hugging_face_of,
     num_expert_layers,
+    sizes_of,
 )
 from shoal_workers.contract.spec import JobSpec, language_model_of
 
@@ -58,6 +64,8 @@ class BlockShape:
     saved: SavedTensors
     saved_selective: SavedTensors
     saved_full: SavedTensors
+    whole_flops: float = 0.0
+    """Operations per token, forward, that every tp rank does for all tokens."""
 
     @property
     def params(self) -> int:
@@ -84,6 +92,9 @@ class ModelShape:
     top_k: int
     expert_width: int
     tied: bool
+    experts_are_whole: bool = False
+    """tp splits no expert: every tp rank computes all tokens of its experts."""
+    attention_is_whole: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -122,7 +133,10 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
         return None
     config = language_model_of(spec)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
-        config = as_language_model(hugging_face)
+        # The small matrices of adapters are not part of the shape; `holding` counts them.
+        config = as_language_model(hugging_face.model_copy(update={"lora": None}))
+        if config is None:
+            return _of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
     if config is None:
         return None
     tokenizer = spec.data.get("tokenizer", "bytes")
@@ -215,4 +229,92 @@ def _saved_selective(
 
 
 def _flops(block: BlockShape) -> float:
-    return block.dense_flops + block.expert_flops + block.attention_flops
+    return block.dense_flops + block.whole_flops + block.expert_flops + block.attention_flops
+
+
+def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:
+    """The shape of a model with experts or latent attention: that of the built-in model of nearly the same sizes, with
+    the parts that differ. None: the config lacks a size.
+
+    Not counted: biases, and norms of heads."""
+    sizes = sizes_of(settings)
+    if sizes is None or (sizes.num_experts and not (sizes.expert_width and sizes.top_k)):
+        return None
+    if sizes.family.has_latent_attention and not (sizes.kv_lora_rank and sizes.v_head_dim):
+        return None
+    num_moe = sizes.num_hidden_layers - sizes.num_dense_layers
+    latent = sizes.family.has_latent_attention
+    near = LanguageModelConfig(
+        dim=sizes.hidden_size,
+        num_layers=sizes.num_hidden_layers,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=None if latent else sizes.num_key_value_heads,
+        head_dim=_even_head_dim(sizes),
+        hidden_dim=sizes.intermediate_size,
+        seq_len=settings.seq_len,
+        vocab_size=max(2, sizes.vocab_size),
+        tied_head=sizes.tie_word_embeddings,
+        num_experts=sizes.num_experts,
+        top_k=max(1, sizes.top_k),
+        num_shared_experts=0,
+        expert_hidden_dim=sizes.expert_width or None,
+        num_dense_layers=sizes.num_dense_layers,
+    )
+    shape = shape_of_language_model(near, on_gpu=on_gpu)
+    moe = shape.moe
+    if num_moe:
+        shared = 3 * sizes.hidden_size * sizes.shared_width
+        saved, selective = _with_whole_experts(moe.saved, near, 4), _with_whole_experts(moe.saved_selective, near, 2)
+        moe = replace(
+            moe,
+            split_params=moe.split_params + shared,
+            dense_flops=moe.dense_flops + 2.0 * shared,
+            expert_flops=moe.expert_flops,
+            saved=replace(saved, split=saved.split + 4 * sizes.shared_width),
+            saved_selective=replace(selective, split=selective.split + 2 * sizes.shared_width),
+        )
+    shape = replace(shape, moe=moe, experts_are_whole=True)
+    if not latent:
+        return shape
+    dense = _latent(shape.dense, sizes, on_gpu=on_gpu)
+    return replace(shape, dense=dense, moe=_latent(shape.moe, sizes, on_gpu=on_gpu), attention_is_whole=True)
+
+
+def _even_head_dim(sizes: Sizes) -> int:
+    head_dim = sizes.head_dim or max(2, sizes.hidden_size // sizes.num_attention_heads)
+    return head_dim + head_dim % 2
+
+
+def _with_whole_experts(saved: SavedTensors, config: LanguageModelConfig, copies: int) -> SavedTensors:
+    inside = copies * config.top_k * expert_dim(config)
+    return replace(saved, split=saved.split - inside, whole=saved.whole + inside)
+
+
+def _latent(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:
+    """The block with latent attention (DeepSeek-AI 2024) in place of its own, whole on every tp rank."""
+    dim, heads = sizes.hidden_size, sizes.num_attention_heads
+    old = heads * _even_head_dim(sizes)
+    latent = sum(inputs * outputs for inputs, outputs in latent_layers(sizes).values())
+    keys, values = heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim), heads * sizes.v_head_dim
+    narrow = 2 * (sizes.kv_lora_rank + (sizes.q_lora_rank or 0)) + sizes.qk_rope_head_dim
+    results = 1 if on_gpu else 2  # as in `_saved`
+    saved = replace(
+        block.saved,
+        split=block.saved.split - (3 + results) * old,
+        whole=block.saved.whole + 2 * keys + (1 + results) * values + narrow,
+    )
+    selective = replace(
+        block.saved_selective,
+        split=block.saved_selective.split - 4 * old,
+        whole=block.saved_selective.whole + 2 * (keys + values) + narrow // 2,
+    )
+    return replace(
+        block,
+        split_params=block.split_params - 4 * dim * old,
+        whole_params=block.whole_params + latent + sizes.kv_lora_rank + (sizes.q_lora_rank or 0),
+        dense_flops=block.dense_flops - 2.0 * 4 * dim * old,
+        whole_flops=2.0 * latent,
+        attention_flops=block.attention_flops / (2 * old) * (keys + values),
+        saved=saved,
+        saved_selective=selective,
+    )

@@ -23,6 +23,7 @@ import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
+from shoal_service.planner.holding import PerParameter
 from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params, saved_bytes
 from shoal_service.planner.network import Group, Network, send_s
 from shoal_service.planner.shape import BlockShape, ModelShape
@@ -34,9 +35,11 @@ _IMBALANCE = 1.1
 """Load of the busiest rank of experts relative to the mean, with a balanced router."""
 _SPLIT_BACKWARD = 1.08
 """zbv and dualpipev run the backward pass in two halves, which cannot be compiled (torch 2.13)."""
-_UPDATE_BYTES = 44
-"""Bytes moved per parameter by clipping and AdamW: foreach reads and writes parameter, gradient, two moments and a
-temporary."""
+_UPDATE_BYTES = 20
+"""Bytes moved for a trained parameter by clipping and the update, besides its state: parameter, gradient and a
+temporary are read or written."""
+_STATE_PASSES = 3
+"""An update reads and writes its state, and reads it again: 44 bytes in all for AdamW's two moments."""
 
 
 class SecondsPart(StrEnum):
@@ -79,8 +82,10 @@ def step_time(
     share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
     bubble = _bubble(columns, one)
     dense, experts = rank_params(shape, columns, content)
-    state = dense / columns.shards + experts * columns.ep / columns.shards
-    update = state * _UPDATE_BYTES / (profile.host_bandwidth if columns.offload else profile.memory_bandwidth) * sharing
+    of_dense, of_experts = work.holding.dense, work.holding.experts
+    update_bytes = dense / columns.shards * _update_bytes(of_dense)
+    update_bytes = update_bytes + experts * columns.ep / columns.shards * _update_bytes(of_experts)
+    update = update_bytes / (profile.host_bandwidth if columns.offload else profile.memory_bandwidth) * sharing
     overhead = np.full(len(columns), profile.step_overhead_s) * sharing
     parts = {
         SecondsPart.COMPUTE: share * compute,
@@ -96,6 +101,10 @@ def step_time(
         SecondsPart.OVERHEAD: overhead,
     }
     return np.sum(list(parts.values()), axis=0), parts
+
+
+def _update_bytes(one: PerParameter) -> float:
+    return _UPDATE_BYTES * one.trained + _STATE_PASSES * one.state_bytes
 
 
 def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
@@ -117,20 +126,29 @@ def _compute(
     memory_rate = profile.memory_bandwidth / sharing
     per_expert = tokens * columns.ep * shape.top_k / max(1, shape.num_experts)
     dense_rate = rate * _narrowing(np.minimum(shape.narrowest / columns.tp, tokens), profile)
-    expert_rate = rate * _narrowing(np.minimum(shape.expert_width / columns.tp, per_expert), profile) / _IMBALANCE
+    width = shape.expert_width / (1 if shape.experts_are_whole else columns.tp)
+    expert_rate = rate * _narrowing(np.minimum(width, per_expert), profile) / _IMBALANCE
+    # what tp does not split every tp rank computes
+    expert_times = columns.tp if shape.experts_are_whole else 1
+    attention_times = columns.tp if shape.attention_is_whole else 1
+    of_dense, of_experts = work.holding.dense.trained, work.holding.experts.trained
 
-    def block(kind: BlockShape) -> tuple[Floats, Floats, Floats]:
-        """Seconds of the forward pass: (matrix products, attention, everything else)."""
-        products = kind.dense_flops / dense_rate + kind.expert_flops / expert_rate
-        attention = kind.attention_flops / (peak * profile.attention_efficiency)
+    def block(kind: BlockShape) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds: matrix products of the forward pass, those of the gradients of weights, attention, all else of the
+        forward pass."""
+        layers = kind.dense_flops / dense_rate + kind.whole_flops * columns.tp / dense_rate
+        experts = kind.expert_flops / expert_rate * expert_times
+        attention = kind.attention_flops / (peak * profile.attention_efficiency) * attention_times
         rest = 1.5 * saved_bytes(kind.saved, columns.tp, work.compute_bytes) / memory_rate
-        return tokens / columns.tp * products, tokens / columns.tp * attention, tokens * rest
+        each = tokens / columns.tp
+        weights = layers * of_dense + experts * of_experts
+        return each * (layers + experts), each * weights, each * attention, tokens * rest
 
     parts = [
         content.num_dense * dense + content.num_moe * moe
         for dense, moe in zip(block(shape.dense), block(shape.moe), strict=True)
     ]
-    products, attention, rest = parts
+    products, weights, attention, rest = parts
     head = (
         content.has_head
         * tokens
@@ -139,7 +157,7 @@ def _compute(
     )
     launch = (content.num_dense + content.num_moe) * profile.block_overhead_s * sharing
     forward = products + attention + rest + head + launch / 3
-    backward = 2 * products + 2.5 * attention + 2 * rest + 2 * head + launch * 2 / 3
+    backward = products + weights + 2.5 * attention + 2 * rest + (1 + of_dense) * head + launch * 2 / 3
     is_split = columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V) & (columns.pp > 1)
     again = np.choose(columns.recompute, _by_mode(np.zeros(len(columns)), rest, products + attention + rest))
     return _Pass(forward, backward * np.where(is_split, _SPLIT_BACKWARD, 1.0), again)
@@ -216,12 +234,17 @@ def _data(
     units = content.num_dense + content.num_moe
 
     def moved(size: int) -> Floats:
-        """Gather or reduce all parameters that the rank computes with."""
+        """Gather all parameters that the rank computes with."""
         cost = _in_units(dense_group, dense * size, units)
         return cost + np.where(experts > 0, _in_units(expert_group, experts * size, content.num_moe), 0.0)
 
-    gather, reduce = moved(work.compute_bytes), moved(_FP32)
-    state = dense / shards + experts * columns.ep / shards
+    gather = moved(work.compute_bytes)
+    trained_dense, trained_experts = dense * work.holding.dense.trained, experts * work.holding.experts.trained
+    reduce = _in_units(dense_group, trained_dense * _FP32, units)
+    reduce = reduce + np.where(
+        trained_experts > 0, _in_units(expert_group, trained_experts * _FP32, content.num_moe), 0.0
+    )
+    state = trained_dense / shards + trained_experts * columns.ep / shards
     across = replicas.reduce_s(state * _FP32)
     is_full = (columns.level == LEVELS.index(ShardLevel.FULL)) & (columns.pp == 1)
     reduces_each = (columns.level != LEVELS.index(ShardLevel.OPTIMIZER)) & (columns.pp == 1)

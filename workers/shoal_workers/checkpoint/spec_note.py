@@ -15,7 +15,7 @@ from shoal_workers.contract.spec import JobSpec
 NAME = "spec.json"
 _DECISIVE = (
     *("task", "code", "model", "data", "batch", "optimizer", "schedule", "stop"),
-    *("precision", "reduce_precision", "seed", "deterministic"),
+    *("precision", "module_precision", "reduce_precision", "seed", "deterministic"),
 )
 """The keys that change what is computed. The others say where, how fast and how safely."""
 

@@ -208,6 +208,17 @@ class Sizes(Frozen):
     """Blocks with a dense feed-forward layer."""
     shared_width: int = Field(0, ge=0)
     """Width of the dense layer beside the experts."""
+    expert_width: int = Field(0, ge=0)
+    """Width of one expert."""
+    top_k: int = Field(0, ge=0)
+    """Experts of a token; 0: the config does not say."""
+    q_lora_rank: int | None = Field(None, ge=1)
+    """Latent attention: the width of the vector that queries come from; None: they come from the token."""
+    kv_lora_rank: int = Field(0, ge=0)
+    """Latent attention: the width of the vector that keys and values come from."""
+    qk_nope_head_dim: int = Field(0, ge=0)
+    qk_rope_head_dim: int = Field(0, ge=0)
+    v_head_dim: int = Field(0, ge=0)
 
     @property
     def family(self) -> Family:
@@ -254,7 +265,10 @@ def _mixture_in(config: Mapping[str, Any], mixture: Mixture | None, num_layers: 
     shared = 1 if mixture.shared_width else 0
     for key in mixture.shared_width:
         shared *= int(config[key])
-    return {"num_experts": count, "num_dense_layers": len(dense), "shared_width": shared}
+    width = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
+    top_k = config.get("num_experts_per_tok") or 0
+    found = {"num_experts": count, "num_dense_layers": len(dense), "shared_width": shared}
+    return {**found, "expert_width": int(width), "top_k": min(int(top_k), count)}
 
 
 def _has_experts(config: Mapping[str, Any], mixture: Mixture, number: int) -> bool:

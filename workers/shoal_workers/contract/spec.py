@@ -615,8 +615,8 @@ class ScriptSpec(ProgramFile):
 
 
 KEYS_OF_TASKS = (
-    *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "reduce_precision", "compile", "stop"),
-    *("init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
+    *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "module_precision", "reduce_precision"),
+    *("compile", "stop", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
 )
 """Keys of a spec that say what a task trains and how. A script reads none of them."""
 KEYS_OF_TASKS_ONLY = tuple(key for key in KEYS_OF_TASKS if key not in ("snapshot", "parallelism"))
@@ -661,6 +661,12 @@ class JobSpec(Frozen):
     precision: Precision = Precision.FP32
     """Type of the forward and backward pass. With bf16 and fp16, parameters and reductions stay in fp32; fp16 adds
     dynamic loss scaling."""
+    module_precision: dict[Annotated[str, Field(min_length=1, max_length=255)], Precision] = Field(
+        default_factory=dict, max_length=64
+    )
+    """Another type for some modules, by patterns of their names as `model.named_modules()` has them; `*` stands for any
+    characters, also dots: {"*norm*": "fp32", "head": "fp32"}. It holds for all modules inside. What a module gets and
+    returns is cast; the results of the last module of `plan.last` are not cast back."""
     reduce_precision: Precision = Precision.FP32
     """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks. bf16 and fp16
     halve the bytes sent and round every addition; fp16 adds dynamic loss scaling."""
@@ -727,6 +733,8 @@ class JobSpec(Frozen):
         not_read = KEYS_OF_TASKS if self.script is not None else KEYS_OF_TASKS_ONLY if self.loop is not None else ()
         for key in not_read:
             document.pop(key, None)
+        if not document.get("module_precision"):
+            document.pop("module_precision", None)
         return document
 
     @model_validator(mode="after")
@@ -744,12 +752,13 @@ class JobSpec(Frozen):
             raise ValueError(f"{info.field_name} {text!r} is not valid: use at most 63 {characters}.")
         return text
 
-    @field_validator("precision", "reduce_precision", mode="before")
+    @field_validator("precision", "module_precision", "reduce_precision", mode="before")
     @classmethod
     def _is_built(cls, precision: object, info: ValidationInfo) -> object:
-        if isinstance(precision, str) and precision.startswith("fp8"):
+        values = precision.values() if isinstance(precision, dict) else (precision,)
+        if eight := [one for one in values if isinstance(one, str) and one.startswith("fp8")]:
             raise ValueError(
-                f"{info.field_name} {precision} is not supported. It would need GPUs with fp8 matrix units (compute "
+                f"{info.field_name} {eight[0]} is not supported. It would need GPUs with fp8 matrix units (compute "
                 "capability 8.9 or more), linear layers over scaled matrix products with a scale for every tensor or "
                 "row, and collectives for fp8, which gloo does not have. Use bf16."
             )

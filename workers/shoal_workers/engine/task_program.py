@@ -17,6 +17,7 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.process.compiled_code import share_compiled_code
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
@@ -104,6 +105,8 @@ class TaskProgram:
         self._position.enter(Phase.PREPARING)
         keep_freed_memory()
         add_packages(self._spec.code, self._position.note)
+        if self._spec.compile:
+            share_compiled_code()
         with UserCode(lambda: self._position.phase, remark=self._remarks.add) as user_code:
             task = load_task(self._spec)
             user_code.place = task.line_of

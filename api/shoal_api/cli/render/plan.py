@@ -84,6 +84,10 @@ def _head(answer: PlanAnswer) -> Text:
         text.append(f", {ranking.num_params / 1e9:,.3g} B parameters")
     if ranking.num_active_params != ranking.num_params:
         text.append(f" ({ranking.num_active_params / 1e9:,.3g} B active)")
+    if 0 < ranking.num_trained_params != ranking.num_params:
+        text.append(f", {ranking.num_trained_params / 1e6:,.3g} M of them trained")
+    if ranking.num_trained_params and f"{ranking.state_bytes:.3g}" != "8":
+        text.append(f", {ranking.state_bytes:.3g} bytes of optimizer state for each")
     batch = f", {answer.num_micro_batches:,} micro-batches of {answer.micro_size} a step"
     text.append(batch + (f" = {answer.tokens_per_step:,} tokens" if answer.tokens_per_step else ""))
     return text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec, WebhookSpec
+from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec, Precision, WebhookSpec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 
@@ -279,4 +279,13 @@ def test_the_document_of_a_script_has_no_keys_of_tasks_and_can_be_submitted_agai
     assert [key for key in KEYS_OF_TASKS if key in document] == []
     assert parse_spec(document) == script == JobSpec.model_validate_json(script.model_dump_json())
     task = parse_spec({"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}})
-    assert set(KEYS_OF_TASKS) <= task.model_dump().keys()
+    assert {*KEYS_OF_TASKS} - {"module_precision"} <= task.model_dump().keys()
+
+
+def test_module_precision_is_written_only_where_it_is_set_and_survives_json() -> None:
+    spec = parse_spec(LEAST | {"precision": "bf16", "module_precision": {"*norm*": "fp32"}})
+    assert spec.module_precision == {"*norm*": Precision.FP32}
+    assert parse_spec(spec.model_dump(mode="json")) == spec == JobSpec.model_validate_json(spec.model_dump_json())
+    assert "module_precision" not in parse_spec(LEAST).model_dump()
+    with pytest.raises(SpecError, match="module_precision fp8_e4m3 is not supported"):
+        parse_spec(LEAST | {"module_precision": {"*": "fp8_e4m3"}})

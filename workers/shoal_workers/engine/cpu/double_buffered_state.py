@@ -15,6 +15,9 @@ of the task: then the state is copied to the other buffer first, and updated the
 what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they
 are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU.
 
+A parameter that the optimizer does not have (a frozen one) is written to each buffer once, and costs a step nothing
+more. Code that changes it in place is noticed by torch's count of changes, and the other buffer then gets the values.
+
 A parameter has no optimizer state before its first gradient. The state that appears in an update has room in the
 buffers if the restored one had room for it; otherwise the buffer that was just written gets a new layout before it is
 marked, and the other one before it is written the next time, so that one buffer is complete all the time.
@@ -82,6 +85,9 @@ class DoubleBufferedState:
         """The memory of each moved parameter, by slot and then by parameter."""
         self._moved_names: frozenset[str] = frozenset()
         self._copied_names: tuple[str, ...] = ()
+        self._frozen_in: set[int] = set()
+        """Indices of the slots that have the current values of the frozen parameters."""
+        self._frozen_versions: tuple[int, ...] = ()
         self._names: frozenset[str] = frozenset()
         """The names of all tensors of the state, when it was moved or settled."""
         self._owns_replicated = False
@@ -137,8 +143,10 @@ class DoubleBufferedState:
         slot = slot_for(with_rooms(plan, rooms))
         self._set_moved(movable, plan)
         self._add(slot)
+        self._frozen_in = set()
         if with_values:
             self._copy_into(0)
+            self._note_frozen(0)
         self.view.forget()
         self._point_to(0)
         self.why_copies = ""
@@ -213,8 +221,17 @@ class DoubleBufferedState:
             self._add(slot)
         if with_values:
             self._copy_into(self._current)
+        self._note_frozen(self._current)
         self.view.forget()
         self._point_to(self._current)
+
+    def _note_frozen(self, index: int) -> None:
+        """Notes that of all slots only this one has the values of the frozen parameters."""
+        self._frozen_in = {index}
+        self._frozen_versions = self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(one._version for parameter in self._moved for one in parameter.watched)
 
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
@@ -228,19 +245,27 @@ class DoubleBufferedState:
         # Only now may the other buffer be overwritten: the vote has shown that all ranks have the current one complete.
         other = 1 - self._current
         self._slots[other].begin()
+        if self._versions() != self._frozen_versions:
+            self._note_frozen(self._current)
+        if other not in self._frozen_in:
+            self._copy_to(other, frozen=True)
+            self._frozen_in.add(other)
         if optimizer is not None:
-            pairs = list(zip(self._moved, self._buffers[other], strict=True))
-            optimizer.targets = {one.local_parameter: to.as_adamw() for one, to in pairs if one.state}
-            optimizer.parameter_targets = {one.local_parameter: to.parameter for one, to in pairs if not one.state}
+            moved = zip(self._moved, self._buffers[other], strict=True)
+            pairs = [(one.local_parameter, one.state, to) for one, to in moved]
+            optimizer.targets = {own: to.as_adamw() for own, state, to in pairs if own is not None and state}
+            optimizer.parameter_targets = {
+                own: to.parameter for own, state, to in pairs if own is not None and not state
+            }
             # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
             self.update.step(lr_factor)
             self._point_to(other)
         else:  # an optimizer of the task writes where it reads
-            self._copy_to(other)
+            self._copy_to(other, frozen=False)
             self._point_to(other)
             self.update.step(lr_factor)
             for parameter in self._moved:
-                if parameter.state:
+                if parameter.local_parameter is not None and parameter.state:
                     keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
         self.settle()
 
@@ -303,14 +328,18 @@ class DoubleBufferedState:
         if self._slots:
             self._slots[self._current].begin()
             self._is_filled_anew = True
+            self._note_frozen(self._current)
         return self.view.tensors()
 
     def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
         return GradientLog(generation, store, self.view, self.update)
 
-    def _copy_to(self, index: int) -> None:
+    def _copy_to(self, index: int, *, frozen: bool) -> None:
+        """Copies the frozen parameters of the current slot, or all that is not frozen, to another one."""
+        chosen = [number for number, one in enumerate(self._moved) if one.is_frozen is frozen]
         old, new = (
-            [tensor for buffers in self._buffers[slot] for tensor in buffers.tensors] for slot in (self._current, index)
+            [tensor for number in chosen for tensor in self._buffers[slot][number].tensors]
+            for slot in (self._current, index)
         )
         if new:  # a rank may have no part of any parameter
             with torch.no_grad():
@@ -329,17 +358,18 @@ class DoubleBufferedState:
         sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
         for name, parameter in self._assembly.named_parameters():
             local_parameter = self.update.local_parameter(parameter)
-            state = optimizer.state.get(local_parameter) if local_parameter is not None else None
-            if local_parameter is None or id(parameter) not in sharded or not isinstance(parameter, DTensor):
+            if id(parameter) not in sharded or not isinstance(parameter, DTensor):
                 continue
+            state = {} if local_parameter is None else optimizer.state.get(local_parameter, {})
             own_state = {
                 key: value
-                for key, value in (state or {}).items()
-                if isinstance(value, Tensor) and value.shape == local_parameter.shape
+                for key, value in state.items()
+                if isinstance(value, Tensor) and value.shape == local_of(parameter).shape
             }
             moved = _MovedParameter(
                 names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
                 sharded=sharded[id(parameter)],
+                parameter=parameter,
                 local=local_of(parameter),
                 local_parameter=local_parameter,
                 state=own_state,
@@ -379,23 +409,39 @@ class _MovedParameter:
     """The names of the parameter and of its state."""
     sharded: Any
     """FSDP's record of the parameter."""
+    parameter: nn.Parameter
+    """The model's."""
     local: Tensor
-    """Local tensor of the model's DTensor."""
-    local_parameter: nn.Parameter
-    """The optimizer's parameter."""
+    """Its local tensor."""
+    local_parameter: nn.Parameter | None
+    """The optimizer's parameter; None: the optimizer does not have it, so it is frozen."""
     state: dict[str, Tensor]
     """Those of the parameter's shape."""
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.local_parameter is None
+
+    @property
+    def watched(self) -> tuple[Tensor, ...]:
+        """Tensors of a frozen parameter whose counts of changes in place tell whether it has changed."""
+        return (self.parameter, self.local) if self.is_frozen else ()
+
+    @property
+    def refers(self) -> tuple[Tensor, ...]:
+        """The tensors that share the parameter's memory."""
+        return (self.local,) if self.local_parameter is None else (self.local, self.local_parameter)
 
     @property
     def has_expected_layout(self) -> bool:
         """Whether all of its tensors are laid out as this module assumes."""
         flat, tensors = (
             shard_memory(self.sharded),
-            (self.local, self.local_parameter, *self.state.values()),
+            (*self.refers, *self.state.values()),
         )
         return (
             all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)
-            and self.local.data_ptr() == self.local_parameter.data_ptr() == flat.data_ptr()
+            and all(tensor.data_ptr() == flat.data_ptr() for tensor in self.refers)
             and flat.dtype == self.local.dtype
         )
 
@@ -418,6 +464,7 @@ class _MovedParameter:
     def point_to(self, target: _SlotBuffers) -> None:
         set_shard_memory(self.sharded, target.flat)
         # Through `data`: the tensor objects stay the same, and with them everything that refers to them.
-        self.local.data = self.local_parameter.data = target.parameter
+        for tensor in self.refers:
+            tensor.data = target.parameter
         for key, tensor in self.state.items():
             tensor.data = target.state[key]

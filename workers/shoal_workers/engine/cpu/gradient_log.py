@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor
 from shoal_workers.contract.spec import Precision
@@ -31,6 +32,7 @@ from shoal_workers.snapshot_store.log.rules import names_of
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.log_stream import LogSender
+from shoal_workers.torch_internals import local_of
 
 _PATIENCE_S = 3.0
 """Longest wait for the buddy in a step; then the log is broken."""
@@ -85,6 +87,11 @@ class GradientLog:
         self._unlogged: list[Tensor] = []
         self._others: dict[str, Tensor] = {}
         """Other tensors of the part that may change, with the values that the buddy knows."""
+        self._frozen: dict[str, tuple[Tensor, int]] = {}
+        """Parameters without an optimizer, each with torch's count of its changes when the log began. The buddy's copy
+        has them, and a step sends nothing of them."""
+        self._changing: set[str] = set()
+        """Such parameters that the task's code has changed nevertheless."""
         self._previous = 0
         self._pending: int | None = None
         """Step of the entry that waits for its commit."""
@@ -165,6 +172,10 @@ class GradientLog:
             # Its optimizer state begins, for which the buddy's copy has no room; the next whole copy has.
             self._break("a parameter has its first gradient")
             return
+        if moved := {name for name, (one, count) in self._frozen.items() if _num_changes(one) != count}:
+            self._changing |= moved
+            self._break(f"{min(moved)} has changed, although the optimizer does not have it")
+            return
         start_s = time.thread_time()
         present = {id(logged) for logged in self._present if logged.parameter.grad is not None}
         sent = set(map(id, self._present))
@@ -233,6 +244,12 @@ class GradientLog:
             rows.append((name, index, items[f"model.{name}"].sizes))
             known |= {*found.names, *(f"optim.{name}.{key}" for key in ("step", *found.counters))}
         tensors = self._view.tensors()
+        self._frozen = {
+            name: (parameter, _num_changes(parameter))
+            for own_name, parameter in self._update.frozen_parameters()
+            if (name := f"model.{own_name}") in items and name not in self._changing
+        }
+        known |= self._frozen.keys()
         self._others = {name: local_tensor(tensors[name]).clone() for name in items if name not in known}
         room = _COMMIT_ROOM_BYTES * 2 + sum(tensor.nbytes for tensor in self._others.values())
         logged = self._update.logged
@@ -308,3 +325,9 @@ class GradientLog:
 def _settings(group: dict[str, object]) -> LoggedGroup:
     own = settings_of(group)
     return LoggedGroup(beta1=own.beta1, beta2=own.beta2, eps=own.eps, weight_decay=own.weight_decay)
+
+
+def _num_changes(parameter: Tensor) -> int:
+    """How often operations have changed a parameter in place, as a whole or its local part."""
+    local = local_of(parameter) if isinstance(parameter, DTensor) else parameter
+    return parameter._version + local._version

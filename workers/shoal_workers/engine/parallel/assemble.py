@@ -1,6 +1,7 @@
 """Turns a whole model into one rank's part of it under a layout: one function per axis, in this order.
 
     0 plain        each parameter a dense block of memory of its own, with a dimension: `make_plain`
+      precision    casts around modules of another type     precision.py
     1 pipeline     the rank's stages                    stages.py
     2 tensor       layers over tp                       tensor.py
     3 experts      whole experts over ep                experts.py
@@ -38,6 +39,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import (
     hooked_parameters,
@@ -74,6 +76,7 @@ def assemble(
     hooked = hooked_parameters(model)
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
+    precisions = apply_precisions(model, spec, plan)
     stages, shared = [Stage(0, model)], {}
     has_buffers = any(not isinstance(one, Router) and any(True for _ in one.buffers(False)) for one in model.modules())
     if layout.pp > 1:
@@ -93,7 +96,8 @@ def assemble(
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
-        orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ()))
+        own = own_policies(stage.module, precisions, spec.reduce_precision)
+        orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
         move_hooks(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)

@@ -1,5 +1,5 @@
 """The data axis: how parameters, gradients and optimizer state are split over the mesh of shards. Hides FSDP2, and what
-it cannot do by itself: units of several dtypes, hooks of parameters that it replaces.
+it cannot do by itself: units of several dtypes or precisions, hooks of parameters that it replaces.
 
 Applied last, to modules whose parameters other axes may have split before. Gradients are summed over the ranks, never
 averaged: each micro-batch's loss is already weighted by its share of the global batch, and with an uneven partition the
@@ -58,6 +58,7 @@ def shard_model(
     policy: MixedPrecisionPolicy,
     units: Sequence[nn.Module],
     experts: Collection[nn.Module] = (),
+    own: Mapping[nn.Module, MixedPrecisionPolicy] | None = None,
 ) -> CollectiveOrder:
     """Shard `model` in place. Needs no communication.
 
@@ -65,16 +66,18 @@ def shard_model(
         policy: the dtypes of computation and reduction, see parallel/sharding.py.
         units: modules whose parameters are gathered together; innermost first, then the root with all others.
         experts: modules whose parameters the ep axis has split already; FSDP splits them over the rest of the shards.
+        own: the policies of modules that have another one.
     """
+    own = own or {}
     assert meshes.experts is not None or not experts
     if meshes.experts is not None:
         for module in experts:
-            _fully_shard(module, meshes.experts, meshes.layout, policy)
+            _fully_shard(module, meshes.experts, meshes.layout, policy, own)
     chosen = set(units) - {model}
     for module in reversed(list(model.modules())):
         if module in chosen:
-            _fully_shard(module, meshes.dense, meshes.layout, policy)
-    _fully_shard(model, meshes.dense, meshes.layout, policy)
+            _fully_shard(module, meshes.dense, meshes.layout, policy, own)
+    _fully_shard(model, meshes.dense, meshes.layout, policy, own)
     sum_gradients(model)
     # while gradients of a CPU are summed nothing else happens
     streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
@@ -104,7 +107,13 @@ def reduces_once(layout: Layout) -> bool:
     return layout.shard is ShardLevel.OPTIMIZER or layout.pp > 1
 
 
-def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: MixedPrecisionPolicy) -> None:
+def _fully_shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    layout: Layout,
+    policy: MixedPrecisionPolicy,
+    own: Mapping[nn.Module, MixedPrecisionPolicy],
+) -> None:
     shards = mesh.size(mesh.ndim - 1)
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if layout.offload else OffloadPolicy()
     sharded = fully_shard(
@@ -112,10 +121,10 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: Mi
         mesh=mesh,
         reshard_after_forward=not keeps_gathered(layout),
         shard_placement_fn=lambda parameter: _placement(parameter, shards),
-        mp_policy=policy,
+        mp_policy=own.get(module, policy),
         offload_policy=offload,
     )
-    split_by_dtype(sharded)
+    split_by_dtype(sharded, policy, own)
 
 
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
@@ -131,7 +140,7 @@ def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
     return Shard(free[0]) if free else None
 
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def default_shard_units(model: nn.Module) -> list[nn.Module]:
@@ -150,7 +159,7 @@ def default_shard_units(model: nn.Module) -> list[nn.Module]:
 def _blocks(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
-            yield from (child for child in module if not isinstance(child, _CONTAINERS))
+            yield from (child for child in module if not isinstance(child, CONTAINERS))
         elif isinstance(module, nn.Sequential):
             yield from (child for child in module if any(True for _ in child.children()))
 
@@ -177,18 +186,25 @@ def compute_dtype(compute: Precision) -> torch.dtype:
     return _DTYPES[compute]
 
 
-def split_by_dtype(module: FSDPModule) -> None:
-    """Called after fully_shard and its settings of communication, before anything runs."""
+def split_by_dtype(
+    module: FSDPModule, policy: MixedPrecisionPolicy, own: Mapping[nn.Module, MixedPrecisionPolicy]
+) -> None:
+    """Called after fully_shard and its settings of communication, before anything runs. Parameters of one dtype and one
+    policy are gathered together."""
+
+    def kind_of(record: Any) -> tuple[torch.dtype, MixedPrecisionPolicy]:
+        dtype: torch.dtype = record.sharded_param.dtype
+        # Neither integers nor complex numbers may be cast to bf16 or fp16.
+        return dtype, own.get(module_of(record)[0], policy) if dtype.is_floating_point else MixedPrecisionPolicy()
+
     groups: list[FSDPParamGroup] = []
     for group in fsdp_groups(module):
-        dtypes = dict.fromkeys(parameter.sharded_param.dtype for parameter in group.fsdp_params)
-        parts = [group, *(_empty_like(group) for _ in list(dtypes)[1:])]
+        kinds = dict.fromkeys(kind_of(parameter) for parameter in group.fsdp_params)
+        parts = [group, *(_empty_like(group) for _ in list(kinds)[1:])]
         parameters = group.fsdp_params
-        for part, dtype in zip(parts, dtypes, strict=True):
-            part.fsdp_params = [parameter for parameter in parameters if parameter.sharded_param.dtype == dtype]
-            if not dtype.is_floating_point:
-                # Neither integers nor complex numbers may be cast to bf16 or fp16.
-                set_policy(part, MixedPrecisionPolicy())
+        for part, kind in zip(parts, kinds, strict=True):
+            part.fsdp_params = [parameter for parameter in parameters if kind_of(parameter) == kind]
+            set_policy(part, kind[1])
         groups += parts
     set_fsdp_groups(module, groups)
 

@@ -375,6 +375,7 @@ def spec_of_proof(spec: JobSpec, num_micro_batches: int) -> JobSpec:
         update={
             "batch": batch,
             "precision": Precision.FP32,
+            "module_precision": {},
             "reduce_precision": Precision.FP32,
             "deterministic": False,
             "compile": False,

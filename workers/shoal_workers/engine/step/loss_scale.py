@@ -106,9 +106,9 @@ def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> Sca
     return ScaleVerdict(doubled, updates=True, is_hopeless=False, reason=reason)
 
 
-def needs_loss_scale(compute: Precision, reduction: Precision = Precision.FP32) -> bool:
-    """Whether gradients pass through fp16."""
-    return Precision.FP16 in (compute, reduction)
+def needs_loss_scale(*precisions: Precision) -> bool:
+    """Whether gradients pass through fp16, if they pass through these."""
+    return Precision.FP16 in precisions
 
 
 class Scaling:
@@ -117,7 +117,7 @@ class Scaling:
     def __init__(self, spec: JobSpec, policy: ScalePolicy | None = None) -> None:
         self._policy = policy or ScalePolicy()
         self._state: LossScale | None = None
-        if needs_loss_scale(spec.precision, spec.reduce_precision):
+        if needs_loss_scale(spec.precision, spec.reduce_precision, *spec.module_precision.values()):
             self._state = LossScale.first(self._policy)
 
     @property

@@ -1,0 +1,280 @@
+"""Holding: what a rank keeps of a parameter beside its weight, by the optimizer's name and by what is frozen.
+
+    adamw, adam            two moments, 8 bytes; amsgrad 12
+    lion, momentum         4; sgd without momentum 0
+    muon                   4 for matrices that are no embedding, 8 for all others, experts too
+    adafactor              a row and a column of each matrix, whole vectors
+    ema_decay              an average, 4
+    frozen, or LoRA        neither gradient nor state; the base of adapters is in no snapshot either
+
+Averages over the parameters of a kind (dense, experts), because the data axes mix the parameters of a unit. They follow
+the optimizer classes of torch and `engine/step/own_optimizers.py` tensor by tensor;
+tests/unit/service/planner/test_holding.py counts real ones. An optimizer of another class is taken for AdamW, and
+patterns of frozen groups are known for the built-in model only: elsewhere all is taken to be trained.
+`ranking`, `memory` and `step_time` use it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shoal_workers.contract.model import (
+    HuggingFaceConfig,
+    LanguageModelConfig,
+    expert_dim,
+    feed_forward_dim,
+    hugging_face_of,
+    is_adapted,
+    num_expert_layers,
+    sizes_of,
+)
+from shoal_workers.contract.optimizers import MUON, OptimizerSpec, group_of, known
+from shoal_workers.contract.spec import JobSpec, language_model_of
+
+if TYPE_CHECKING:
+    from shoal_service.planner.shape import ModelShape
+
+_FP32 = 4
+_ADAMW_BYTES = 8.0
+
+
+class Kind(StrEnum):
+    TABLE = "table"
+    """An embedding."""
+    LAYER = "layer"
+    NORM = "norm"
+    EXPERTS = "experts"
+    """All routed experts of a block, one slice each along dim 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """A parameter of the model, or `count` equal ones."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    count: int = 1
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape) * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class PerParameter:
+    """Averages over all parameters of a kind."""
+
+    trained: float = 1.0
+    """Share that is trained."""
+    state_bytes: float = _ADAMW_BYTES
+    """Optimizer state."""
+    kept: float = 1.0
+    """Share that is part of snapshots."""
+
+    @property
+    def snapshot_bytes(self) -> float:
+        return _FP32 * self.kept + self.state_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    dense: PerParameter = PerParameter()
+    """All but routed experts."""
+    experts: PerParameter = PerParameter()
+
+    def snapshot_bytes(self, shape: ModelShape | None) -> float:
+        """Bytes that snapshots keep of an average parameter of the model."""
+        return _mean(shape, self.dense.snapshot_bytes, self.experts.snapshot_bytes)
+
+    def trained(self, shape: ModelShape | None) -> float:
+        """Share of the model's parameters."""
+        return _mean(shape, self.dense.trained, self.experts.trained)
+
+    def of_model(self, shape: ModelShape) -> tuple[int, float]:
+        """Trained parameters, and the bytes of optimizer state of each on average."""
+        share = self.trained(shape)
+        state = _mean(shape, self.dense.state_bytes, self.experts.state_bytes)
+        return round(share * shape.params), state / share if share else 0.0
+
+    def offloaded_bytes(self, shape: ModelShape | None) -> float:
+        """Weight, gradient and optimizer state of an average parameter."""
+        state = _mean(shape, self.dense.state_bytes, self.experts.state_bytes)
+        return _FP32 * (1 + self.trained(shape)) + state
+
+
+ALL_ADAMW = Holding()
+"""The whole model is trained with AdamW."""
+
+
+def _mean(shape: ModelShape | None, dense: float, experts: float) -> float:
+    if shape is None:
+        return dense
+    num_experts = shape.num_moe * shape.moe.expert_params
+    return ((shape.params - num_experts) * dense + num_experts * experts) / shape.params
+
+
+def holding_of(spec: JobSpec, shape: ModelShape | None) -> Holding:
+    """`shape`: of the spec's model; None: it is not known."""
+    hugging_face = hugging_face_of(spec.task, spec.model)
+    config = language_model_of(spec)
+    if hugging_face is not None and hugging_face.lora is not None and shape is not None:
+        share = min(1.0, num_adapter_params(hugging_face) / shape.params)
+        state = share * _state_bytes(spec.optimizer, TensorSize("", (shape.dim, shape.dim), Kind.LAYER))
+        return Holding(PerParameter(share, state, share), PerParameter(0.0, 0.0, 0.0))
+    if config is None or shape is None:
+        return Holding(*2 * (PerParameter(state_bytes=_usual(spec.optimizer)),))
+    by_name = bool(spec.optimizer.groups)
+    tensors = list(tensors_of(config, shape.vocab_size, by_name=by_name))
+    dense = [one for one in tensors if one.kind is not Kind.EXPERTS]
+    experts = [one for one in tensors if one.kind is Kind.EXPERTS]
+    return Holding(_average(spec.optimizer, dense), _average(spec.optimizer, experts) if experts else PerParameter())
+
+
+def _average(settings: OptimizerSpec, tensors: list[TensorSize]) -> PerParameter:
+    trained = [one for one in tensors if not _is_frozen(settings, one)]
+    total = sum(one.numel for one in tensors)
+    state = sum(_state_bytes(settings, one) * one.numel for one in trained)
+    return PerParameter(sum(one.numel for one in trained) / total, state / total)
+
+
+def _is_frozen(settings: OptimizerSpec, tensor: TensorSize) -> bool:
+    number = group_of(settings.groups, tensor.name)
+    return number is not None and settings.groups[number].frozen
+
+
+def _usual(settings: OptimizerSpec) -> float:
+    return _state_bytes(settings, TensorSize("", (1024, 1024), Kind.LAYER))
+
+
+def _state_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
+    """Bytes of each of its elements, without single numbers such as a count of steps."""
+    average = 0.0 if settings.ema_decay is None else _FP32
+    return average + _own_bytes(settings, tensor)
+
+
+def _own_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
+    args, path = settings.args, settings.name
+    if (found := known(settings.name)) is not None:
+        path = found.path
+    match path.replace(":", ".").rpartition(".")[2]:
+        case "SGD":
+            return _FP32 * bool(args.get("momentum"))
+        case "Lion" | "Adagrad":
+            return _FP32
+        case "RMSprop":
+            return _FP32 * (1 + bool(args.get("momentum")) + bool(args.get("centered")))
+        case "Adam" | "AdamW":
+            return _FP32 * (2 + bool(args.get("amsgrad")))
+        case "ASGD":
+            return _FP32
+        case "Adafactor" if len(tensor.shape) >= 2:
+            return _FP32 * (1 / tensor.shape[-1] + 1 / tensor.shape[-2])
+        case "Adafactor":
+            return _FP32
+        case "MuonAndAdamW" if _is_of_muon(settings, tensor):
+            return _FP32
+        case _:
+            return _ADAMW_BYTES
+
+
+def _is_of_muon(settings: OptimizerSpec, tensor: TensorSize) -> bool:
+    assert settings.name == MUON
+    number = group_of(settings.groups, tensor.name)
+    allowed = None if number is None else settings.groups[number].muon
+    return len(tensor.shape) == 2 and (allowed if allowed is not None else tensor.kind is not Kind.TABLE)
+
+
+def tensors_of(config: LanguageModelConfig, vocab_size: int, *, by_name: bool = True) -> Iterator[TensorSize]:
+    """The parameters of the built-in model. Without `by_name` equal blocks are one, whose names have no number."""
+    dim = config.dim
+    yield TensorSize("embedding.weight", (vocab_size, dim), Kind.TABLE)
+    num_dense = config.num_layers - num_expert_layers(config)
+    if by_name:
+        for number in range(config.num_layers):
+            yield from _block(config, f"blocks.{number}.", 1, has_experts=number >= num_dense)
+    else:
+        for count, has_experts in ((num_dense, False), (config.num_layers - num_dense, True)):
+            if count:
+                yield from _block(config, "blocks.*.", count, has_experts=has_experts)
+    yield TensorSize("norm.weight", (dim,), Kind.NORM)
+    if not config.tied_head:
+        yield TensorSize("head.weight", (vocab_size, dim), Kind.LAYER)
+
+
+def _block(config: LanguageModelConfig, prefix: str, count: int, *, has_experts: bool) -> Iterator[TensorSize]:
+    dim = config.dim
+    head_dim = config.head_dim or dim // config.num_heads
+    queries, keys = config.num_heads * head_dim, (config.num_kv_heads or config.num_heads) * head_dim
+
+    def one(name: str, shape: tuple[int, ...], kind: Kind = Kind.LAYER) -> TensorSize:
+        return TensorSize(prefix + name, shape, kind, count)
+
+    def swiglu(where: str, width: int) -> Iterator[TensorSize]:
+        yield one(f"{where}.gate.weight", (width, dim))
+        yield one(f"{where}.up.weight", (width, dim))
+        yield one(f"{where}.down.weight", (dim, width))
+
+    yield one("attention_norm.weight", (dim,), Kind.NORM)
+    yield one("attention.query.weight", (queries, dim))
+    yield one("attention.key.weight", (keys, dim))
+    yield one("attention.value.weight", (keys, dim))
+    yield one("attention.out.weight", (dim, queries))
+    yield one("feed_forward_norm.weight", (dim,), Kind.NORM)
+    if not has_experts:
+        yield from swiglu("feed_forward", feed_forward_dim(config))
+        return
+    width, num = expert_dim(config), config.num_experts
+    yield one("feed_forward.router.weight", (num, dim))
+    yield one("feed_forward.experts.gate", (num, dim, width), Kind.EXPERTS)
+    yield one("feed_forward.experts.up", (num, dim, width), Kind.EXPERTS)
+    yield one("feed_forward.experts.down", (num, width, dim), Kind.EXPERTS)
+    if config.num_shared_experts:
+        yield from swiglu("feed_forward.shared", config.num_shared_experts * width)
+
+
+def num_adapter_params(settings: HuggingFaceConfig) -> int:
+    """Parameters of all adapters of a model of a known family, by the names of its linear layers; 0: not known."""
+    sizes, lora = sizes_of(settings), settings.lora
+    if sizes is None or lora is None:
+        return 0
+    family, dim = sizes.family, sizes.hidden_size
+    head_dim = sizes.head_dim or dim // sizes.num_attention_heads
+    queries, keys = sizes.num_attention_heads * head_dim, sizes.num_key_value_heads * head_dim
+    attention: dict[str, tuple[int, int]] = dict.fromkeys(family.row, (queries, dim))
+    if len(family.column) == 1:  # query, key and value in one layer
+        attention[family.column[0]] = dim, queries + 2 * keys
+    else:
+        attention |= dict(zip(family.column, ((dim, queries), (dim, keys), (dim, keys)), strict=False))
+    if family.has_latent_attention:
+        attention |= latent_layers(sizes)
+    dense: dict[str, tuple[int, int]] = dict.fromkeys(family.dense_column, (dim, sizes.intermediate_size))
+    dense |= dict.fromkeys(family.dense_row, (sizes.intermediate_size, dim))
+
+    def params(layers: dict[str, tuple[int, int]]) -> int:
+        adapted = (ends for name, ends in layers.items() if is_adapted(name, lora, sizes.model_type))
+        return sum(lora.r * sum(ends) for ends in adapted)
+
+    return sizes.num_hidden_layers * params(attention) + sizes.num_dense_layers * params(dense)
+
+
+def latent_layers(sizes: Any) -> dict[str, tuple[int, int]]:
+    """Linear layers of latent attention (DeepSeek-AI 2024): inputs and outputs by name."""
+    heads, dim = sizes.num_attention_heads, sizes.hidden_size
+    queries = heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim)
+    layers = {
+        "self_attn.kv_a_proj_with_mqa": (dim, sizes.kv_lora_rank + sizes.qk_rope_head_dim),
+        "self_attn.kv_b_proj": (sizes.kv_lora_rank, heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)),
+        "self_attn.o_proj": (heads * sizes.v_head_dim, dim),
+    }
+    if sizes.q_lora_rank is None:
+        return {**layers, "self_attn.q_proj": (dim, queries)}
+    return {
+        **layers,
+        "self_attn.q_a_proj": (dim, sizes.q_lora_rank),
+        "self_attn.q_b_proj": (sizes.q_lora_rank, queries),
+    }

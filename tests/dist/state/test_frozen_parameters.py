@@ -1,0 +1,108 @@
+"""A frozen part of a model has no optimizer state, no gradient and no entry in the log, and keeps the state in shared
+memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.worlds.snapshot_spec import snapshot_spec
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import SnapshotCost
+
+STEPS = 8
+FROZEN = ({"match": "blocks.0.*", "frozen": True}, {"match": "embed.*", "frozen": True})
+_PLAIN = snapshot_spec(STEPS)
+
+
+def _spec(name: str = "adamw") -> dict[str, Any]:
+    return {**_PLAIN, "optimizer": {"name": name, "lr": 0.02, "groups": list(FROZEN)}}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_kill_costs_no_completed_step_and_no_copy_is_made(
+    make_job: Any, reference: Any, tmp_path: Path, optimizer: str
+) -> None:
+    """With adamw an update writes to the other buffer; with another elementwise optimizer the state is copied there."""
+    spec = _spec(optimizer)
+    job = make_job(memory=True, **spec)
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    victim.strike("backward", 5, "kill")
+    job.start(workers)
+    assert victim.died()
+    assert list(tmp_path.rglob("own-live-*"))
+    assert not list(tmp_path.rglob("own-[0-9]*"))
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 5
+    survivors[0].strike("forward", 7, "dump")
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    names = survivors[0].dumped()
+    assert {"model.blocks.0.up.weight", "model.blocks.1.up.weight"} <= names.keys()
+    assert not [name for name in names if name.startswith(("optim.blocks.0", "optim.embed"))]
+    if optimizer == "adamw":
+        assert "optim.blocks.1.up.weight.exp_avg" in names
+    assert not [one.copies_reason for one in job.reported(survivors, SnapshotCost) if one.copies_reason]
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
+def test_both_buffers_have_the_frozen_parameters(make_job: Any, reference: Any) -> None:
+    """Survivors that are a step ahead return to the buffer before."""
+    spec = _spec()
+    job = make_job(memory=True, **spec)
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
+    victim.strike("optimizer", 4, "stop")
+    for worker in survivors:
+        worker.strike("forward", 5, "hold")
+    generation = job.start(workers)
+    for worker in (victim, *survivors):
+        worker.reached()
+    victim.kill()
+    for worker in survivors:
+        worker.call("interrupt", generation)
+        worker.call("go")
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 4
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
+def test_the_loss_of_a_node_is_replayed_from_a_log_without_the_frozen_part(make_job: Any, reference: Any) -> None:
+    steps = 12
+    spec = {**_spec(), "stop": {"steps": steps}}
+    del spec["snapshot"]
+    job = make_job(memory=True, **spec)
+    workers = [job.workers(1, node)[0] for node in ("a", "b")]
+    workers[0].strike("forward", 9, "hold")
+    job.start(workers, buddy_of=lambda rank: workers[1 - rank])
+    workers[0].reached()
+    workers[0].poll()
+    workers[0].kill()
+    survivors = [workers[1]]
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 9
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED]
+    costs = [one for one in workers[0].reports if isinstance(one, SnapshotCost)]
+    assert costs[-1].log_lag_steps is not None, costs[-1].log_reason
+    assert job.losses(workers) == pytest.approx(reference(steps, **spec), abs=1e-5)
+
+
+def test_the_log_has_no_room_for_the_frozen_part(make_job: Any, tmp_path: Path) -> None:
+    sizes = []
+    for number, groups in enumerate(([], list(FROZEN))):
+        spec = {**_spec(), "model": {"dim": 160}, "optimizer": {"lr": 0.02, "groups": groups}}
+        job = make_job(f"job-{number}", memory=True, **spec)
+        workers = [job.workers(1, node)[0] for node in ("a", "b")]
+        workers[0].strike("forward", 5, "hold")
+        generation = job.start(workers, buddy_of=lambda rank, group=workers: group[1 - rank])
+        workers[0].reached()
+        sizes.append(sum(one.stat().st_size for one in (tmp_path / f"job-{number}-memory").rglob("log-*")))
+        for worker in workers:
+            worker.call("interrupt", generation)
+        workers[0].call("go")
+        job.interrupt(workers)
+    whole, rest = sizes
+    assert 0 < rest < 0.7 * whole

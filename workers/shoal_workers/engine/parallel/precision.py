@@ -1,0 +1,137 @@
+"""Precision by module: which type each module of a model computes in, and the casts between modules of different types.
+
+    a module         the precision of the pattern that matches its name; else that of the module that contains it; else
+                     the spec's `precision`
+    its parameters   fp32 for the optimizer, cast to the module's type when they are gathered: sharding.py gives them a
+                     group of their own in their unit, so a unit with two types is gathered in two collectives
+    its inputs       cast to its type where it differs from that of the module around it
+    its results      cast back there, except those of the model's last module, `plan.last[-1]`: logits keep their type
+
+    bf16      x ----------------------> + ---> x      with {"*.norm": fp32}
+               \\-> norm (fp32) -> up -> /
+                  cast ^     ^ cast
+
+The casts are hooks that are installed before all other axes, so what the axes do at a module's ends sees the type of
+the module around it. One step of `assemble`, which alone calls it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from shoal_workers.contract.model import ParallelPlan
+from shoal_workers.contract.spec import JobSpec, Precision
+from shoal_workers.engine.parallel.sharding import CONTAINERS, compute_dtype, mixed_precision
+from shoal_workers.torch_internals import tree_map
+
+Precisions = Mapping[str, Precision]
+"""By name, the modules whose precision is not the spec's `precision`."""
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def apply_precisions(model: nn.Module, spec: JobSpec, plan: ParallelPlan) -> Precisions:
+    """Installs the casts in the whole model, before it is split.
+
+    Raises:
+        ValueError: a pattern matches no module, two patterns with different types match one module, or two modules of
+            different types share a parameter.
+    """
+    if not spec.module_precision:
+        return {}
+    _refuse_unmatched(model, spec.module_precision)
+    found = _resolved(model, spec)
+    _refuse_shared(model, found)
+    last = plan.last[-1] if plan.last else None
+    for name, module in model.named_modules():
+        outer = found[_caller(model, name)] if name else found[name]
+        if found[name] is outer:
+            continue
+        module.register_forward_pre_hook(_casts_inputs(compute_dtype(found[name])), with_kwargs=True)
+        if name != last:
+            module.register_forward_hook(_casts_results(compute_dtype(outer)))
+    return {name: precision for name, precision in found.items() if precision is not spec.precision}
+
+
+def own_policies(
+    part: nn.Module, precisions: Precisions, reduction: Precision
+) -> dict[nn.Module, MixedPrecisionPolicy]:
+    """FSDP's policies of the modules of a part that have another precision than the spec's."""
+    return {
+        module: mixed_precision(precisions[name], reduction)
+        for name, module in part.named_modules()
+        if name in precisions
+    }
+
+
+def _resolved(model: nn.Module, spec: JobSpec) -> dict[str, Precision]:
+    found = {"": spec.precision}
+    for name, _ in model.named_modules(remove_duplicate=False):
+        if not name:
+            continue
+        own = {pattern: one for pattern, one in spec.module_precision.items() if fnmatchcase(name, pattern)}
+        if len(set(own.values())) > 1:
+            pairs = " and ".join(f"{pattern!r} ({one})" for pattern, one in own.items())
+            raise ValueError(
+                f"module_precision: the module {name!r} matches {pairs}. Write patterns of which one matches it."
+            )
+        found[name] = next(iter(own.values()), found[name.rpartition(".")[0]])
+    return found
+
+
+def _caller(model: nn.Module, name: str) -> str:
+    """Name of the module whose forward calls this one: containers have none."""
+    outer = name.rpartition(".")[0]
+    while outer and isinstance(model.get_submodule(outer), CONTAINERS):
+        outer = outer.rpartition(".")[0]
+    return outer
+
+
+def _refuse_unmatched(model: nn.Module, patterns: Mapping[str, Precision]) -> None:
+    names = [name for name, _ in model.named_modules() if name]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
+            raise ValueError(
+                f"module_precision {pattern!r} matches no module of the model. The nearest names are "
+                f"{', '.join(map(repr, near))}; `*` stands for any characters."
+            )
+
+
+def _refuse_shared(model: nn.Module, found: Mapping[str, Precision]) -> None:
+    owners: dict[int, dict[Precision, str]] = defaultdict(dict)
+    for name, module in model.named_modules(remove_duplicate=False):
+        for attribute, parameter in module.named_parameters(recurse=False):
+            owners[id(parameter)].setdefault(found[name], f"{name}.{attribute}")
+    for one in owners.values():
+        if len(one) > 1:
+            texts = " and ".join(f"{name} ({precision})" for precision, name in one.items())
+            raise ValueError(
+                f"module_precision gives two types to one tied parameter: {texts}. A parameter is gathered in one "
+                "type: give both modules the same."
+            )
+
+
+def _casts_inputs(dtype: torch.dtype) -> Any:
+    def cast_inputs(module: nn.Module, arguments: Any, named: Any) -> Any:
+        return _cast(arguments, dtype), _cast(named, dtype)
+
+    return cast_inputs
+
+
+def _casts_results(dtype: torch.dtype) -> Any:
+    def cast_results(module: nn.Module, arguments: Any, results: Any) -> Any:
+        return _cast(results, dtype)
+
+    return cast_results
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda one: one.to(dtype) if isinstance(one, Tensor) and one.dtype in _CASTABLE else one, values)
