@@ -99,8 +99,9 @@ bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with 
 	@$(BIN)/python bench/forming.py
 	@$(BIN)/python bench/scale/gathering.py
 
-bench-data: setup ## megabytes of text per second that one core tokenises
+bench-data: setup ## megabytes of text per second that one core tokenises, and nodes that share a cache directory
 	@$(BIN)/python bench/data.py
+	@$(BIN)/python bench/data_nodes.py
 
 bench-determinism: setup ## what deterministic mode costs, by world size
 	@$(BIN)/python bench/determinism.py

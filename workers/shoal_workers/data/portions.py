@@ -66,6 +66,8 @@ class Portion:
     end: Place
     num_bytes: int
     """About how many bytes of the files it has."""
+    bytes_before: int
+    """Those of the portions before it."""
 
 
 def divided(sources: Sequence[SourceFile], portion_bytes: int) -> list[Portion]:
@@ -87,8 +89,12 @@ def divided(sources: Sequence[SourceFile], portion_bytes: int) -> list[Portion]:
             size = 0
     if not ends or ends[-1][0] != (len(sources), 0):
         ends.append(((len(sources), 0), size))
-    firsts = [(0, 0), *(end for end, _ in ends)]
-    return [Portion(n, first, end, size) for n, (first, (end, size)) in enumerate(zip(firsts, ends, strict=False))]
+    portions: list[Portion] = []
+    first, before = (0, 0), 0
+    for number, (end, size) in enumerate(ends):
+        portions.append(Portion(number, first, end, size, before))
+        first, before = end, before + size
+    return portions
 
 
 class _Holder(Frozen):
@@ -207,9 +213,11 @@ class Portions:
 
     def _look(self, number: int) -> None:
         """Says which portion is needed next, and notes who helps."""
-        with suppress(OSError):
+        names: set[str] = set()
+        with suppress(OSError):  # alone it goes on without the directory
+            self._directory.mkdir(exist_ok=True)
             _replace(self._directory / "holder.json", _Holder(machine=self._machine, portion=number).model_dump_json())
-        names = {path.name for path in self._directory.iterdir()}
+            names = {path.name for path in self._directory.iterdir()}
         self.num_others = sum(name.startswith("helper-") for name in names - {f"helper-{self._machine}"})
         self.ahead_bytes = sum(portion.num_bytes for portion in self._all[number:] if _file_of(portion.number) in names)
 
@@ -239,7 +247,9 @@ class Portions:
         return _moved(found.end, before)
 
     def _ahead_of(self, number: int) -> Sequence[Portion]:
-        return self._all[number + 1 : number + _WINDOW]
+        """Those that may be encoded before the holder needs them; not what `data.max_bytes` certainly leaves out."""
+        limit, ahead = self._config.max_bytes, self._all[number + 1 : number + _WINDOW]
+        return ahead if limit is None else [one for one in ahead if one.bytes_before < limit]
 
     # a helper
 
