@@ -99,8 +99,9 @@ bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with 
 	@$(BIN)/python bench/forming.py
 	@$(BIN)/python bench/scale/gathering.py
 
-bench-data: setup ## megabytes of text per second that one core tokenises; samples per second of local shards, beside a DataLoader
+bench-data: setup ## megabytes of text per second that one core tokenises, nodes that share a cache directory, and samples per second of local shards beside a DataLoader
 	@$(BIN)/python bench/data.py
+	@$(BIN)/python bench/data_nodes.py
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/data_peers.py
 
 bench-determinism: setup ## what deterministic mode costs, by world size

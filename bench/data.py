@@ -55,7 +55,7 @@ def main() -> None:
         directory = Path(name)
         printable, sources = _printable(directory / "printable", arguments.mib), directory / "sources.txt"
         _write_sources(sources, arguments.bpe_mib)
-        tokenizer = _trained(directory / "tokenizer.json")
+        tokenizer = trained_tokenizer(directory / "tokenizer.json")
         cases = {
             "bytes": (printable, "bytes", 0),
             **{f"bytes, {path.name}": (path, "bytes", 0) for path in _written_as_rows(printable, directory / "rows")},
@@ -127,24 +127,24 @@ def _written_as_rows(printable: Path, directory: Path) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-def _sources() -> list[Path]:
+def library_sources() -> list[Path]:
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
 def _write_sources(path: Path, mib: int) -> None:
     with path.open("wb") as file:
-        for source in itertools.cycle(_sources()):
+        for source in itertools.cycle(library_sources()):
             file.write(source.read_bytes())
             if file.tell() >= mib * _MIB:
                 break
         file.truncate(mib * _MIB)
 
 
-def _trained(path: Path) -> str:
+def trained_tokenizer(path: Path) -> str:
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=["<|endoftext|>"], show_progress=False)
-    made.train([str(source) for source in _sources()[:100]], trainer)
+    made.train([str(source) for source in library_sources()[:100]], trainer)
     made.save(str(path))
     return str(path)
 

@@ -23,6 +23,7 @@ from shoal_workers.contract.job import IncidentCause, JobState, StateSource, Use
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase, Stacks, WorkerUse
+from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, Weight
 from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
 from shoal_workers.contract.profiles import MAX_STEPS, ProfileFile, StepTimes
 from shoal_workers.contract.profiles import Category as StepCategory
@@ -585,6 +586,17 @@ class OptimizerPatch(Frozen):
     lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
 
 
+class DataPatch(Frozen):
+    """Other weights for the sources of a mixture, from a step on. They are added to the spec's `data.changes`."""
+
+    weights: dict[str, Weight] = Field(min_length=1, max_length=MAX_CHANGED_WEIGHTS)
+    """A weight for each source of `data.sources`, by its `name`, or by its `path` if it has no name; 0: it is not read
+    any more. Each source goes on with its next sample."""
+    at_step: int | None = Field(None, ge=1, le=2**53)
+    """The first step with these weights; null: the first one of which all workers learn in time, which the answer
+    names in `spec.data.changes`. Changes that were planned for it or for later steps give way."""
+
+
 class WorkerPatch(Frozen):
     """Changes of the key `worker`."""
 
@@ -625,6 +637,7 @@ class JobPatch(Frozen):
     schedule: SchedulePatch | None = None
     validation: ValidationPatch | None = None
     optimizer: OptimizerPatch | None = None
+    data: DataPatch | None = None
     code: CodePatch | None = None
     """New code. Workers with it start beside the others and take over at a step boundary. If it fails, or builds
     another model, the job trains on with the code before, which is then that of the spec again."""

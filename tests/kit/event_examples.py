@@ -154,6 +154,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "spec changed to version 2: elasticity, priority, labels",
     ),
     (
+        JobPatched(spec_version=3, weights={"web": 0.5, "chats": 0.5}, at_step=40),
+        "spec changed to version 3: weights from step 40 on",
+    ),
+    (
         JobMoveRequested(from_="any", to="west", spec_version=2, running_in="default", by="anna"),
         "anna moves the job to cluster west from default",
     ),

@@ -16,6 +16,7 @@ Called by the engine, the worker's actor, `data.prepare` and the server that sta
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,15 @@ def allowed_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
     """
     quotas = [quota for group in groups_of("cpu", proc, mount) if (quota := _quota(group)) is not None]
     return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def machine_name(proc: Path = PROC) -> str:
+    """Equal for all processes that share this machine's cores, also in different containers, until it is booted
+    again."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _quota(group: ControlGroup) -> float | None:

@@ -27,20 +27,29 @@ _SAY_EVERY_S = 0.2
 Say = Callable[[str], None]
 
 
+def _nothing() -> bool:
+    return False
+
+
 @contextmanager
-def node_lock(path: Path, on_wait: Say) -> Iterator[Say]:
+def node_lock(path: Path, on_wait: Say, meanwhile: Callable[[], bool] = _nothing) -> Iterator[Say]:
     """Holds the lock of a file that is never deleted; gives a function that shows a progress to the others.
 
-    `on_wait`: called with the holder's progress while another process holds the lock, whenever that changes; at first
-    with what is known of it, which may be empty.
+    Args:
+        on_wait: called with the holder's progress while another process holds the lock, whenever that changes; at first
+            with what is known of it, which may be empty.
+        meanwhile: called again and again while another process holds it; returns whether it had something to do.
     """
     with path.open("ab") as file:
-        wait_for_lock(file, fcntl.LOCK_EX, path, on_wait)
+        wait_for_lock(file, fcntl.LOCK_EX, path, on_wait, meanwhile)
         yield shown_to_others(path)
 
 
-def wait_for_lock(file: IO[bytes], kind: int, path: Path, on_wait: Say) -> None:
-    """Take the lock (LOCK_EX, or LOCK_SH together with other waiters) of an open file; `on_wait` as for `node_lock`."""
+def wait_for_lock(
+    file: IO[bytes], kind: int, path: Path, on_wait: Say, meanwhile: Callable[[], bool] = _nothing
+) -> None:
+    """Take the lock (LOCK_EX, or LOCK_SH together with other waiters) of an open file; `on_wait` and `meanwhile` as for
+    `node_lock`."""
     seen: str | None = None
     pause_s, last_s = _POLL_S
     while not has_locked(file, kind):
@@ -48,6 +57,8 @@ def wait_for_lock(file: IO[bytes], kind: int, path: Path, on_wait: Say) -> None:
         if text != seen:
             seen = text
             on_wait(text)
+        if meanwhile():
+            continue
         time.sleep(pause_s)
         pause_s = min(last_s, 1.2 * pause_s)
 

@@ -31,6 +31,7 @@ from shoal_service.control.code_archive import CodeArchive, pack
 from shoal_service.fleet_views import DeletionView, DryRun, SweepView
 from shoal_service.views import (
     CodePatch,
+    DataPatch,
     ElasticityPatch,
     ExtendRequest,
     JobPatch,
@@ -270,6 +271,16 @@ class Client(Histories, Fleet):
         """
         patch = JobPatch(code=CodePatch(archive=self.upload_code(working_dir)))
         return self.patch(job_id, patch, if_match=if_match)
+
+    def change_weights(self, job_id: str, weights: Mapping[str, float], *, at_step: int | None = None) -> JobView:
+        """Give the sources of a job's mixture other weights, while it trains.
+
+        Args:
+            weights: of each source, by its name or path; 0: it is not read any more.
+            at_step: the first step with them. None: the service chooses the first one of which all workers learn in
+                time; `spec.data["changes"]` of the answer names it.
+        """
+        return self.patch(job_id, JobPatch(data=DataPatch(weights=dict(weights), at_step=at_step)))
 
     def scale(
         self,

@@ -47,10 +47,12 @@ from shoal_service.store.records import (
     status_document,
 )
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
-from shoal_service.views import CheckpointState, JobPatch, JobStatus, JobView, WorkerPatch
+from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec
+from shoal_workers.contract.mixture_weights import earliest_step, planned
+from shoal_workers.contract.model import TEXT_TASKS
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec, weight_changes_of
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
@@ -155,6 +157,8 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
     if stored.problem:
         raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
     before = stored.value
+    if changes.data is not None:
+        changes = changes.model_copy(update={"data": _planned(job, before, changes.data, now)})
     after = _patched(before, changes)
     archives.require_changeable(job, before, after)
     if after != before:
@@ -268,6 +272,7 @@ def _known(tx: Transaction, key: str | None, key_hash: str | None, spec_hash: st
 def _changed(changes: JobPatch) -> dict[str, Any]:
     """The fields of the event: only what the request names. In these sections a null is a value."""
     data = changes.model_dump(exclude_none=True)
+    data |= data.pop("data", {})
     for key in ("schedule", "validation", "optimizer"):
         section = getattr(changes, key)
         if section is not None:
@@ -277,6 +282,29 @@ def _changed(changes: JobPatch) -> dict[str, Any]:
     if changes.annotations is not None:
         data["annotations"] = sorted(changes.annotations)
     return data
+
+
+def _planned(job: JobRecord, spec: JobSpec, wanted: DataPatch, now: float) -> DataPatch:
+    """The new weights with their step. Raises SpecError: that step may have begun, or the job has no mixture."""
+    if spec.program is not None or spec.task not in TEXT_TASKS or not spec.data.get("sources"):
+        words = "the job has no data.sources, and only the weights of a mixture change"
+        raise SpecError((SpecProblem(path="data.weights", message=words),))
+    status = job.status
+    is_training = job.state in ATTEMPT_STATES
+    silent_s = now - status.step_at if status.step_at is not None else 0.0
+    earliest = earliest_step(status.step, status.step_s, silent_s, is_training=is_training)
+    before = weight_changes_of(spec)
+    changes = planned(before, wanted.weights, wanted.at_step, earliest)
+    if wanted.at_step is not None and wanted.at_step < earliest and changes != before:
+        words = (
+            f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}; its workers learn in "
+            f"time of what changes from step {earliest} on. Name a later step, or leave it out."
+            if is_training
+            else f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}. Name a later step, "
+            "or leave it out."
+        )
+        raise SpecError((SpecProblem(path="data.at_step", message=words),))
+    return DataPatch(weights=wanted.weights, at_step=changes[-1].at_step)
 
 
 def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
@@ -298,6 +326,10 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         if section is not None:
             # a script's spec has no such section, and is refused with one
             data[key] = data.get(key, {}) | section.model_dump(mode="json", exclude_unset=True)
+    if changes.data is not None:
+        assert changes.data.at_step is not None, "`_planned` has chosen it"
+        following = planned(weight_changes_of(spec), changes.data.weights, changes.data.at_step, 1)
+        data["data"]["changes"] = [one.model_dump(mode="json") for one in following]
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
     if changes.labels is not None:

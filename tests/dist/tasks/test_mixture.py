@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.model import LM_TASK
+from shoal_workers.contract.spec import TrainingSettings, settings_of
 from shoal_workers.contract.worker_reports import GroupFormed
 
 STEPS = 8
@@ -20,8 +22,8 @@ def _spec(directory: Path) -> dict[str, Any]:
     chats = [{"message": {"content": f"what is {n} times {n}? it is {n * n}."}} for n in range(100)]
     (directory / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     sources = [
-        {"path": str(directory / "web.txt"), "weight": 0.7},
-        {"path": str(directory / "chats.jsonl"), "weight": 0.3, "field": "message.content"},
+        {"path": str(directory / "web.txt"), "name": "web", "weight": 0.7},
+        {"path": str(directory / "chats.jsonl"), "name": "chats", "weight": 0.3, "field": "message.content"},
     ]
     return {
         "task": LM_TASK,
@@ -55,3 +57,56 @@ def test_a_kill_and_a_change_of_size_leave_the_order_as_it_is(make_job: Any, ref
     assert [end.kind for end in job.run(grown)] == [ExitKind.FINISHED] * 4
     assert job.losses(grown) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
     assert job.reported(grown, GroupFormed)[-1].start_step == 3
+
+
+def _changed(spec: dict[str, Any], at_step: int) -> tuple[dict[str, Any], TrainingSettings]:
+    """The spec with other weights from a step on, and what a group is told of them."""
+    changes = [{"at_step": at_step, "weights": {"web": 0.1, "chats": 0.9}}]
+    spec = {**spec, "data": {**spec["data"], "changes": changes}}
+    return spec, settings_of(parse_spec(spec))
+
+
+def _lose(job: Any, workers: list[Any], step: int, checkpoint: int, **changes: Any) -> list[Any]:
+    """Trains until `step` steps are completed and this checkpoint is committed, kills the last worker, and returns the
+    others, which have left their group."""
+    workers[0].strike("forward", step, "hold")
+    job.start(workers, **changes)
+    workers[0].reached()
+    job.wait_until_committed(workers, checkpoint)
+    workers[-1].kill()
+    assert workers[-1].died()
+    workers[0].call("go")
+    job.interrupt(workers[:-1])
+    return workers[:-1]
+
+
+def test_weights_change_at_their_step_whoever_dies_before_and_after_it(
+    make_job: Any, reference: Any, tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path) | {"stop": {"steps": 12}}
+    changed, settings = _changed(spec, at_step=6)
+    job = make_job(**spec)
+    workers = _lose(job, job.workers(3), 4, 3)  # of a group that knows of no change
+    workers = _lose(job, workers + job.workers(2), 5, 3, settings=settings)  # before the step of the change
+    workers = _lose(job, workers + job.workers(1), 8, 6, settings=settings)  # after it, from a checkpoint with it
+    assert [end.kind for end in job.run(workers, settings=settings)] == [ExitKind.FINISHED] * len(workers)
+    assert [formed.start_step for formed in job.reported(workers, GroupFormed)] == [0, 3, 3, 6]
+    losses = job.losses(workers)
+    assert losses == pytest.approx(reference(12, **changed), abs=1e-5)
+    unchanged = reference(12, **spec)
+    assert next(step for step in losses if abs(losses[step] - unchanged[step]) > 1e-4) == 6
+
+
+def test_a_change_that_the_workers_learn_too_late_begins_with_them_and_stays_there(
+    make_job: Any, reference: Any, tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path) | {"stop": {"steps": 12}}
+    _, settings = _changed(spec, at_step=2)
+    job = make_job(**spec)
+    workers = _lose(job, job.workers(3), 6, 6)
+    workers = _lose(job, workers + job.workers(1), 6, 6, settings=settings)  # no step of it is completed
+    assert any("take effect at step 7, later than planned" in line.text for line in workers[0].new_logs())
+    workers = _lose(job, workers + job.workers(1), 10, 9, settings=settings)
+    job.run(workers, settings=settings)
+    assert [formed.start_step for formed in job.reported(workers, GroupFormed)] == [0, 6, 6, 9]
+    assert job.losses(workers) == pytest.approx(reference(12, **_changed(spec, at_step=7)[0]), abs=1e-5)

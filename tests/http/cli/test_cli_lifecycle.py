@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,27 @@ def test_update_is_refused_in_words(shoal: Any, service: Any, new: Path, monkeyp
     refused = shoal("update", gpu.id, *code)
     assert refused.code == 2 and "needs the role operator" in refused.err
     assert [service.store.get_job(one.id).spec_version for one in (builtin, gpu)] == [1, 1]
+
+
+def test_update_changes_the_weights_of_a_mixture_and_says_when(shoal: Any, service: Any) -> None:
+    sources = [{"path": "web/*", "name": "web", "weight": 3}, {"path": "a=b", "weight": 1}]
+    job = service.add_job(data={"sources": sources})
+    ran = shoal("update", job.name, "--weights", "web=0.5,a=b=0.25")
+    assert (ran.code, ran.out.splitlines()) == (
+        0,
+        [f"{job.id}  byte-lm  QUEUED  step 0", "from step 1 on: web 0.5, a=b 0.25"],
+    )
+    ran = shoal("update", job.name, "--weights", "web=0,a=b=1", "--at-step", "40", "--json")
+    assert [one["at_step"] for one in json.loads(ran.out)["spec"]["data"]["changes"]] == [1, 40]
+    assert "spec changed to version 3: weights from step 40 on" in shoal("events", job.id).out
+    refused = shoal("update", job.name, "--weights", "web=1")
+    assert refused.code == 2 and "the sources are 'web', 'a=b'" in refused.err
+    for given, words in (
+        (["--weights", "web"], "'web' is not NAME=WEIGHT"),
+        (["--weights", "web=-1"], "'web=-1' is not NAME=WEIGHT"),
+        (["--weights", "web=1,web=2"], "names 'web' twice"),
+        (["--at-step", "4"], "--at-step says when --weights begin"),
+        ([], "update needs --code or --weights"),
+    ):
+        refused = shoal("update", job.name, *given)
+        assert refused.code == 2 and words in refused.err

@@ -62,6 +62,8 @@ def train(spec_data, steps):
     task = _task(spec)
     collate = _collate(task)
     data = task.build_dataset("train")
+    if spec.data.get("changes"):
+        data.change_weights(task.text.wanted_weights, spec.batch.global_size)
     model = whole_model(task, spec.seed).to(DEVICE)
     o, total_steps = spec.optimizer, spec.stop.steps
     optimizer = _optimizer(spec, task, model)

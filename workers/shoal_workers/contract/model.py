@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.families import FAMILIES, TAKEN_FOR_EXPERTS, Sizes, sizes_in
+from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, InForce, WeightChange
 from shoal_workers.contract.plain_text import OfTask
 
 
@@ -190,6 +191,8 @@ class TextSource(Frozen):
 
     path: str = Field(min_length=1, max_length=4096)
     """A file, glob, directory or URL, as in `paths`."""
+    name: str | None = Field(None, min_length=1, max_length=63)
+    """What changes of the weights call it; its path if it has no name."""
     weight: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     """Its share of the samples, relative to the weights of the others. All sources have a weight, or all have
     epochs."""
@@ -199,6 +202,10 @@ class TextSource(Frozen):
     """As `data.field`, which is its default."""
     format: TextFormat | None = None
     """As `data.format`, which is its default."""
+
+    @property
+    def key(self) -> str:
+        return self.name if self.name is not None else self.path
 
 
 class TextDataConfig(Frozen):
@@ -213,11 +220,17 @@ class TextDataConfig(Frozen):
                         "corpus": {"const": STDLIB_CORPUS},
                         "paths": {"maxItems": 0},
                         "sources": {"maxItems": 0},
+                        "changes": {"maxItems": 0},
                     },
                 },
                 {
                     "required": ["paths"],
-                    "properties": {"corpus": {"type": "null"}, "paths": {"minItems": 1}, "sources": {"maxItems": 0}},
+                    "properties": {
+                        "corpus": {"type": "null"},
+                        "paths": {"minItems": 1},
+                        "sources": {"maxItems": 0},
+                        "changes": {"maxItems": 0},
+                    },
                 },
                 {
                     "required": ["sources"],
@@ -235,6 +248,9 @@ class TextDataConfig(Frozen):
     sources: tuple[TextSource, ...] = Field((), max_length=1000)
     """A mixture: [{path, weight}, ...] or [{path, epochs}, ...]. The order of its samples depends on the seed and the
     step alone, and each source has exactly its share."""
+    changes: tuple[WeightChange, ...] = Field((), max_length=MAX_CHANGED_WEIGHTS)
+    """Other weights from steps on: [{at_step: 500, weights: {web: 0.5, chats: 0.5}}, ...], in the order of their steps.
+    `PATCH /v1/jobs/{id}` and `shoal update --weights` add to them while the job trains."""
     format: TextFormat = TextFormat.AUTO
     """"auto": by the name of each file, `.jsonl`, `.ndjson`, `.parquet`, `.arrow`, `.feather`, `.csv`, `.tsv`, and text
     for any other; all but Parquet and Arrow also with `.gz` or `.zst` behind it. Otherwise all files have this
@@ -270,15 +286,53 @@ class TextDataConfig(Frozen):
                 f"of the {len(self.sources)} entries of data.sources {with_weight} have a weight and {with_epochs} "
                 "epochs. Give each of them a weight, or each of them epochs."
             )
+        self._refuse_changes()
         if self.corpus is not None and self.corpus != STDLIB_CORPUS:
             raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
         return self
+
+    def _refuse_changes(self) -> None:
+        """Raises ValueError if `changes` do not fit the sources."""
+        keys = [source.key for source in self.sources]
+        if self.changes and not keys:
+            raise ValueError("data.changes is set, and data.sources is not: only the weights of a mixture change.")
+        if self.changes and len(set(keys)) < len(keys):
+            twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+            raise ValueError(
+                f"two entries of data.sources are called {twice!r}, so data.changes cannot name them. Give each a name."
+            )
+        for number, change in enumerate(self.changes):
+            if set(change.weights) != set(keys):
+                raise ValueError(
+                    f"data.changes[{number}].weights names {', '.join(map(repr, change.weights))}, and the sources are "
+                    f"{', '.join(map(repr, keys))}. Name each of them; 0 leaves one out."
+                )
+            if not any(change.weights.values()):
+                raise ValueError(f"data.changes[{number}].weights are all 0. Give one source a weight.")
+            if number and change.at_step <= self.changes[number - 1].at_step:
+                raise ValueError(
+                    f"data.changes[{number}].at_step {change.at_step} is not after that of the change before it, "
+                    f"{self.changes[number - 1].at_step}."
+                )
+        if len(keys) * len(self.changes) > MAX_CHANGED_WEIGHTS:
+            raise ValueError(
+                f"data.changes has {len(self.changes)} changes of {len(keys)} weights each; {MAX_CHANGED_WEIGHTS:,} "
+                "weights are allowed in all, because every checkpoint contains them."
+            )
+
+    @property
+    def wanted_weights(self) -> tuple[InForce, ...]:
+        """The changes, with the weights in the order of the sources."""
+        return tuple(
+            InForce(change.at_step, tuple(change.weights[source.key] for source in self.sources))
+            for change in self.changes
+        )
 
     def of_each_source(self) -> list[TextDataConfig]:
         """The settings of each source alone; without a mixture: these."""
         if not self.sources:
             return [self]
-        shared = self.model_dump(exclude={"sources", "paths", "field", "format"})
+        shared = self.model_dump(exclude={"sources", "changes", "paths", "field", "format"})
         return [
             TextDataConfig(**shared, paths=(one.path,), field=one.field or self.field, format=one.format or self.format)
             for one in self.sources
@@ -384,6 +438,8 @@ HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
 HF_TASKS = (HF_TASK, SFT_TASK)
 """The tasks whose model is one of transformers."""
+TEXT_TASKS = (LM_TASK, HF_TASK)
+"""The tasks whose data is a `TextDataConfig`."""
 PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"

@@ -36,8 +36,10 @@ from pydantic.config import JsonDict
 from shoal_workers.contract.base import Frozen, PositiveInt, exactly_one_of, if_set, whole
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.mixture_weights import WeightChange
 from shoal_workers.contract.model import (
     LM_TASK,
+    TEXT_TASKS,
     LanguageModelConfig,
     ParallelPlan,
     hugging_face_of,
@@ -801,10 +803,24 @@ class TrainingSettings(Frozen):
     validation: ValidationSpec
     lr: float
     """`optimizer.lr`."""
+    weight_changes: tuple[WeightChange, ...] = ()
+    """`data.changes` of the built-in tasks."""
 
 
 def settings_of(spec: JobSpec) -> TrainingSettings:
-    return TrainingSettings(stop=spec.stop, schedule=spec.schedule, validation=spec.validation, lr=spec.optimizer.lr)
+    return TrainingSettings(
+        stop=spec.stop,
+        schedule=spec.schedule,
+        validation=spec.validation,
+        lr=spec.optimizer.lr,
+        weight_changes=weight_changes_of(spec),
+    )
+
+
+def weight_changes_of(spec: JobSpec) -> tuple[WeightChange, ...]:
+    """`data.changes` of a built-in task that reads text; none for others, whose `data` has the form that they like."""
+    found = spec.data.get("changes", ()) if spec.program is None and spec.task in TEXT_TASKS else ()
+    return tuple(WeightChange.model_validate(one) for one in found)
 
 
 def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
@@ -815,8 +831,15 @@ def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
             "schedule": settings.schedule,
             "validation": settings.validation,
             "optimizer": spec.optimizer.model_copy(update={"lr": settings.lr}),
+            "data": _with_weight_changes(spec, settings.weight_changes),
         }
     )
+
+
+def _with_weight_changes(spec: JobSpec, changes: tuple[WeightChange, ...]) -> dict[str, Any]:
+    if changes == weight_changes_of(spec):
+        return spec.data
+    return {**spec.data, "changes": [one.model_dump(mode="json") for one in changes]}
 
 
 def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...]:
@@ -832,6 +855,9 @@ def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...
 def _flat(settings: TrainingSettings) -> dict[str, Any]:
     document = settings.model_dump(mode="json")
     values = {"optimizer.lr": document.pop("lr")}
+    for change in document.pop("weight_changes"):
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in change["weights"].items())
+        values[f"data.weights from step {change['at_step']} on"] = weights
     for section, keys in document.items():
         values |= {f"{section}.{key}": value for key, value in (keys or {}).items()}
     return values

@@ -9,7 +9,7 @@ documents are always the same, and those of a compressed file are those of the f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import BinaryIO
@@ -53,8 +53,21 @@ class Document:
     end: Position
 
 
-def read_documents(sources: Sequence[SourceFile], start: Position, config: TextDataConfig) -> Iterator[Document]:
+Place = tuple[int, int]
+"""`file` and `offset` of a Position."""
+
+
+def read_documents(
+    sources: Sequence[SourceFile], start: Position, config: TextDataConfig, until: Place | None = None
+) -> Generator[Document, None, Position | None]:
     """Documents from `start` on; stops before the first one that would exceed a total of `data.max_bytes`.
+
+    Args:
+        until: stops before the first document that begins here or later. A place within a file only for plain text.
+
+    Returns:
+        The position after the last document, with the rows that were left out behind it; None: stopped by
+        `data.max_bytes`.
 
     Raises:
         MissingTextError: a file cannot be read.
@@ -63,17 +76,21 @@ def read_documents(sources: Sequence[SourceFile], start: Position, config: TextD
         UndecodableTextError: not UTF-8, and `data.encoding_errors` is "strict".
     """
     used, bad_rows = start.text_bytes, start.bad_rows
+    last_file, last_offset = (len(sources), 0) if until is None else until
     bytes_before = list(accumulate((source.num_bytes for source in sources), initial=0))
-    for number in range(start.file, len(sources)):
+    for number in range(start.file, min(len(sources), last_file + (last_offset > 0))):
         source = sources[number]
         first = start.offset if number == start.file else 0
         for part in _parts(source, config, first):
             if part.raw is None:
                 bad_rows += 1
                 continue
+            if number == last_file and (begin := part.end - len(part.raw)) >= last_offset:
+                read = bytes_before[number] + begin
+                return Position(file=number, offset=begin, text_bytes=used, read_bytes=read, bad_rows=bad_rows)
             used += len(part.raw)
             if config.max_bytes is not None and used > config.max_bytes:
-                return
+                return None
             file, offset = (number + 1, 0) if part.ends_file else (number, part.end)
             end = Position(
                 file=file,
@@ -83,6 +100,8 @@ def read_documents(sources: Sequence[SourceFile], start: Position, config: TextD
                 bad_rows=bad_rows,
             )
             yield Document(_valid_utf8(part.raw, source, part.place, config), part.closes, end)
+    file = last_file + (last_offset > 0)
+    return Position(file=file, text_bytes=used, read_bytes=bytes_before[file], bad_rows=bad_rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """Several sources of text as one data set, in fixed shares and in an order of its own.
 
     position of the run  ->  source, and how many of its samples came before  ->  sample of the source
-                             `Interleaving`                                       a permutation for each epoch of it
+                             `MixtureOrder`                                       a permutation for each epoch of it
 
 Both are pure functions of the position, the shares and the seed, so there is no state, and every world size, restart
 and layout reads the same samples. Any run of as many samples as the shares add up to has each source exactly as often
 as its share says, and a shorter one almost so: positions are divided evenly, as in a Bresenham line, between two groups
-of sources, and those of a group again, down to single sources. Each source has epochs of its own. Called by the tasks
-that read text.
+of sources, and those of a group again, down to single sources. Each source has epochs of its own.
+
+The shares may change at positions. A segment has the order of its own shares from its first position on, and each
+source goes on with the sample at which the segment before left it. Called by the tasks that read text.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal_workers.contract.batch_partition import epoch_key, sample_at
+from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.model import TextSource
 from shoal_workers.data.dataset import TokenDataset
 
@@ -97,15 +100,65 @@ def _num_before(position: int, fork: _Fork) -> int:
     return (position * fork.larger_share + fork.share // 2) // fork.share
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    first: int
+    """Its first position."""
+    order: Interleaving
+    before: tuple[int, ...]
+    """How many samples of each source earlier segments have read."""
+
+
+class MixtureOrder:
+    """Which source each position belongs to, with shares that may change.
+
+    Args:
+        shares: as for `Interleaving`.
+        changes: a first position and the shares from there on, in the order of the positions.
+    """
+
+    def __init__(self, shares: Sequence[int], changes: Sequence[tuple[int, Sequence[int]]] = ()) -> None:
+        self.shares = tuple(shares)
+        self._segments = [_Segment(0, Interleaving(shares), (0,) * len(self.shares))]
+        for first, changed in changes:
+            self._segments.append(_Segment(first, Interleaving(changed), tuple(self.counts(first))))
+        self._firsts = [segment.first for segment in self._segments]
+
+    def at(self, position: int) -> tuple[int, int]:
+        """As `Interleaving.at`."""
+        segment = self._segments[bisect_right(self._firsts, position) - 1]
+        source, number = segment.order.at(position - segment.first)
+        return source, segment.before[source] + number
+
+    def counts(self, positions: int) -> list[int]:
+        """As `Interleaving.counts`."""
+        segment = next(one for one in reversed(self._segments) if one.first <= positions)
+        return [
+            before + num
+            for before, num in zip(segment.before, segment.order.counts(positions - segment.first), strict=True)
+        ]
+
+
 def shares_of(sources: Sequence[TextSource], sizes: Sequence[int]) -> list[int]:
     """The shares in which sources are mixed, exact: weights as they are written, or sizes (in samples) times epochs.
 
     The spec gives all sources a weight, or all of them epochs.
     """
-    wanted = [
-        Fraction(repr(source.weight)) if source.weight is not None else Fraction(repr(source.epochs)) * size
-        for source, size in zip(sources, sizes, strict=True)
-    ]
+    return _whole(
+        [
+            _exact(source.weight) if source.weight is not None else _exact(source.epochs or 0.0) * size
+            for source, size in zip(sources, sizes, strict=True)
+        ]
+    )
+
+
+def _exact(value: float) -> Fraction:
+    """As it is written."""
+    return Fraction(repr(value))
+
+
+def _whole(wanted: Sequence[Fraction]) -> list[int]:
+    """The same shares as whole numbers, without a common divisor."""
     common = lcm(*(one.denominator for one in wanted))
     whole = [int(one * common) for one in wanted]
     divisor = gcd(*whole)
@@ -118,9 +171,24 @@ class Mixture(Dataset[Tensor]):
     def __init__(self, parts: Sequence[TokenDataset], sources: Sequence[TextSource]) -> None:
         self._parts = parts
         self._ends = list(itertools.accumulate(len(part) for part in parts))
-        self.order = Interleaving(shares_of(sources, [len(part) for part in parts]))
+        self.order = MixtureOrder(shares_of(sources, [len(part) for part in parts]))
         described = [[part.content_hash for part in parts], self.order.shares]
+        # changes of the weights do not count: a checkpoint has those that took effect before it
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+
+    def change_weights(self, changes: Sequence[InForce], global_size: int) -> None:
+        """Takes changes of the weights; replaces those that it was given before. `global_size`: samples of a step."""
+        initial = self.order.shares
+        self.order = MixtureOrder(
+            initial,
+            [
+                (
+                    (at_step - 1) * global_size,
+                    initial if weights is None else _whole([Fraction(repr(w)) for w in weights]),
+                )
+                for at_step, weights in changes
+            ],
+        )
 
     def content_parts(self) -> dict[str, str]:
         """The hash of each shard of each source, by its path and the files that it was made from."""

@@ -1,4 +1,5 @@
-"""Prepares token shards from text, once per node: one worker prepares, the others wait. Resumes after a kill.
+"""Prepares token shards from text, once per `cache_dir`: one worker prepares, those of its node wait, and those of
+other nodes that share the directory tokenise portions of the text (`portions`). Resumes after a kill.
 
 Hidden here: which shards are there already, who makes the others, and how far that is. Much text is tokenised on all
 cores (`tokenising`); the shards are the same as those of one process. The name of the cache directory contains a
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -34,12 +35,20 @@ from shoal_workers.data.corpus import (
     write_durably,
     write_shard,
 )
-from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
+from shoal_workers.data.documents import PIECE_BYTES, Document, Position
 from shoal_workers.data.errors import CacheError, DataError, EmptyCorpusError
+from shoal_workers.data.portions import PORTION_BYTES, Portions
 from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenising import TokenisingProcesses
-from shoal_workers.data.tokenizer import DocumentEncoder, Lookahead, Tokenizer, load_tokenizer, token_dtype
-from shoal_workers.machine_limits import allowed_cores
+from shoal_workers.data.tokenizer import (
+    DocumentEncoder,
+    EncodedDocument,
+    Lookahead,
+    Tokenizer,
+    load_tokenizer,
+    token_dtype,
+)
+from shoal_workers.machine_limits import allowed_cores, machine_name
 from shoal_workers.node_lock import node_lock
 
 Report = Callable[["PrepareProgress"], None]
@@ -85,6 +94,7 @@ def prepare_corpus(
     shard_bytes: int = SHARD_BYTES,
     tokenizer: Tokenizer | None = None,
     num_processes: int | None = None,
+    sharing: Sharing | None = None,
 ) -> Corpus:
     """The prepared corpus of a config. Returns quickly if it exists and this process has verified it before.
 
@@ -93,6 +103,7 @@ def prepare_corpus(
         shard_bytes: maximum size of one shard's file.
         tokenizer: replaces the one that `data.tokenizer` names; only this process tokenises then.
         num_processes: that tokenise; 0: this one. Default: one per core, but no more than are worth their start.
+        sharing: replaces what other nodes see of this process.
 
     Raises:
         DataError: the text, the tokenizer or the cache directory cannot be used.
@@ -110,13 +121,14 @@ def prepare_corpus(
     if corpus is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with node_lock(directory.with_suffix(".lock"), partial(_report_waiting, report)) as say:
-                both = _also_said(report, say)
-                corpus = _opened(directory, both)
-                if corpus is None:
-                    write_durably(directory / SOURCES_NAME, [described])
-                    work = _Work(config, sources, directory, shard_bytes, num_processes)
-                    with _Preparation(work, tokenizer, both) as preparation:
+            work = _Work(config, sources, directory, shard_bytes, num_processes, sharing or Sharing())
+            with _Preparation(work, tokenizer, report) as preparation:
+                lock = directory.with_suffix(".lock")
+                with node_lock(lock, preparation.report_waiting, preparation.help) as say:
+                    preparation.report = both = _also_said(report, say)
+                    corpus = _opened(directory, both)
+                    if corpus is None:
+                        write_durably(directory / SOURCES_NAME, [described])
                         corpus = preparation.run(fingerprint)
         except OSError as error:
             raise CacheError(
@@ -126,10 +138,6 @@ def prepare_corpus(
         _verified.add(directory)
     report(PrepareProgress(PreparePhase.READY, bad_rows=corpus.index.bad_rows))
     return corpus
-
-
-def _report_waiting(report: Report, text: str) -> None:
-    report(PrepareProgress(PreparePhase.WAITING, of_holder=text))
 
 
 def _also_said(report: Report, say: Callable[[str], None]) -> Report:
@@ -180,6 +188,15 @@ def _described(source: SourceFile) -> tuple[str | int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """What other nodes see of this process, if they share its cache directory."""
+
+    machine: str = field(default_factory=machine_name)
+    """Equal for processes that share cores; these wait for each other."""
+    portion_bytes: int = PORTION_BYTES
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     """What is to be prepared; the arguments of `prepare_corpus`."""
 
@@ -188,10 +205,12 @@ class _Work:
     directory: Path
     shard_bytes: int
     num_processes: int | None
+    sharing: Sharing
 
 
 class _Preparation:
-    """One pass over the shards of a directory: keeps intact ones, makes the others. The caller holds the lock."""
+    """One pass over the shards of a directory: keeps intact ones, makes the others. Until this process holds the lock,
+    it may only help the one that does."""
 
     def __init__(self, work: _Work, tokenizer: Tokenizer, report: Report) -> None:
         self._config = work.config
@@ -200,7 +219,7 @@ class _Preparation:
         self._shard_bytes = work.shard_bytes
         self._asked_processes = work.num_processes
         self._tokenizer = tokenizer
-        self._report = report
+        self.report = report
         self._encoder = DocumentEncoder(tokenizer, work.config.validation_fraction)
         self._processes: TokenisingProcesses | None = None
         self._num_processes = 0
@@ -212,6 +231,19 @@ class _Preparation:
         self._total_bytes = limit if limit is not None and self._is_limited else total
         """Bytes of text, if their number is limited; else those of the files, which may be compressed."""
         self._reported_bytes = 0
+        self._position = Position()
+        self._portions = Portions(
+            work.directory,
+            work.sources,
+            work.config,
+            machine=work.sharing.machine,
+            portion_bytes=work.sharing.portion_bytes,
+            advanced=self._advanced,
+        )
+        self._is_holder = False
+        self._of_holder = ""
+        self._helped_bytes = self._portion_bytes = 0
+        """Bytes of text that were tokenised for another node; and of the portion that is encoded now."""
 
     def __enter__(self) -> _Preparation:
         return self
@@ -220,7 +252,33 @@ class _Preparation:
         if self._processes is not None:
             self._processes.__exit__(kind, error, at)
 
+    def report_waiting(self, of_holder: str) -> None:
+        """Called with the progress of the process that holds the lock."""
+        self._of_holder = of_holder
+        done = self._helped_bytes + self._portion_bytes
+        phase = PreparePhase.HELPING if done else PreparePhase.WAITING
+        self.report(PrepareProgress(phase, done_bytes=done, of_holder=of_holder))
+
+    def help(self) -> bool:
+        """Tokenises a portion of the text for a worker of another node, if there is one; False: nothing was done."""
+        has_helped = self._portions.help(self._encode_all)
+        self._helped_bytes += self._portion_bytes
+        self._portion_bytes = 0
+        return has_helped
+
+    def _advanced(self, portion_bytes: int) -> None:
+        before, self._portion_bytes = self._portion_bytes, portion_bytes
+        if portion_bytes // MIB == before // MIB and before:
+            return
+        if self._is_holder:
+            self._report_progress(self._position)
+        else:
+            self.report_waiting(self._of_holder)
+
     def run(self, fingerprint: str) -> Corpus:
+        """Called with the lock held."""
+        self._is_holder = True
+        self._portions.hold()
         shards: list[ShardEntry] = []
         position = Position()
         while not (shards and shards[-1].last):
@@ -243,6 +301,7 @@ class _Preparation:
         if not index.text_bytes:
             raise EmptyCorpusError(self._empty())
         write_durably(self._directory / INDEX_NAME, [index.model_dump_json(indent=1).encode()])
+        self._portions.remove()
         return Corpus(self._directory, index)
 
     def _make(self, path: Path, start: Position) -> ShardEntry:
@@ -255,10 +314,18 @@ class _Preparation:
     def _documents_from(self, start: Position) -> Lookahead:
         """Continues with the documents after the shard before, unless an intact shard was kept meanwhile."""
         if self._documents is None or self._reached != start:
-            documents = read_documents(self._sources, start, self._config)
-            self._start_processes(self._total_bytes - self._done_bytes(start))
-            self._documents = Lookahead((self._processes or self._encoder).encode_all(documents))
+            self._position = start
+            self._documents = Lookahead(self._portions.encoded_from(start, self._encode_all, self._report_waiting))
         return self._documents
+
+    def _encode_all(self, documents: Iterable[Document]) -> Iterator[EncodedDocument]:
+        self._start_processes(self._total_bytes - self._done_bytes(self._position))
+        return (self._processes or self._encoder).encode_all(documents)
+
+    def _report_waiting(self) -> None:
+        """Called while another node tokenises what is needed next."""
+        self._portion_bytes = 0
+        self._report_progress(self._position)
 
     def _start_processes(self, text_bytes: int) -> None:
         """Once, if they are worth it for so much text."""
@@ -272,12 +339,15 @@ class _Preparation:
             self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:
-        """Reports about 100 times at most, and at most once per MiB."""
+        """Reports about 100 times at most, and at most once per MiB. What is tokenised ahead counts."""
+        self._position = position
         step, done = max(self._total_bytes // 100, MIB), self._done_bytes(position)
+        if not self._is_limited:
+            done = min(self._total_bytes, done + self._portions.ahead_bytes + self._portion_bytes)
         if 0 < done < min(self._reported_bytes + step, self._total_bytes):
             return
         self._reported_bytes = done
-        self._report(
+        self.report(
             PrepareProgress(
                 PreparePhase.TOKENISING,
                 done,
@@ -286,6 +356,7 @@ class _Preparation:
                 len(self._sources),
                 num_processes=self._num_processes,
                 bad_rows=position.bad_rows,
+                num_other_nodes=self._portions.num_others,
             )
         )
 
@@ -309,6 +380,8 @@ class PreparePhase(StrEnum):
     VERIFYING = "verifying"
     WAITING = "waiting"
     """Another process of this node is preparing the same text."""
+    HELPING = "helping"
+    """One of another node is, and this process tokenises portions of it."""
     TOKENISING = "tokenising"
     READY = "ready"
 
@@ -325,7 +398,9 @@ class PrepareProgress:
     bad_rows: int = 0
     """Rows without text that were left out."""
     of_holder: str = ""
-    """WAITING: the progress of the process that prepares, in words; empty: not known."""
+    """WAITING and HELPING: the progress of the process that prepares, in words; empty: not known."""
+    num_other_nodes: int = 0
+    """That have offered help, because they share `cache_dir`."""
     of_source: str = ""
     """Which source of a mixture this is, in words."""
 
@@ -338,16 +413,24 @@ class PrepareProgress:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
-                return f"another process of this node prepares the text{': ' if self.of_holder else ''}{self.of_holder}"
+                return f"another process of this node prepares the text{self._holder}"
+            case PreparePhase.HELPING:
+                return f"tokenises {self.done_bytes / MIB:,.1f} MiB for another node{self._holder}"
             case PreparePhase.READY:
                 return f"text ready{self._bad}"
             case PreparePhase.TOKENISING:
                 processes = f", {self.num_processes} processes" if self.num_processes else ""
+                if self.num_other_nodes:
+                    processes += f", with {self.num_other_nodes} other node{'s' if self.num_other_nodes > 1 else ''}"
                 percent = 100 * self.done_bytes // max(1, self.total_bytes)
                 return (
                     f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
                     f"{self.done_files:,} of {self.total_files:,} files{processes}){self._bad}"
                 )
+
+    @property
+    def _holder(self) -> str:
+        return f": {self.of_holder}" if self.of_holder else ""
 
     @property
     def _bad(self) -> str:

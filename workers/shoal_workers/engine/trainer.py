@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
+from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
@@ -102,6 +104,7 @@ class Trainer:
         """Read the state that the assignment names, if any. No collective. Raises as `state.restore.restore`."""
         generation = self._generation
         if not is_restoring(generation.assignment):
+            self._weigh((), 0)
             return Restored(0, 0, 0)
         generation.position.enter(Phase.RESTORING)
         with generation.user_code:
@@ -112,6 +115,7 @@ class Trainer:
         origin, content_hash = generation.spec.continue_from, generation.task.content_hash
         restored = restore(generation, self._runtime.state, self._store, origin=origin, content_hash=content_hash)
         generation.position.reach(restored.step)
+        self._weigh(restored.weight_changes, restored.step)
         self.total_steps = max(self.total_steps, restored.step)  # `stop` may have been shortened
         if self._stops_early and self._standing is not None and restored.step >= self._standing.judged_step:
             self.total_steps = restored.step
@@ -119,6 +123,17 @@ class Trainer:
             self._recent.add(report)
         self._scaling.restore(restored.loss_scale)
         return replace(restored, frees_source=self._snapshots.mark_restored(restored.step))
+
+    def _weigh(self, recorded: Sequence[InForce], step: int) -> None:
+        """Put the changes of a mixture's weights into force, before the first sample is read."""
+        generation = self._generation
+        found, late = generation.task.change_weights(generation.spec, recorded, step)
+        self._extra.weight_changes = found
+        if late is not None and generation.rank == 0:
+            generation.outbox.log_text(
+                f"weights of data.changes take effect at step {late.at_step}, later than planned: the steps before it "
+                "were trained before the workers learned of the change"
+            )
 
     def train(self) -> GenerationEnd:
         """Trains from the position's step on. Returns FINISHED or YIELDED, each with the part that must become durable

@@ -193,32 +193,92 @@ def _patch(session: Session, reference: str, patch: JobPatch) -> None:
 def update(
     job: JobArgument,
     code: Annotated[
-        Path, typer.Option("--code", metavar="DIR", exists=True, file_okay=False, help="Directory with the new code.")
-    ],
+        Path | None,
+        typer.Option("--code", metavar="DIR", exists=True, file_okay=False, help="Directory with the new code."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="NAME=WEIGHT,...", help="New weights of all sources of the job's mixture."),
+    ] = None,
+    at_step: Annotated[
+        int | None,
+        typer.Option("--at-step", min=1, help="First step with the weights. Default: the service chooses it."),
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Give a job new code while it trains. It takes over at a step boundary, and no step is lost.
+    """Give a job new code, or its mixture other weights, while it trains. It follows at a step boundary, and no step is
+    lost.
 
-    If it raises, is not finite, is slower or builds another model, the job trains on with the code before.
+    If new code raises, is not finite, is slower or builds another model, the job trains on with the code before. With
+    new weights each source goes on with its next sample.
     """
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_service.control.code_archive import CodeArchiveError
 
-        with session.open_client() as client:
-            try:
-                view = client.update_code(session.job_id(client, job), code)
-            except CodeArchiveError as error:
-                raise CliError(f"--code {code} cannot be packed: {error}") from None
-        version = (view.spec.code.archive or "")[:12]
-        session.output.document(
-            view,
-            lambda: (
-                f"{view.id}  {view.name}  {view.status.state}  code {version}\n"
-                f"`shoal watch {view.id}` shows when it trains, or why it does not"
-            ),
-        )
+        if weights is None and at_step is not None:
+            raise CliError("--at-step says when --weights begin", hint="shoal update --help")
+        if code is not None and weights is None:
+            _update_code(session, job, code)
+        elif weights is not None and code is None:
+            _change_weights(session, job, weights, at_step)
+        else:
+            raise CliError("update needs --code or --weights", hint=f"shoal update {job} --weights web=0.5,chats=0.5")
+
+
+def _update_code(session: Session, job: str, code: Path) -> None:
+    from shoal_api.cli.errors import CliError
+    from shoal_service.control.code_archive import CodeArchiveError
+
+    with session.open_client() as client:
+        try:
+            view = client.update_code(session.job_id(client, job), code)
+        except CodeArchiveError as error:
+            raise CliError(f"--code {code} cannot be packed: {error}") from None
+    version = (view.spec.code.archive or "")[:12]
+    session.output.document(
+        view,
+        lambda: (
+            f"{view.id}  {view.name}  {view.status.state}  code {version}\n"
+            f"`shoal watch {view.id}` shows when it trains, or why it does not"
+        ),
+    )
+
+
+def _change_weights(session: Session, job: str, weights: str, at_step: int | None) -> None:
+    given = weights_of(weights)
+    with session.open_client() as client:
+        view = client.change_weights(session.job_id(client, job), given, at_step=at_step)
+    [*_, change] = view.spec.data["changes"]
+    shares = ", ".join(f"{name} {weight:g}" for name, weight in change["weights"].items())
+    session.output.document(
+        view,
+        lambda: (
+            f"{view.id}  {view.name}  {view.status.state}  step {view.status.step}\n"
+            f"from step {change['at_step']} on: {shares}"
+        ),
+    )
+
+
+def weights_of(text: str) -> dict[str, float]:
+    """Parse NAME=WEIGHT,...; a name may contain an equals sign. Raises CliError."""
+    from shoal_api.cli.errors import CliError
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().rpartition("=")
+        try:
+            weight = float(value)
+        except ValueError:
+            weight = -1.0
+        if not name or not 0 <= weight <= 1e9:
+            raise CliError(
+                f"--weights {part!r} is not NAME=WEIGHT", hint="shoal update JOB --weights web=0.5,chats=0.5"
+            )
+        if name in found:
+            raise CliError(f"--weights names {name!r} twice", hint="shoal update --help")
+        found[name] = weight
+    return found
 
 
 def extend(

@@ -154,6 +154,10 @@ class JobPatched(JobEvent):
     """Only the keys that were changed; `validation` and `optimizer` too."""
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
+    weights: dict[str, float] | None = None
+    """Of a mixture's sources; `generation.settings` says when the workers have learned of them."""
+    at_step: int | None = None
+    """First step with these weights."""
     worker: dict[str, str] | None = None
     """`job.move_requested` says from where."""
     code: dict[str, str] | None = None
@@ -166,9 +170,10 @@ class JobPatched(JobEvent):
     """Name of the one who asked through the API."""
 
     def words(self) -> str:
-        others = {"spec_version", "by"}
+        others = {"spec_version", "at_step", "by"}
         changed = [name for name in type(self).model_fields if name not in others and getattr(self, name) is not None]
-        return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
+        when = "" if self.at_step is None else f" from step {self.at_step} on"
+        return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}{when}" if changed else "")
 
 
 class JobMoveRequested(JobEvent):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.model import TextDataConfig, TextSource
 from shoal_workers.data.errors import CorpusTooSmallError, MissingTextError
-from shoal_workers.data.mixture import Interleaving, Mixture, shares_of
+from shoal_workers.data.mixture import Interleaving, Mixture, MixtureOrder, shares_of
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.tasks.text import TextTask
@@ -49,6 +51,34 @@ def test_the_order_is_this_one_for_ever() -> None:
     order = Interleaving([7, 2, 1])
     assert "".join("abc"[order.at(position)[0]] for position in range(20)) == "abaaacaabaabaaacaaba"
     assert order.at(10**18) == (0, 7 * 10**17)
+
+
+CHANGES = st.lists(st.tuples(st.integers(1, 300), SHARES), max_size=4, unique_by=lambda one: one[0]).map(sorted)
+
+
+@settings(max_examples=40)
+@given(num=st.integers(1, 6), changes=CHANGES, data=st.data())
+def test_shares_that_change_leave_out_no_sample_of_a_source(
+    num: int, changes: list[tuple[int, list[int]]], data: st.DataObject
+) -> None:
+    shares = [data.draw(st.lists(st.integers(0, 9), min_size=num, max_size=num).filter(any)) for _ in range(5)]
+    segments = [(0, shares[0]), *((first, more) for (first, _), more in zip(changes, shares[1:], strict=False))]
+    order = MixtureOrder(shares[0], segments[1:])
+    reached = [0] * num
+    for position in range(400):
+        source, number = order.at(position)
+        assert number == reached[source], "each source goes on where it was left"
+        reached[source] += 1
+        assert order.counts(position + 1) == reached
+    for (first, now), (end, _) in itertools.pairwise([*segments, (400, [])]):
+        alone = [Interleaving(now).at(position)[0] for position in range(end - first)]
+        assert [order.at(position)[0] for position in range(first, end)] == alone
+
+
+def test_the_order_with_changes_is_this_one_for_ever() -> None:
+    order = MixtureOrder([7, 2, 1], [(5, [1, 1, 0]), (11, [0, 1, 3])])
+    assert "".join("abc"[order.at(position)[0]] for position in range(20)) == "abaaabababaccbcccbcc"
+    assert order.at(10**18) == (2, 749_999_999_999_999_992)
 
 
 def _sources(**settings: Any) -> list[TextSource]:
@@ -123,6 +153,23 @@ def test_other_weights_prepare_nothing_again_and_are_other_data(
     assert sorted((tmp_path / "cache").iterdir()) == directories
     assert first.content_hash != second.content_hash
     assert first.content_hash == task_of(weight=[5, 5, 5]).build_dataset("train").content_hash
+
+
+def test_changed_weights_are_the_same_data_in_an_order_that_goes_on(task_of: Callable[..., TextTask]) -> None:
+    data = task_of(weight=[1, 1, 2]).build_dataset("train")
+    assert isinstance(data, Mixture)
+    before, content_hash = training_order(data, range(400), seed=3), data.content_hash
+    data.change_weights((InForce(6, (0.5, 0.0, 0.5)), InForce(11, (0.0, 1.0, 0.0))), 8)  # from samples 40 and 80 on
+    found = training_order(data, range(120), seed=3)
+    assert data.content_hash == content_hash
+    assert found[:40] == before[:40]
+    assert Counter(_letters(data, range(40, 80))) == {"a": 20, "c": 20}
+    assert Counter(_letters(data, range(80, 120))) == {"b": 40}
+    for source in (range(60), range(60, 100), range(100, 120)):  # in the order that it has under any weights
+        own = [index for index in found if index in source]
+        assert own == [index for index in before if index in source][: len(own)]
+    data.change_weights((InForce(6, None),), 8)
+    assert Counter(_letters(data, range(40, 80))) == {"a": 10, "b": 10, "c": 20}
 
 
 def test_another_seed_is_another_order_of_the_same_shares(task_of: Callable[..., TextTask]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from shoal_workers.checkpoint.reader import Filled, fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.mixture_weights import InForce, from_json
 from shoal_workers.contract.spec import ContinueFrom
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.group.process_group import Group
@@ -48,6 +49,8 @@ class Restored:
     """The state was made with other data than this rank reads."""
     is_own: bool = True
     """The state is of this job, not of the one that it goes on from."""
+    weight_changes: tuple[InForce, ...] = ()
+    """Changes of a mixture's weights that took effect before; equal on all ranks."""
     frees_source: bool = False
     """Whether this rank no longer needs what it was restored from; it is freed once all ranks say so."""
 
@@ -123,6 +126,8 @@ def restore(
         loss_scale=extra.get("loss_scale"),
         data_change=changed,
         is_own=is_own,
+        # other data has another order, to which the weights of the former one mean nothing
+        weight_changes=from_json(extra.get("weight_changes", ())) if changed is None else (),
     )
 
 

@@ -3,7 +3,8 @@ value, and what need not be saved at all.
 
     model.<parameter or buffer>           DTensor or Tensor
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
-    extra                                 small JSON: step, seed, data, loss scale, plain optimizer values, last reports
+    extra                                 small JSON: step, seed, data, changes of its weights, loss scale, plain
+                                          optimizer values, last reports
 
 Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning
 rate and randomness are pure functions of step and seed, so these two numbers are all that is saved of them.
@@ -28,6 +29,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shoal_workers.checkpoint.load_plan import Shape
+from shoal_workers.contract.mixture_weights import InForce, began, to_json
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -104,6 +106,8 @@ class Extra:
         self._identity = identity
         self._recent = recent
         self._scaling = scaling
+        self.weight_changes: tuple[InForce, ...] = ()
+        """Changes of a mixture's weights that hold in this generation; those that took effect are saved."""
 
     def values(self, step: int) -> dict[str, Any]:
         return {**self._without_reports(step), "reports": self._recent.values()}
@@ -132,6 +136,8 @@ class Extra:
         extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "changed_settings": changed}
         if self._identity.content_hash:
             extra["data"] = self._identity.content_hash
+        if past := began(self.weight_changes, step):
+            extra["weight_changes"] = to_json(past)
         scale = self._scaling.to_json()
         return extra if scale is None else {**extra, "loss_scale": scale}
 

@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from shoal_workers.contract.mixture_weights import InForce, began, in_force, late
+from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.sharding import default_shard_units
@@ -161,6 +163,27 @@ class LoadedTask:
     def content_hash(self) -> str:
         """Content hash of the training data, after `open_data`; empty: the dataset has none."""
         return content_hash_of(self.train_data)
+
+    def change_weights(
+        self, spec: JobSpec, recorded: Sequence[InForce], step: int
+    ) -> tuple[tuple[InForce, ...], InForce | None]:
+        """Puts the changes of a mixture's weights into force, for a group that goes on after `step` completed steps.
+        Data without weights has no changes.
+
+        Args:
+            spec: with the settings of the generation.
+            recorded: the changes that took effect before, as the restored state says.
+
+        Returns:
+            The changes that hold, and the one that takes effect later than the spec says.
+        """
+        change = getattr(self.train_data, "change_weights", None)
+        if change is None:
+            return (), None
+        wanted = TextDataConfig.model_validate(spec.data).wanted_weights
+        found = in_force(recorded, wanted, step)
+        change(found, spec.batch.global_size)
+        return found, late(wanted, found[len(began(recorded, step)) :])
 
     @property
     def has_preparation(self) -> bool:

@@ -11,6 +11,7 @@ from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.mixture_weights import WeightChange
 from shoal_workers.contract.spec import StopSpec, TrainingSettings
 
 NewWorld = Callable[..., World]
@@ -35,6 +36,24 @@ def test_changed_settings_take_effect_at_the_next_step_boundary(new_world: NewWo
     (applied,) = world.events("generation.settings")
     assert (applied["step"], ", ".join(applied["changes"])) == (4, words)
     assert world.state.history.steps_lost == 0 and world.incidents() == []
+
+
+def test_weights_that_change_at_a_later_step_are_known_to_the_group_from_the_next_boundary_on(
+    new_world: NewWorld,
+) -> None:
+    world = new_world(workers=2, memory=True).open(then=3)
+    change = WeightChange(at_step=9, weights={"web": 0.5, "chats": 0.5})
+    world.direct(settings=_changed(world, weight_changes=(change,)))
+    assert world.state.stage is Stage.SWITCHING
+    world.run(1)
+    world.form()
+    world.deliver_all()
+    assert [worker.run.settings.weight_changes for worker in world.group()] == [(change,)] * 2
+    (applied,) = world.events("generation.settings")
+    assert (applied["step"], applied["changes"]) == (
+        4,
+        ["data.weights from step 9 on none -> web 0.5, chats 0.5"],
+    )
 
 
 def test_the_same_settings_change_nothing(new_world: NewWorld) -> None:
