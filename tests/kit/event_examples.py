@@ -9,6 +9,7 @@ from shoal_service.core.events.job import (
     CodeRolledBack,
     CodeUpdated,
     CodeUpdating,
+    JobArchived,
     JobCreated,
     JobExtended,
     JobGranted,
@@ -123,6 +124,8 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (
         JobRetried(done=40, reason="user_error"),
+        JobArchived(archived=True, by="ada"),
+        JobArchived(archived=False),
         "tried again after user_error at step 40",
     ),
     (
