@@ -207,7 +207,7 @@ def test_an_archived_job_is_hidden_until_it_is_asked_for(store: Store, submit: S
 
 
 def test_a_job_that_goes_on_is_no_longer_archived(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+    job_id = submit(retry={"max_failures": 0})
     failure = UserFailure(type="ValueError", message="no", traceback="", phase="forward", ranks=(0,), step=1)
     begin(job_id).report(end=AttemptEnd(reason=EndReason.USER_ERROR, message="no", step=1, failure=failure))
     store.writing(submissions.archive)(job_id, True, now=3.0)
