@@ -176,3 +176,44 @@ def test_jobs_are_chosen_and_cancelled_without_a_mouse(reader: Browser, written:
     reader.until(lambda: reader.count("#dialog[open]") == 0, "the job is cancelled")
     assert written.store.get_job(fast.id).status.state is JobState.CANCELLING
     assert reader.complaints() == []
+
+
+def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    over = jobs[2]
+    reader.open(f"{written.url}/jobs/{over.id}")
+    reader.sees("#undescribed", "No label and no note yet.")
+    reader.click("#edit-labels")
+    reader.fill("#dialog-value", "team=speech\ndraft")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#labels").split() == ["team=speech", "draft"], "both labels")
+    assert written.store.get_job(over.id).spec.labels == {"team": "speech", "draft": ""}
+    reader.click("#edit-labels")
+    reader.fill("#dialog-value", "draft")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#labels") == "draft", "one label is left")
+    assert written.store.get_job(over.id).spec.labels == {"draft": ""}
+
+    notes = (
+        "# Why\n- a **bold** guess\n- `lr` [too](/docs) [large](javascript:alert(1))\n\n"
+        "<img src=x onerror=alert(1)> *or* not\n"
+    )
+    reader.click("#edit-notes")
+    reader.fill("#dialog-value", notes)
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("#notes li") == 2, "the notes")
+    assert [reader.text(f"#notes {name}") for name in ("h3", "strong", "li code", "em")] == ["Why", "bold", "lr", "or"]
+    assert reader.count("#notes img") == 0 and "<img" in reader.text("#notes"), "HTML stays text"
+    links = reader.run("[...document.querySelectorAll('#notes a')].map((one) => one.getAttribute('href'))")
+    assert links == ["/docs"], "an address that runs a script is no link"
+    assert written.store.get_job(over.id).spec.annotations == {"notes": notes}
+
+    reader.click("#archive")
+    reader.click("#confirm")
+    reader.sees("#archived-at", "Archived")
+    assert written.store.get_job(over.id).archived_at is not None
+    reader.click("#archive")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#archive") == "Archive", "the job is in the lists again")
+    assert reader.complaints() == []

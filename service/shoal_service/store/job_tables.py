@@ -30,7 +30,9 @@ _MOST_LABELS = 200
 def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobField, ...]:
     """The names, facts first. `visible`: labels and metrics of jobs of these projects; None: of all."""
     facts = [JobField(name=one.name, kind=one.kind, meaning=one.meaning) for one in FACTS.values()]
-    settings = [JobField(name=".".join(path), kind=kind) for path, kind in setting_kinds().items()]
+    settings = [
+        JobField(name=".".join(path), kind=kind) for path, kind in setting_kinds().items() if path[0] not in FACTS
+    ]
     keys = select(job_labels.c.key).join(jobs, jobs.c.num == job_labels.c.job_num).distinct()
     labels = tx.execute(_of(visible, keys).order_by(job_labels.c.key).limit(_MOST_LABELS)).scalars()
     metrics: dict[str, set[str]] = {"metric": set(), "val": set()}
