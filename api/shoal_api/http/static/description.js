@@ -7,7 +7,10 @@ import { markdown } from "./markdown.js";
 import { ENDED } from "./states.js";
 
 const NOTES = "notes", MOST = 4096;
-let shown = null;
+let shown = null, changed = null;
+
+// Called with the job after each change: the stream of a job that has ended says nothing any more.
+export function whenDescribed(handle) { changed = handle; }
 
 export function showDescription(job) {
   shown = job;
@@ -21,7 +24,7 @@ export function showDescription(job) {
   $("archived-at").textContent = archived ? `Archived ${moment(job.archived_at)}: lists leave the job out.` : "";
 }
 
-const patch = (body) => request(jobPath(shown.id), { method: "PATCH", body });
+const patch = async (body) => changed(await request(jobPath(shown.id), { method: "PATCH", body }));
 
 $("edit-notes").addEventListener("click", () => {
   const field = element("textarea", shown.spec.annotations?.[NOTES] ?? "", { id: "dialog-value", rows: 12, maxlength: MOST, "aria-label": "Notes" });
@@ -46,5 +49,5 @@ $("archive").addEventListener("click", () => {
   const verb = shown.archived_at ? "unarchive" : "archive";
   ask({ title: shown.archived_at ? "Unarchive" : "Archive", confirm: shown.archived_at ? "Unarchive" : "Archive",
     words: async () => shown.archived_at ? "The job is in the lists again." : "Lists leave the job out, unless archived jobs are asked for. Nothing is deleted.",
-    send: () => request(`${jobPath(shown.id)}/${verb}`, { method: "POST" }) });
+    send: async () => changed(await request(`${jobPath(shown.id)}/${verb}`, { method: "POST" })) });
 });
