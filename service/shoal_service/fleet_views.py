@@ -6,7 +6,7 @@ reads or decides anything.
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -340,6 +340,47 @@ class FleetJob(Frozen):
     """Losses over all steps, 32 at most."""
     world_sizes: tuple[int, ...] = ()
     """World sizes at the same steps as `losses`."""
+    values: dict[str, Any] = Field(default_factory=dict)
+    """What the parameter `columns` asks for, by name; a name without a value is left out."""
+
+
+class JobField(Frozen):
+    """A name that conditions, orders and columns of the table of jobs can use."""
+
+    name: str
+    kind: str
+    """What it is compared with: text, state, number, time, switch, label or any."""
+    meaning: str = ""
+
+
+class JobFields(Frozen):
+    """The names that jobs have: of facts and settings, and those of labels and metrics that users have chosen."""
+
+    items: tuple[JobField, ...]
+
+
+class TableView(Frozen):
+    """What a table of jobs shows. The texts are those of the parameters of `GET /v1/jobs`; empty: as without it."""
+
+    where: str = Field("", max_length=2000)
+    sort: str = Field("", max_length=500)
+    columns: str = Field("", max_length=4000)
+    search: str = Field("", max_length=200)
+    state: str = Field("", max_length=200)
+    label: str = Field("", max_length=400)
+    cluster: str = Field("", max_length=63)
+    archived: bool = False
+
+
+class SavedView(Frozen):
+    """A table of jobs that was saved under a name, for all who see the project."""
+
+    project: str
+    name: str
+    view: TableView
+    saved_at: float
+    saved_by: str
+    """Name of the one who saved it."""
 
 
 class NodeJob(Frozen):

@@ -229,6 +229,8 @@ class JobView(Frozen):
     updated_at: float
     started_at: float | None = None
     ended_at: float | None = None
+    archived_at: float | None = None
+    """null: the job is in the lists of jobs."""
     status: JobStatus
     queue: QueuePlace | None = None
     """null: the job is not in the queue, or the scheduler has not considered it yet."""
@@ -262,6 +264,8 @@ class JobSummary(Frozen):
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
     updated_at: float
+    values: dict[str, Any] = Field(default_factory=dict)
+    """What the parameter `columns` asks for, by name; a name without a value is left out."""
 
 
 class EventView(Frozen):

@@ -9,6 +9,7 @@ from shoal_service.core.events.job import (
     CodeRolledBack,
     CodeUpdated,
     CodeUpdating,
+    JobArchived,
     JobCreated,
     JobExtended,
     JobGranted,
@@ -125,6 +126,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         JobRetried(done=40, reason="user_error"),
         "tried again after user_error at step 40",
     ),
+    (JobArchived(archived=True, by="ada"), "archived: lists leave it out"),
     (
         GenerationData(generation=1, step=60, before="1f0c", now="77ab"),
         "from step 61 on with other data than the checkpoint (1f0c -> 77ab)",

@@ -57,6 +57,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "pause": several.pause,
         "resume": several.resume,
         "cancel": several.cancel,
+        "archive": several.archive,
+        "unarchive": several.unarchive,
         "delete": upkeep.delete,
         "extend": control.extend,
         "retry": control.retry,

@@ -68,7 +68,7 @@ class Session:
         except ApiError as error:
             if error.problem.status not in (400, 404, 422):
                 raise
-        return match_job(reference, client.jobs()).id
+        return match_job(reference, client.jobs(archived=True)).id
 
     def deletable(self, client: Client, reference: str) -> str:
         """Finds a job as `job_id` does, and the id of a job whose deletion was begun: to delete it again does no

@@ -206,17 +206,38 @@ class Client(Histories, Fleet):
         user: str | None = None,
         label: Collection[str] = (),
         search: str = "",
+        where: str = "",
+        sort: str = "",
+        columns: str = "",
+        archived: bool = False,
         limit: int | None = None,
     ) -> Iterator[JobSummary]:
-        """Yield jobs, newest first, page by page, at most `limit`. `project` and `user` None: jobs of all. `label`:
-        NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match. `search`: words that must all be in name, id,
-        project, user or labels."""
+        """Yield jobs, newest first if `sort` names nothing, page by page, at most `limit`. `project` and `user` None:
+        jobs of all. `label`: NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match. `search`: words that must
+        all be in name, id, project, user or labels.
+
+        Args:
+            where: a condition, such as `lr > 1e-3 and state == "FAILED"`; docs/submitting.md has the language.
+            sort: names, separated by commas; a dash before one: the largest first.
+            columns: names whose values each job has in `values`.
+            archived: also archived jobs.
+        """
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             page_size = 500 if left is None else min(left, 500)
             page = self.jobs_page(
-                state=state, project=project, user=user, label=label, search=search, limit=page_size, cursor=cursor
+                state=state,
+                project=project,
+                user=user,
+                label=label,
+                search=search,
+                where=where,
+                sort=sort,
+                columns=columns,
+                archived=archived,
+                limit=page_size,
+                cursor=cursor,
             )
             yield from page.items
             cursor = page.next_cursor
@@ -232,6 +253,10 @@ class Client(Histories, Fleet):
         user: str | None = None,
         label: Collection[str] = (),
         search: str = "",
+        where: str = "",
+        sort: str = "",
+        columns: str = "",
+        archived: bool = False,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[JobSummary]:
@@ -242,6 +267,10 @@ class Client(Histories, Fleet):
             "user": user,
             "label": list(label),
             "search": search,
+            "where": where or None,
+            "sort": sort or None,
+            "columns": columns or None,
+            "archived": archived or None,
             "limit": limit,
             "cursor": cursor,
         }
@@ -302,6 +331,14 @@ class Client(Histories, Fleet):
 
     def cancel(self, job_id: str) -> JobView:
         return self._post(job_id, "cancel")
+
+    def archive(self, job_id: str) -> JobView:
+        """Take a job that has ended out of the lists of jobs. It is kept, and found with `archived`."""
+        return self._post(job_id, "archive")
+
+    def unarchive(self, job_id: str) -> JobView:
+        """Take a job back into the lists of jobs."""
+        return self._post(job_id, "unarchive")
 
     def extend(self, job_id: str, steps: int) -> JobView:
         """Let a job go on to `steps` steps in all; an ended one returns to the queue."""

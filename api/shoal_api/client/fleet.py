@@ -27,13 +27,17 @@ from shoal_service.fleet_views import (
     DrainRequest,
     FleetOverview,
     GcView,
+    JobField,
+    JobFields,
     NodeView,
     NoticeRequest,
     ProjectRules,
     ProjectView,
     QueueView,
+    SavedView,
     SweepSummary,
     SweepView,
+    TableView,
     UserRules,
     UserView,
     WindowRequest,
@@ -59,6 +63,23 @@ class Fleet(Endpoint):
         NAME!=VALUE."""
         params = {"search": search, "label": label, "offset": offset, "limit": limit}
         return self._get("/v1/overview", FleetOverview, params)
+
+    def job_fields(self) -> tuple[JobField, ...]:
+        """Return the names that `where`, `sort` and `columns` of a list of jobs can use."""
+        return self._get("/v1/job-fields", JobFields).items
+
+    def views(self, project: str | None = None) -> tuple[SavedView, ...]:
+        """Return the saved views of the table of jobs; `project` None: of all projects."""
+        return self._get("/v1/views", Page[SavedView], {"project": project}).items
+
+    def save_view(self, project: str, name: str, view: TableView) -> SavedView:
+        """Save a view of the table of jobs under a name; one with the same name is replaced."""
+        path = f"/v1/views/{quote(project, safe='')}/{quote(name, safe='')}"
+        response = self._transport.send("PUT", path, headers=JSON_CONTENT, content=view.model_dump_json().encode())
+        return SavedView.model_validate_json(response.content)
+
+    def delete_view(self, project: str, name: str) -> None:
+        self._transport.send("DELETE", f"/v1/views/{quote(project, safe='')}/{quote(name, safe='')}")
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get("/v1/nodes", Page[NodeView]).items

@@ -19,6 +19,7 @@ from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.selection import MAX_SELECTORS as MAX_SELECTORS
 from shoal_service.core.selection import InvalidSelector, LabelSelector
+from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 from shoal_workers.contract.spec import JobSpec
@@ -30,6 +31,15 @@ YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yam
 LABEL_FORMS = (
     "Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; all must match."
 )
+WHERE_FORMS = (
+    'Only jobs for which this holds: `lr > 1e-3 and state == "FAILED" and label.team == "speech"`. Names are those of '
+    "`GET /v1/job-fields`; relations are == != < <= > >= ~ in; also and, or, not, parentheses, null, `now - 7d`."
+)
+SORT_FORMS = (
+    "Names to order by, separated by commas; a dash before one: the largest first. Jobs without a value come last."
+)
+COLUMN_FORMS = "Names whose values each job has in `values`, separated by commas."
+ARCHIVED_JOBS = "Also archived jobs. A condition that names `archived` decides itself."
 SEARCH_WORDS = "Words, each a part of a name, an id, a project, a user or a label; all must be found."
 
 
@@ -140,6 +150,14 @@ async def refuse_unknown_query(request: Request) -> None:
     )
     if errors:
         raise ProblemError(Kind.INVALID_REQUEST, "; ".join(error.message for error in errors[:3]), errors)
+
+
+def selection_of(where: str, sort: str, columns: str, *, archived: bool, now: float) -> Selection:
+    """Parse what selects and orders jobs. Raises ProblemError, whose detail shows the place of the mistake."""
+    try:
+        return Selection.parse(where, sort, columns, with_archived=archived, now=now)
+    except InvalidCondition as error:
+        raise ProblemError(Kind.INVALID_REQUEST, str(error)) from None
 
 
 def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:

@@ -23,6 +23,7 @@ from shoal_service.fleet_views import (
     DrainRequest,
     NoticeRequest,
     ProjectRules,
+    TableView,
     UserRules,
     WindowRequest,
 )
@@ -48,7 +49,7 @@ _TAGS = [
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
-    *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch),
+    *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch, TableView),
 )
 """Models of the bodies that routes decode themselves, and of problems."""
 
@@ -65,6 +66,7 @@ EXAMPLES: dict[str, Any] = {
     },
     "ExtendRequest": {"steps": 2000},
     "MoveRequest": {"to": "west"},
+    "TableView": {"where": "loss < 2 and not archived", "sort": "loss", "columns": "optimizer.lr,label.team"},
     "SweepRequest": {
         "name": "rates",
         "spec": {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
@@ -99,6 +101,9 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"GET /v1/(jobs|sweeps)$", (Kind.INVALID_CURSOR,)),
     (r"POST /v1/sweeps$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.SWEEP_CONFLICT, Kind.QUEUE_FULL)),
     (r"\w+ /v1/sweeps/{", (Kind.SWEEP_NOT_FOUND,)),
+    (r"\w+ /v1/views/{", (Kind.PROJECT_NOT_FOUND,)),
+    (r"PUT /v1/views/{", (Kind.REQUEST_CONFLICT,)),
+    (r"DELETE /v1/views/{", (Kind.NOT_FOUND,)),
     (r"POST /v1/jobs$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.IDEMPOTENCY_CONFLICT, Kind.QUEUE_FULL)),
     (r"\w+ /v1/jobs/{job_id}", (Kind.JOB_NOT_FOUND,)),
     (r"POST /v1/jobs/dry-run", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.QUEUE_FULL)),

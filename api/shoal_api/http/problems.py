@@ -52,7 +52,9 @@ from shoal_service.store.errors import (
     SweepConflict,
     SweepNotFound,
     TokenNotFound,
+    TooManyViews,
     UserNotFound,
+    ViewNotFound,
     WindowNotFound,
 )
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
@@ -325,6 +327,8 @@ _OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
 _OF_SERVICE: dict[type[Exception], Kind] = {
     JobNotFound: Kind.JOB_NOT_FOUND,
     ProjectNotFound: Kind.PROJECT_NOT_FOUND,
+    ViewNotFound: Kind.NOT_FOUND,
+    TooManyViews: Kind.REQUEST_CONFLICT,
     UserNotFound: Kind.USER_NOT_FOUND,
     WindowNotFound: Kind.WINDOW_NOT_FOUND,
     TokenNotFound: Kind.TOKEN_NOT_FOUND,

@@ -8,6 +8,7 @@
     |   |-- SweepNotFound
     |   |-- UserNotFound
     |   |-- WindowNotFound
+    |   |-- ViewNotFound
     |   |-- TokenNotFound
     |   |-- CheckpointNotFound
     |   |-- ProfileNotFound
@@ -21,6 +22,7 @@
     |   |   |-- JobNotEnded       ... because it has not
     |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
     |   |-- SweepConflict         the name is that of a sweep with other jobs
+    |   |-- TooManyViews          the project has as many saved views as it may have
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |   `-- SweepTooLarge         ... with the jobs of a sweep, of which none was submitted
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
@@ -84,6 +86,19 @@ class ProjectNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
+
+
+class ViewNotFound(NotFound):
+    code: ClassVar[str] = "view_not_found"
+
+    def __init__(self, project: str, name: str) -> None:
+        super().__init__(project, name)
+        self.project = project
+        self.name = name
+
+    def __str__(self) -> str:
+        lists = f"GET /v1/views?project={self.project} lists them."
+        return f"The project {self.project} has no view {self.name[:80]!r}. {lists}"
 
 
 class SweepNotFound(NotFound):
@@ -216,6 +231,18 @@ class LifecycleConflict(RequestConflict):
 
     def __str__(self) -> str:
         return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
+
+
+class TooManyViews(Conflict):
+    code: ClassVar[str] = "too_many_views"
+
+    def __init__(self, project: str, most: int) -> None:
+        super().__init__(project, most)
+        self.project = project
+        self.most = most
+
+    def __str__(self) -> str:
+        return f"The project {self.project} has {self.most} views, as many as it may have: delete one first."
 
 
 class QueueFull(Conflict):

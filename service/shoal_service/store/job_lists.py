@@ -1,4 +1,4 @@
-"""Lists of jobs in SQL: selected by state, project, labels and words, ordered and cut into pages.
+"""Lists of jobs in SQL: selected by state, project, labels, words and conditions, ordered and cut into pages.
 
 `page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
 that of the overview, with any order and a small curve of each job.
@@ -22,17 +22,20 @@ from sqlalchemy.types import JSON, Double
 
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector, search_words
+from shoal_service.core.where.language import Selection
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
 from shoal_service.store import curves
 from shoal_service.store.database import Transaction
 from shoal_service.store.errors import InvalidCursor
+from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
 from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, summary_of, workers_of
 from shoal_service.store.tables import job_labels, jobs, queue_places
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract.job import JobState
 
-_PLAIN = re.compile(rb"jobs:([0-9]{1,18})")
-"""What a cursor holds."""
+_PLAIN = re.compile(rb"(jobs|sorted):([0-9]{1,18})")
+"""What a cursor holds: the number of the last job of the page before; of a list with an order, how many jobs came
+before."""
 _SEARCHED = (jobs.c.name, jobs.c.id, jobs.c.project, jobs.c.user)
 _MAX_CURVE = 32
 """Number of points of the small curve of a job."""
@@ -71,6 +74,7 @@ _COLUMNS = (
     queue_places.c.reason.label("waits"),
 )
 _JobPage = Page[JobSummary]
+_ALL = Selection()
 
 
 def page(
@@ -84,8 +88,9 @@ def page(
     visible: Collection[str] | None = None,
     labels: Collection[LabelSelector] = (),
     search: str = "",
+    selection: Selection = _ALL,
 ) -> Page[JobSummary]:
-    """A page of jobs, newest first. Raises InvalidCursor.
+    """A page of jobs, newest first if the selection has no order. Raises InvalidCursor.
 
     Args:
         states: only jobs in these states; empty: in all.
@@ -93,28 +98,43 @@ def page(
         visible: only jobs of these projects; None: of all.
         labels: only jobs that all of them match.
         search: only jobs that have every word of it.
+        selection: only jobs that it selects, in its order. Pages of a list with an order are cut by counting, so a job
+            that changes its place meanwhile may be on two pages or on none.
     """
-    after = None if cursor is None else decode_cursor(cursor)
-    query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
-    if after is not None:
-        query = query.where(jobs.c.num < after)
+    is_sorted = bool(selection.order)
+    after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
+    query: Select[Any] = select(*SUMMARY_COLUMNS)
+    if is_sorted:
+        query = query.order_by(*order_in_sql(tx, selection.order), jobs.c.num.desc()).limit(limit + 1)
+        query = query.offset(after or 0)
+    else:
+        query = query.order_by(jobs.c.num.desc()).limit(limit + 1)
+        if after is not None:
+            query = query.where(jobs.c.num < after)
     if project is not None:
         query = query.where(jobs.c.project == project)
     if user is not None:
         query = query.where(jobs.c.user == user)
     if visible is not None:
         query = query.where(jobs.c.project.in_(sorted(visible)))
-    query = selected(query, labels, search)
-    if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
+    query = _chosen(tx, selected(query, labels, search), selection)
+    if states and is_sorted:
+        query = query.where(jobs.c.state.in_(sorted(state.value for state in states)))
+    elif states:  # one index range per state, merged: a rare state among many jobs is found without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()
         query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
     rows = tx.execute(query).all()
     more = len(rows) > limit
-    return _JobPage(
-        items=tuple(summary_of(row) for row in rows[:limit]),
-        next_cursor=encode_cursor(rows[limit - 1].num) if more else None,
-    )
+    items = tuple(summary_of(row) for row in rows[:limit])
+    if selection.columns:
+        values = values_of(tx, [row.num for row in rows[:limit]], selection.columns)
+        known = zip(items, rows, strict=False)
+        items = tuple(item.model_copy(update={"values": values[row.num]}) for item, row in known)
+    if not more:
+        return _JobPage(items=items)
+    reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
+    return _JobPage(items=items, next_cursor=encode_cursor(reached, is_sorted=is_sorted))
 
 
 class JobOrder(StrEnum):
@@ -152,7 +172,9 @@ class FleetQuery:
     """Only jobs whose newest attempt has begun there; None: all."""
     ids: frozenset[str] = frozenset()
     """Empty: all."""
+    selection: Selection = _ALL
     order: JobOrder = JobOrder.CREATED
+    """Used if the selection has no order."""
     descending: bool = True
     offset: int = 0
     limit: int = 50
@@ -173,7 +195,7 @@ def fleet_accounts(
 
 
 def _count_fleet(tx: Transaction, query: FleetQuery) -> int:
-    found = tx.execute(_filtered(select(func.count()).select_from(jobs), query)).scalar_one()
+    found = tx.execute(_filtered(tx, select(func.count()).select_from(jobs), query)).scalar_one()
     return int(found)
 
 
@@ -185,14 +207,18 @@ def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> di
 
 def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
     """A page of jobs. Values that a job does not have come last, in both directions."""
-    rows_of = _filtered(select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
-    by = _ordered_by(tx, query.order)
-    direction = by.desc() if query.descending else by.asc()
-    newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
-    ordered = rows_of.order_by(direction.nulls_last(), newest)
+    rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+    if query.selection.order:
+        ordered = rows_of.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
+    else:
+        by = _ordered_by(tx, query.order)
+        direction = by.desc() if query.descending else by.asc()
+        newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
+        ordered = rows_of.order_by(direction.nulls_last(), newest)
     rows = tx.execute(ordered.offset(query.offset).limit(query.limit)).all()
-    labels = _labels(tx, [row.num for row in rows])
-    return tuple(_fleet_job(tx, row, labels[row.num]) for row in rows)
+    nums = [row.num for row in rows]
+    labels, values = _labels(tx, nums), values_of(tx, nums, query.selection.columns)
+    return tuple(_fleet_job(tx, row, labels[row.num], values[row.num]) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -233,7 +259,7 @@ def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]
     return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
 
 
-def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
+def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
     if query.states:
         select_jobs = select_jobs.where(jobs.c.state.in_(sorted(state.value for state in query.states)))
     if query.ids:
@@ -244,7 +270,13 @@ def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
         select_jobs = select_jobs.where(jobs.c.cluster == query.cluster)
     if query.visible is not None:
         select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
-    return selected(select_jobs, query.labels, query.search)
+    return _chosen(tx, selected(select_jobs, query.labels, query.search), query.selection)
+
+
+def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select[Any]:
+    if selection.hides_archived:
+        query = query.where(jobs.c.archived_at.is_(None))
+    return query if selection.where is None else query.where(condition_in_sql(tx, selection.where))
 
 
 def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
@@ -276,7 +308,7 @@ def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
     return found
 
 
-def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str]) -> FleetJob:
+def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
     status = _document(row.status)
     known = {key: status[key] for key in _FROM_STATUS if status.get(key) is not None}
     if row.queue_position is not None:
@@ -302,6 +334,7 @@ def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str]) -> FleetJ
         ended_at=row.ended_at,
         losses=tuple(float(f"{point.loss:.4g}") if math.isfinite(point.loss) else None for point in curve),
         world_sizes=tuple(point.world_size for point in curve),
+        values=values,
         **known,
     )
 
@@ -314,21 +347,21 @@ def _document(text: str) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def encode_cursor(num: int) -> str:
-    """Makes the cursor of the page after job `num`."""
-    return base64.urlsafe_b64encode(b"jobs:%d" % num).decode().rstrip("=")
+def encode_cursor(num: int, *, is_sorted: bool = False) -> str:
+    """Makes the cursor of the page after job `num`, or after that many jobs of a list with an order."""
+    return base64.urlsafe_b64encode(b"%s:%d" % (b"sorted" if is_sorted else b"jobs", num)).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str) -> int:
+def decode_cursor(cursor: str, *, is_sorted: bool = False) -> int:
     """Reads a cursor. Raises InvalidCursor: `encode_cursor` did not make it."""
     try:
         plain = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidCursor(cursor) from error
     match = _PLAIN.fullmatch(plain)
-    if match is None:
+    if match is None or (match.group(1) == b"sorted") is not is_sorted:
         raise InvalidCursor(cursor)
-    return int(match.group(1))
+    return int(match.group(2))
 
 
 def selected(query: Select[Any], labels: Collection[LabelSelector], search: str) -> Select[Any]:

@@ -77,6 +77,7 @@ class JobRecord:
     """The open request for a profile."""
     deleting: bool = False
     """A user or retention deletes it."""
+    archived_at: float | None = None
 
     @property
     def standing(self) -> JobStanding:
@@ -230,6 +231,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         pins=pins_of(row.pins),
         profile=profile_of(row.profile),
         deleting=row.deleting,
+        archived_at=row.archived_at,
     )
 
 
@@ -244,6 +246,7 @@ def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> J
         updated_at=job.updated_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
+        archived_at=job.archived_at,
         status=job.status,
         queue=place,
     )

@@ -16,6 +16,7 @@ from sqlalchemy import Executable, delete, insert, select
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import (
+    JobArchived,
     JobCreated,
     JobExtended,
     JobMoveRequested,
@@ -33,6 +34,7 @@ from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
     IdempotencyConflict,
     JobEnded,
+    JobNotEnded,
     LifecycleConflict,
     PreconditionFailed,
     RequestConflict,
@@ -251,6 +253,21 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
     return load_view(tx, job_id)
 
 
+def archive(tx: Transaction, job_id: str, archived: bool, *, now: float) -> JobView:
+    """Takes an ended job out of the lists of jobs, or back into them; it stays as it is. Raises JobNotFound,
+    JobNotEnded."""
+    job = load(tx, job_id, lock=True)
+    if archived and not job.state.ended:
+        raise JobNotEnded(job_id, job.state, "be archived")
+    if archived != (job.archived_at is not None):
+        edit = JobEdit(tx, job, now)
+        edit.event(JobArchived(archived=archived, **audit.by()))
+        edit.set(archived_at=now if archived else None)
+        edit.save()
+        tx.publish(job_id, is_request=True)
+    return load_view(tx, job_id)
+
+
 def _insert_job(tx: Transaction) -> Executable:
     statement = insert_on_conflict(tx, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
     return statement.returning(jobs.c.num)
@@ -387,7 +404,7 @@ def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None
     if best is not None:
         edit.describe(best=best.model_copy(update={"num_since": 0}))  # it may have stopped early
     edit.move(standing, "requested", message)
-    edit.set(ended_at=None, failures=0, failure_step=job.status.step, failure=None)
+    edit.set(ended_at=None, archived_at=None, failures=0, failure_step=job.status.step, failure=None)
     if job.status.checkpoint_step is None:
         edit.set(**checkpoint_rows.hold_columns(spec))
     edit.save()

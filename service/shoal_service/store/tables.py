@@ -76,6 +76,7 @@ jobs = Table(
     Column("profile", Text, nullable=False, server_default=""),  # the open ProfileRequest; empty: there is none
     Column("deleting", Boolean, nullable=False, server_default=false()),  # there is a row of `deletions`
     Column("held", String(160), nullable=True, index=True),  # job/name: a checkpoint of another job that it needs
+    Column("archived_at", Double, nullable=True),  # NULL: it is in the lists of jobs
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),
@@ -509,4 +510,15 @@ directives = Table(
     Column("epoch", BigInteger, nullable=False),  # lease epoch of the control plane that wrote it
     Column("body", Text, nullable=False),  # JSON: a Directive
     Column("stacks", Text, nullable=False),  # JSON: the newest StacksAnswer; empty: there is none
+)
+
+job_views = Table(
+    "job_views",
+    metadata,
+    Column("project", String(63), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("document", Text, nullable=False),  # JSON: a TableView
+    Column("saved_at", Double, nullable=False),
+    Column("saved_by", String(200), nullable=False),
+    PrimaryKeyConstraint("project", "name"),
 )

@@ -52,5 +52,5 @@ def test_the_jobs_with_a_label_are_paused_resumed_and_after_a_question_cancelled
 
 def test_neither_a_name_nor_a_label_and_both_are_refused(shoal: Any, service: Any) -> None:
     service.add_job(name="first")
-    assert "needs JOB... or --label, and was given neither" in shoal("pause").err
+    assert "needs JOB..., --label or --where, and was given neither" in shoal("pause").err
     assert "and was given both" in shoal("pause", "first", "--label", "team").err

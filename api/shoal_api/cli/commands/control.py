@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal_api.cli.commands.several import Wanted, WhereOption, YesFlag, change_each
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import CheckpointView, JobPatch
+    from shoal_service.views import CheckpointView, JobPatch, JobView
 
 _LOOK_S = 5.0
 """Pause between two lines about the progress of a verification."""
@@ -308,14 +309,34 @@ def retry(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = Fa
 
 
 def label(
-    job: JobArgument, changes: ChangesArgument = None, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Id, unique beginning of an id, or unique name of a job.")
+    ] = None,
+    changes: ChangesArgument = None,
+    where: WhereOption = "",
+    yes: YesFlag = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Change labels of a job, also of one that has ended: `shoal label JOB team=speech draft-`."""
+    """Change labels of a job, also of one that has ended: `shoal label JOB team=speech draft-`. With --where those of
+    all jobs for which the condition holds: `shoal label --where 'loss > 3' team=speech`."""
     with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
         from shoal_service.views import JobPatch
 
-        given = changes_of("label", changes or [])
-        _change_keys(session, job, JobPatch(labels=given) if given else None, "labels")
+        if not where:
+            if job is None:
+                raise CliError("label needs JOB, or --where", hint="shoal label JOB team=speech")
+            given = changes_of("label", changes or [])
+            _change_keys(session, job, JobPatch(labels=given) if given else None, "labels")
+            return
+        given = changes_of("label", [*([job] if job is not None else []), *(changes or [])])
+        if not given:
+            raise CliError("label --where needs NAME=VALUE or NAME-", hint="shoal label --where 'loss > 3' team=speech")
+        wanted = Wanted("label", [], [], where, is_asked=not yes)
+        with session.open_client() as client:
+            patch = JobPatch(labels=given)
+            change_each(session, client, wanted, lambda client, job_id: client.patch(job_id, patch), labels_line)
 
 
 def annotate(
@@ -343,6 +364,11 @@ def changes_of(verb: str, texts: Sequence[str]) -> dict[str, str | None]:
             raise CliError(f"{name!r} is given twice", hint=f"shoal {verb} --help")
         found[name] = value if equals else None
     return found
+
+
+def labels_line(view: JobView) -> str:
+    labels = " ".join(f"{name}={value}" for name, value in sorted(view.spec.labels.items()))
+    return f"{view.id}  {view.name}  {view.status.state}  {labels}"
 
 
 def _change_keys(session: Session, reference: str, patch: JobPatch | None, key: str) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
     from shoal_service.views import JobView, LogView
 
+_SHOWN = 100
+"""Jobs that are listed if no limit is given."""
 FollowFlag = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new entries until the job ends.")]
 
 
@@ -34,20 +38,68 @@ def jobs(
     search: Annotated[
         str, typer.Option("--search", help="Only jobs with these words in name, id, project, user or labels.")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of jobs.")] = 100,
+    where: Annotated[
+        str,
+        typer.Option("--where", metavar="CONDITION", help="Only such jobs: 'lr > 1e-3 and state == \"FAILED\"'."),
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="NAMES", help="Order, such as --sort=-loss,created; a dash reverses.")
+    ] = "",
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="NAMES", help="What to show, such as loss,optimizer.lr,label.team.")
+    ] = "",
+    archived: Annotated[bool, typer.Option("--archived", help="Also archived jobs.")] = False,
+    fields: Annotated[
+        bool, typer.Option("--fields", help="Instead list the names that the options above know.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help='Write them as CSV; "-": to the output.')
+    ] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", metavar="FILE", help="Write them as Parquet.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Largest number of jobs; default 100, in a file all.")
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first. Conditions, orders and columns can use all settings, metrics and labels."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.jobs import jobs_table
+        from shoal_api.cli.render.jobs import columns_table, fields_table, jobs_table
 
-        states = _states(state or [])
         with session.open_client() as client:
+            if fields:
+                names = client.job_fields()
+                session.output.document(names, lambda: fields_table(names))
+                return
             found = list(
-                client.jobs(state=states, project=project, user=user, label=label or (), search=search, limit=limit)
+                client.jobs(
+                    state=_states(state or []),
+                    project=project,
+                    user=user,
+                    label=label or (),
+                    search=search,
+                    where=where,
+                    sort=sort,
+                    columns=columns,
+                    archived=archived,
+                    limit=limit or (None if csv or parquet else _SHOWN),
+                )
             )
-        session.output.document(found, lambda: jobs_table(found, time.time()))
+        names_of = [one.strip() for one in columns.split(",") if one.strip()]
+        if csv is not None or parquet is not None:
+            from shoal_api.cli.job_files import write_csv, write_parquet
+
+            if csv is not None:
+                write_csv(csv, found, names_of)
+            if parquet is not None:
+                write_parquet(parquet, found, names_of)
+            files = " and ".join(str(one) for one in (csv, parquet) if one is not None and str(one) != "-")
+            if files:
+                session.output.say(f"{count_text(len(found), 'job')} in {files}")
+            return
+        session.output.document(
+            found, lambda: columns_table(found, names_of) if names_of else jobs_table(found, time.time())
+        )
 
 
 def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

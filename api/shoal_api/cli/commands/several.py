@@ -1,4 +1,5 @@
-"""The commands `pause`, `resume` and `cancel`. They take one job, several jobs, or all jobs with a label.
+"""The commands `pause`, `resume`, `cancel`, `archive` and `unarchive`, and how `delete` and `label` find their jobs:
+one job, several jobs, all jobs with a label, or all for which a condition holds.
 
 All jobs are found before any is changed, so that a mistyped name changes nothing. Once they are found, the refusal of
 one does not keep the others from being changed.
@@ -9,16 +10,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, command
+from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
     from shoal_api.cli.errors import CliError
     from shoal_api.client import Client
     from shoal_service.views import JobView
+    from shoal_workers.contract.job import JobState
+
+View = TypeVar("View")
 
 JobsArgument = Annotated[
     list[str] | None,
@@ -34,111 +39,209 @@ LabelsOption = Annotated[
 ]
 
 
+WhereOption = Annotated[
+    str,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Instead of JOB: all jobs for which it holds, after a question: 'loss > 3 and label.team == \"speech\"'.",
+    ),
+]
+YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
 def pause(
-    jobs: JobsArgument = None, label: LabelsOption = None, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
+    yes: YesFlag = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
 ) -> None:
     """Save a checkpoint and release the workers until `resume`."""
     with command(url, as_json) as session:
-        _change(session, _Wanted("pause", jobs or [], label or []), lambda client, job_id: client.pause(job_id))
+        wanted = Wanted("pause", jobs or [], label or [], where, is_asked=bool(where) and not yes)
+        _change(session, wanted, lambda client, job_id: client.pause(job_id))
 
 
 def resume(
-    jobs: JobsArgument = None, label: LabelsOption = None, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
+    yes: YesFlag = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
 ) -> None:
     """Put paused jobs back into the queue."""
     with command(url, as_json) as session:
-        _change(session, _Wanted("resume", jobs or [], label or []), lambda client, job_id: client.resume(job_id))
+        wanted = Wanted("resume", jobs or [], label or [], where, is_asked=bool(where) and not yes)
+        _change(session, wanted, lambda client, job_id: client.resume(job_id))
 
 
 def cancel(
     jobs: JobsArgument = None,
     label: LabelsOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --label: do not ask.")] = False,
+    where: WhereOption = "",
+    yes: YesFlag = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """End jobs. Their checkpoints are kept."""
+    """End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question."""
     with command(url, as_json) as session:
-        wanted = _Wanted("cancel", jobs or [], label or [], is_asked=bool(label) and not yes)
+        wanted = Wanted("cancel", jobs or [], label or [], where, is_asked=bool(label or where) and not yes)
         _change(session, wanted, lambda client, job_id: client.cancel(job_id))
 
 
+def archive(
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
+    yes: YesFlag = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them."""
+    with command(url, as_json) as session:
+        wanted = Wanted("archive", jobs or [], label or [], where, is_asked=bool(where) and not yes)
+        _change(session, wanted, lambda client, job_id: client.archive(job_id))
+
+
+def unarchive(
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
+    yes: YesFlag = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take archived jobs back into the lists."""
+    with command(url, as_json) as session:
+        wanted = Wanted("unarchive", jobs or [], label or [], where, is_asked=bool(where) and not yes)
+        _change(session, wanted, lambda client, job_id: client.unarchive(job_id))
+
+
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class Wanted:
     """The jobs that a command was given."""
 
     verb: str
     names: Sequence[str]
     labels: Sequence[str]
+    where: str = ""
     is_asked: bool = False
-    """Whether a person confirms what the labels have selected."""
+    """Whether a person confirms what labels or the condition have selected."""
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self.labels or self.where)
 
     def check(self) -> None:
         from shoal_api.cli.errors import CliError
 
-        if bool(self.names) == bool(self.labels):
+        if bool(self.names) == self.is_search:
             given = "both" if self.names else "neither"
             raise CliError(
-                f"{self.verb} needs JOB... or --label, and was given {given}",
-                hint=f"shoal {self.verb} JOB JOB, or shoal {self.verb} --label team=speech",
+                f"{self.verb} needs JOB..., --label or --where, and was given {given}",
+                hint=f"shoal {self.verb} JOB JOB, or shoal {self.verb} --label team=speech, or "
+                f"shoal {self.verb} --where 'loss > 3'",
             )
 
+    def words(self) -> str:
+        return " and ".join(
+            [*(f"--label {one}" for one in self.labels), *([f"--where {self.where!r}"] if self.where else [])]
+        )
 
-def _change(session: Session, wanted: _Wanted, change: Callable[[Client, str], JobView]) -> None:
+
+def found_jobs(session: Session, client: Client, wanted: Wanted) -> list[str]:
+    """Return the ids of the wanted jobs, each once, after a question if one is due. Raises CliError if a name fits no
+    job or several, or if no job has the labels or fits the condition."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.exit_codes import ExitCode
+
+    if not wanted.is_search:
+        return list(dict.fromkeys(session.job_id(client, name) for name in wanted.names))
+    kind, states = _states(wanted.verb)
+    where = wanted.where
+    if wanted.verb == "unarchive":
+        where = f"({where}) and archived" if where else "archived"
+    found = list(client.jobs(state=states, label=wanted.labels, where=where))
+    if not found:
+        raise CliError(
+            f"no {kind} has {wanted.words()}",
+            hint="`shoal jobs --label` lists the jobs with a label, `shoal jobs --where` those that fit a condition",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    if wanted.is_asked:
+        ask(session, f"{wanted.verb}", [f"{one.id}  {one.name}  {one.state}" for one in found])
+    return [one.id for one in found]
+
+
+def ask(session: Session, verb: str, lines: Sequence[str]) -> None:
+    """Show the jobs and ask whether to go on. Raises CliError if there is no terminal."""
+    from shoal_api.cli.errors import CliError
+
+    for line in lines:
+        session.output.say(line)
+    jobs = count_text(len(lines), "job")
+    if session.output.as_json or not sys.stdin.isatty():
+        raise CliError(f"this would {verb} {jobs}; there is no terminal to ask", hint="add --yes")
+    typer.confirm(f"{verb.capitalize()} {'this job' if len(lines) == 1 else f'these {jobs}'}?", abort=True, err=True)
+
+
+def _states(verb: str) -> tuple[str, list[JobState]]:
+    """What the verb can be done to, in words, and the states of such jobs."""
+    from shoal_workers.contract.job import JobState
+
+    match verb:
+        case "resume":
+            return "paused job", [JobState.PAUSED, JobState.PAUSING]
+        case "pause" | "cancel":
+            return "job that has not ended", [one for one in JobState if not one.ended]
+        case "archive" | "unarchive" | "delete":
+            kind = "archived job" if verb == "unarchive" else "job that has ended"
+            return kind, [one for one in JobState if one.ended]
+        case _:
+            return "job", []
+
+
+def _change(session: Session, wanted: Wanted, change: Callable[[Client, str], JobView]) -> None:
+    wanted.check()
+    with session.open_client() as client:
+        change_each(session, client, wanted, change, _line)
+
+
+def change_each(
+    session: Session,
+    client: Client,
+    wanted: Wanted,
+    change: Callable[[Client, str], View],
+    line: Callable[[View], str],
+) -> None:
+    """Change all wanted jobs, and print what they are then. The refusal of one does not keep the others from being
+    changed; the exit code is that of the first refusal."""
     from shoal_api.cli.errors import explain
     from shoal_api.client import ApiError
 
-    wanted.check()
-    views: list[JobView] = []
+    views: list[View] = []
     refused: dict[str, CliError] = {}
-    with session.open_client() as client:
-        job_ids = _find(session, client, wanted)
-        for job_id in job_ids:
-            try:
-                views.append(change(client, job_id))
-            except ApiError as error:
-                known = explain(error, session.url)
-                if known is None or (len(job_ids) == 1 and not wanted.labels):
-                    raise
-                refused[job_id] = known
-    if wanted.labels or len(wanted.names) > 1:
+    job_ids = found_jobs(session, client, wanted)
+    for job_id in job_ids:
+        try:
+            views.append(change(client, job_id))
+        except ApiError as error:
+            known = explain(error, session.url)
+            if known is None or (len(job_ids) == 1 and not wanted.is_search):
+                raise
+            refused[job_id] = known
+    if wanted.is_search or len(wanted.names) > 1:
         errors = [{"id": job_id, **error.document()} for job_id, error in refused.items()]
-        session.output.document([*views, *errors], lambda: "\n".join(_line(view) for view in views))
+        session.output.document([*views, *errors], lambda: "\n".join(line(view) for view in views))
     else:
-        session.output.document(views[0], lambda: _line(views[0]))
+        session.output.document(views[0], lambda: line(views[0]))
     for job_id, refusal in refused.items():
         session.output.say(f"error: {job_id}: {refusal.message}", "bad")
     if refused:
         raise typer.Exit(next(iter(refused.values())).exit_code)
-
-
-def _find(session: Session, client: Client, wanted: _Wanted) -> list[str]:
-    """Return the ids of the wanted jobs, each once. Raises CliError if a name fits no job or several, or if no job has
-    the labels."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.exit_codes import ExitCode
-    from shoal_workers.contract.job import JobState
-
-    if not wanted.labels:
-        return list(dict.fromkeys(session.job_id(client, name) for name in wanted.names))
-    states = (
-        [JobState.PAUSED, JobState.PAUSING] if wanted.verb == "resume" else [one for one in JobState if not one.ended]
-    )
-    found = list(client.jobs(state=states, label=wanted.labels))
-    if not found:
-        kind = "paused job" if wanted.verb == "resume" else "job that has not ended"
-        raise CliError(
-            f"no {kind} has --label {' --label '.join(wanted.labels)}",
-            hint="`shoal jobs --label` lists the jobs with a label",
-            exit_code=ExitCode.NOT_FOUND,
-        )
-    if wanted.is_asked:
-        for one in found:
-            session.output.say(f"{one.id}  {one.name}  {one.state}")
-        if session.output.as_json or not sys.stdin.isatty():
-            raise CliError(f"this would {wanted.verb} {len(found)} jobs; there is no terminal to ask", hint="add --yes")
-        typer.confirm(f"{wanted.verb.capitalize()} these {len(found)} jobs?", abort=True, err=True)
-    return [one.id for one in found]
 
 
 def _line(view: JobView) -> str:

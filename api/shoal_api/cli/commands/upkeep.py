@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+from shoal_api.cli.commands.several import JobsArgument, LabelsOption, Wanted, WhereOption, change_each
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
 from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
@@ -24,7 +26,9 @@ DatabaseUrl = Annotated[str | None, typer.Option("--database-url", help="As of `
 
 
 def delete(
-    job: JobArgument,
+    jobs: JobsArgument = None,
+    label: LabelsOption = None,
+    where: WhereOption = "",
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Leave its files in the storage.")
     ] = False,
@@ -32,22 +36,31 @@ def delete(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Delete a job that has ended, with its history and its checkpoints. It cannot be undone.
+    """Delete jobs that have ended, with their histories and checkpoints. It cannot be undone.
 
     Pinned checkpoints stay in the storage. A job that has not ended is refused: `shoal cancel` ends it.
     """
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
 
+        wanted = Wanted("delete", jobs or [], label or [], where, is_asked=bool(label or where) and not yes)
+        wanted.check()
         with session.open_client() as client:
-            job_id = session.deletable(client, job)
-            if not yes:
-                if as_json or not sys.stdin.isatty():
-                    raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
-                what = "" if keep_checkpoints else " and its checkpoints"
-                typer.confirm(f"Delete job {job_id}{what}? This cannot be undone.", abort=True, err=True)
-            view = client.delete_job(job_id, checkpoints=not keep_checkpoints)
-        session.output.document(view, lambda: "\n".join(_lines(view)))
+            if not wanted.is_search:
+                ids = tuple(dict.fromkeys(session.deletable(client, name) for name in wanted.names))
+                wanted = replace(wanted, names=ids)
+                if not yes:
+                    if as_json or not sys.stdin.isatty():
+                        raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
+                    what = "" if keep_checkpoints else " and its checkpoints"
+                    typer.confirm(f"Delete job {' '.join(ids)}{what}? This cannot be undone.", abort=True, err=True)
+            change_each(
+                session,
+                client,
+                wanted,
+                lambda client, job_id: client.delete_job(job_id, checkpoints=not keep_checkpoints),
+                lambda view: "\n".join(_lines(view)),
+            )
 
 
 def gc(

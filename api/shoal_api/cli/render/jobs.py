@@ -6,7 +6,9 @@ Pure: every function takes views and returns objects that rich prints.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
@@ -26,7 +28,7 @@ from shoal_api.cli.render.terminal import (
 )
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text, size_text
-from shoal_service.fleet_views import FleetJob
+from shoal_service.fleet_views import FleetJob, JobField
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
@@ -48,6 +50,7 @@ _CHECKPOINT_STYLE = {
     CheckpointState.FAILED: "red",
 }
 _SPARKLINE_WIDTH = 40
+_TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
 
 
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
@@ -69,6 +72,40 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
         whose = (*where, job.project, job.user, str(job.priority))
         table.add_row(job.id, job.name, *whose, state, steps(job.step, job.total_steps), number(job.loss), workers, age)
     return table
+
+
+def columns_table(jobs: Sequence[JobSummary], columns: Sequence[str]) -> Table | Text:
+    """The jobs with the values that the user has asked for."""
+    if not jobs:
+        return Text("no job matches", style="dim")
+    table = new_table("id", "name", "state", *columns)
+    for job in jobs:
+        values = [job.values.get(_plain_name(name)) for name in columns]
+        shown = [_value_text(name, value) for name, value in zip(columns, values, strict=True)]
+        table.add_row(job.id, job.name, Text(job.state, style=STATE_STYLE[job.state]), *shown)
+    return table
+
+
+def fields_table(fields: Sequence[JobField]) -> Table:
+    table = new_table("name", "kind", "meaning")
+    for field in fields:
+        table.add_row(field.name, field.kind, field.meaning)
+    return table
+
+
+def _plain_name(column: str) -> str:
+    """The name of the value of a column: without quotes."""
+    return column.replace('"', "")
+
+
+def _value_text(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if name in _TIMES and isinstance(value, int | float):
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:

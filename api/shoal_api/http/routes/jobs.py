@@ -15,13 +15,18 @@ from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no
 from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
 from shoal_api.http.context import Context, IfMatch, JobId, wants_events
 from shoal_api.http.documents import (
+    ARCHIVED_JOBS,
+    COLUMN_FORMS,
     JSON_TYPES,
     LABEL_FORMS,
     PATCH_TYPES,
     SEARCH_WORDS,
+    SORT_FORMS,
+    WHERE_FORMS,
     YAML_TYPES,
     read_model,
     read_spec,
+    selection_of,
     selectors_of,
 )
 from shoal_api.http.followers import JobFollower, JobListFollower
@@ -116,10 +121,15 @@ def routes(context: Context) -> APIRouter:
         user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
         label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
         search: Annotated[str, Query(max_length=200, description=SEARCH_WORDS)] = "",
+        where: Annotated[str, Query(max_length=2000, description=WHERE_FORMS)] = "",
+        sort: Annotated[str, Query(max_length=500, description=SORT_FORMS)] = "",
+        columns: Annotated[str, Query(max_length=4000, description=COLUMN_FORMS)] = "",
+        archived: Annotated[bool, Query(description=ARCHIVED_JOBS)] = False,
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
-        """Lists jobs, newest first. With `Accept: text/event-stream`: this page, now and after every change."""
+        """Lists jobs, newest first if `sort` names nothing. With `Accept: text/event-stream`: this page, now and after
+        every change."""
         page_of = partial(
             store.reading(job_lists.page),
             states=tuple(state),
@@ -130,6 +140,7 @@ def routes(context: Context) -> APIRouter:
             visible=visible_projects(request),
             labels=selectors_of(label),
             search=search,
+            selection=selection_of(where, sort, columns, archived=archived, now=context.clock()),
         )
         page = await run_in_threadpool(page_of)  # for a stream too: a bad cursor is refused before it begins
         if wants_events(request):

@@ -1,5 +1,5 @@
-"""Routes that let a job go on: in place, to more steps or after a failure; or in another cluster. A new job that goes
-on from another one's checkpoint is submitted with `continue_from`.
+"""Routes that let a job go on: in place, to more steps or after a failure; or in another cluster; and those that
+archive one that has ended. A new job that goes on from another one's checkpoint is submitted with `continue_from`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,29 @@ def routes(context: Context) -> APIRouter:
         """The job returns to the queue in place, goes on from its newest checkpoint, and has its retry budget again."""
         job = await run_in_threadpool(store.writing(submissions.retry), job_id, now=context.clock())
         return job_response(job, 202)
+
+    @router.post(
+        "/archive",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=JobView,
+        summary="Archive a job that has ended",
+    )
+    async def archive_job(job_id: JobId) -> Response:
+        """Lists leave the job out unless they are asked for archived ones. Nothing of it is deleted, and it returns to
+        the lists if it goes on."""
+        job = await run_in_threadpool(store.writing(submissions.archive), job_id, True, now=context.clock())
+        return job_response(job, 200)
+
+    @router.post(
+        "/unarchive",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=JobView,
+        summary="Take a job back into the lists",
+    )
+    async def unarchive_job(job_id: JobId) -> Response:
+        """The opposite of `/archive`."""
+        job = await run_in_threadpool(store.writing(submissions.archive), job_id, False, now=context.clock())
+        return job_response(job, 200)
 
     @router.post(
         "/move",

@@ -11,7 +11,16 @@ from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
-from shoal_api.http.documents import LABEL_FORMS, SEARCH_WORDS, selectors_of
+from shoal_api.http.documents import (
+    ARCHIVED_JOBS,
+    COLUMN_FORMS,
+    LABEL_FORMS,
+    SEARCH_WORDS,
+    SORT_FORMS,
+    WHERE_FORMS,
+    selection_of,
+    selectors_of,
+)
 from shoal_api.http.followers import POSITION, FleetFollower, OverviewCache, OverviewFollower, Position
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.operated_clusters import clusters_of
@@ -50,8 +59,14 @@ def routes(context: Context) -> APIRouter:
         cluster: Annotated[
             str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
         ] = None,
+        where: Annotated[str, Query(max_length=2000, description=WHERE_FORMS)] = "",
+        sort: Annotated[str, Query(max_length=500, description=SORT_FORMS)] = "",
+        columns: Annotated[str, Query(max_length=4000, description=COLUMN_FORMS)] = "",
+        archived: Annotated[bool, Query(description=ARCHIVED_JOBS)] = False,
         job: Annotated[list[str], Query(max_length=100, description="Only the jobs with these ids.")] = [],  # noqa: B006
-        order: Annotated[JobOrder, Query(description="Jobs without the value come last.")] = JobOrder.CREATED,
+        order: Annotated[
+            JobOrder, Query(description="Used if `sort` names nothing. Jobs without the value come last.")
+        ] = JobOrder.CREATED,
         descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
         offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
         limit: Annotated[int, Query(ge=1, le=200, description="Jobs in the answer.")] = 50,
@@ -66,6 +81,7 @@ def routes(context: Context) -> APIRouter:
             labels=selectors_of(label),
             cluster=cluster,
             ids=frozenset(job),
+            selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
             order=order,
             descending=descending,
             offset=offset,

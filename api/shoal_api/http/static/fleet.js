@@ -8,36 +8,48 @@ import { showNodes } from "./nodes.js";
 import { showFilter } from "./clusters.js";
 import { showDay } from "./day.js";
 import { setUpSubmission } from "./submit.js";
+import { setUpChosen, showChosen } from "./chosen_jobs.js";
+import { setUpColumns } from "./job_columns.js";
+import { setUpExport } from "./job_export.js";
+import { checked, NOTHING, query } from "./job_query.js";
+import { setUpViews } from "./job_views.js";
 
-const LIMIT = 25;
-const ACTIVE = ["QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING", "PAUSING"];
-const view = Object.assign({ search: "", state: "", project: "", label: "", cluster: "", order: "created", descending: "true", offset: "0" },
-  Object.fromEntries(new URLSearchParams(location.search)));
+const LIMIT = 25, PAUSE_MS = 300;
+const TEXTS = ["search", "state", "project", "label", "where"];
+const view = { ...NOTHING, ...Object.fromEntries(new URLSearchParams(location.search)) };
+let turn = 0, typing = null, applied = view;  // the view that the stream and the table have
 const live = new Live({ fleet: show });
 
 if (/^#job-\w+$/.test(location.hash)) location.replace(`/jobs/${location.hash.slice(1)}`);  // addresses of earlier releases
 
-function query() {
-  const asked = new URLSearchParams({ order: view.order, descending: view.descending, offset: view.offset, limit: LIMIT });
-  for (const name of ["search", "project", "label", "cluster"]) if (view[name]) asked.set(name, view[name]);
-  for (const state of view.state === "active" ? ACTIVE : view.state ? [view.state] : []) asked.append("state", state);
-  return asked;
-}
-
-function change(changes) {
+// A condition that the service refuses leaves the table as it is, and the page says where the mistake is.
+async function change(changes) {
   Object.assign(view, { offset: "0" }, changes);
-  const kept = new URLSearchParams(Object.entries(view).filter(([name, value]) => value && !(name === "offset" && value === "0")));
+  const mine = ++turn, kept = new URLSearchParams(Object.entries(view).filter(([name, value]) => value && !(name === "offset" && value === "0")));
   history.replaceState(null, "", `/?${kept}`);
+  for (const name of TEXTS) if (document.activeElement !== $(name)) $(name).value = view[name];
+  $("archived").checked = view.archived === "true";
+  let problem = "";
+  try { await checked(view); } catch (error) { problem = error.message; }
+  if (mine !== turn) return;
+  $("where-error").textContent = problem;
+  $("where-error").hidden = !problem;
+  $("where").setAttribute("aria-invalid", String(Boolean(problem)));
+  if (problem) return;
+  live.close();
+  applied = { ...view };
   showHeads(view, change);
-  live.open(`/v1/overview?${query()}`);
+  const { order, descending, offset, cluster } = view;
+  live.open(`/v1/overview?${query(view, { order, descending, offset, limit: LIMIT, ...(cluster ? { cluster } : {}) })}`);
 }
 
 function show(fleet) {
-  showJobs(fleet, view);
+  showJobs(fleet, applied);
+  showChosen(fleet.items);
   showNodes(fleet.nodes, fleet.clusters);
   showFilter(fleet.clusters, view.cluster);
   showDay(fleet.goodput);
-  const offset = Number(view.offset);
+  const offset = Number(applied.offset);
   $("range").textContent = fleet.total ? `${offset + 1} to ${offset + fleet.items.length} of ${whole(fleet.total)}` : "";
   $("before").disabled = offset === 0;
   $("after").disabled = offset + fleet.items.length >= fleet.total;
@@ -55,14 +67,20 @@ function show(fleet) {
 }
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
-for (const name of ["search", "state", "project", "label"]) {
+for (const name of TEXTS) {
   $(name).value = view[name];
-  $(name).addEventListener(name === "state" ? "change" : "input", () => change({ [name]: $(name).value.trim() }));
+  $(name).addEventListener(name === "state" ? "change" : "input", () => { clearTimeout(typing); typing = setTimeout(() => change({ [name]: $(name).value.trim() }), name === "where" ? PAUSE_MS : 0); });
 }
+$("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
+$("conditions").addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); change({ where: $("where").value.trim() }); });
 $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));
 addEventListener("keydown", (event) => { if (event.key === "/" && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) { event.preventDefault(); $("search").focus(); } });
 setUpSubmission();
+setUpChosen(view);
+setUpColumns(view, change);
+setUpExport(view);
+setUpViews(view, change);
 change({ offset: view.offset });

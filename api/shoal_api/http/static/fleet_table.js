@@ -1,5 +1,8 @@
-// The table of jobs: its heads sort, its rows link, its boxes choose jobs to compare.
+// The table of jobs: its heads sort, its rows link, its boxes choose jobs. It has the usual columns, or those of the view.
 import { $, element, fill, link, row, said } from "./dom.js";
+import { box } from "./chosen_jobs.js";
+import { shownValue } from "./job_columns.js";
+import { bare, split } from "./job_query.js";
 import { jobPage } from "./api.js";
 import { brief, grant, moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
 import { badge } from "./states.js";
@@ -7,9 +10,9 @@ import { spark } from "./spark.js";
 
 const HEADS = [["", ""], ["Job", "name"], ["State", "state"], ["Progress", "step"], ["Remaining", "eta_s"], ["Loss", "loss"], ["Workers", ""],
   ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user", "Project", "project"], ["Submitted", "created", "Priority", "priority"]];
-const chosen = new Set();
 
 export function showHeads(view, change) {
+  if (view.columns) return showChosenHeads(view, change);
   $("heads").replaceChildren(...HEADS.map(([name, order, ...second]) => {
     if (!order) return element("th", name);
     const current = [order, second[1]].includes(view.order);
@@ -18,25 +21,32 @@ export function showHeads(view, change) {
   }));
 }
 
+function showChosenHeads(view, change) {
+  const head = (title, name) => {
+    const now = view.sort.replace(/^-/, "") === name ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none";
+    const arrow = { descending: " ▾", ascending: " ▴", none: "" }[now];
+    return element("th", element("button", title + arrow, { type: "button", click: () => change({ sort: now === "ascending" ? `-${name}` : name }) }), { "aria-sort": now });
+  };
+  $("heads").replaceChildren(element("th", ""), head("Job", "name"), head("State", "state"), ...split(view.columns).map((name) => head(bare(name), name)));
+}
+
 function button(name, order, view, change) {
-  const current = view.order === order;
+  const current = view.order === order && !view.sort;
   const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
-  const press = () => change({ order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
+  const press = () => change({ sort: "", order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
   return element("button", name + arrow, { type: "button", click: press });
 }
 
 export function showJobs({ items, total, clusters }, view) {
-  const focused = document.activeElement?.closest?.("tr")?.dataset.id;
-  fill("jobs", items.map((job) => jobRow(job, clusters.length > 1)));
-  if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] a`)?.focus();
+  const focused = document.activeElement?.closest?.("tr")?.dataset.id, control = document.activeElement?.matches("input") ? "input" : "a";
+  fill("jobs", items.map((job) => jobRow(job, clusters.length > 1, split(view.columns).map(bare))));
+  if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] ${control}`)?.focus();
   $("none").hidden = total > 0;
-  const filtered = view.search || view.state || view.project || view.label || view.cluster;
+  const filtered = view.search || view.state || view.project || view.label || view.cluster || view.where;
   $("none").textContent = filtered ? "No job matches." : "No job yet. Submit one here, or with: shoal submit job.yaml --follow";
 }
 
-function jobRow(job, several) {
-  const box = element("input", null, { type: "checkbox", "aria-label": `Compare ${job.name}`, click: () => choose(job.id, box.checked) });
-  box.checked = chosen.has(job.id);
+function jobRow(job, several, columns) {
   const share = progressOf(job);
   const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
   const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
@@ -44,7 +54,9 @@ function jobRow(job, several) {
   const owner = [said(job.user), said(job.project, "dim small")];
   const where = several && job.cluster ? [said(`in ${job.cluster}`, "dim small")] : [];
   const state = [badge(job.state, job.queue_position), ...where, said(waits(job), "dim small")];
-  return row([element("td", box, { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message }), element("div", [...progress, said(steps(job), "small few")]),
+  const first = [element("td", box(job), { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message })];
+  if (columns.length) return row([...first, ...columns.map((name) => element("td", shownValue(name, job.values[name]), { class: "value" }))], { class: "row", "data-id": job.id });
+  return row([...first, element("div", [...progress, said(steps(job), "small few")]),
     seconds(job.eta_s), element("div", [number(job.loss), spark(job.losses, "Loss")]), element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })]), number(job.tokens_per_s),
     percent(job.goodput), whole(job.incidents), element("td", owner), [element("div", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("div", `priority ${job.priority}`, { class: "dim small" })] : [])]], { class: "row", "data-id": job.id });
 }
@@ -52,10 +64,3 @@ function jobRow(job, several) {
 // Why a job waits; the message of a job that trains says nothing that the row does not.
 const waits = (job) => ["QUEUED", "WAITING", "STARTING", "FAILED", "RECOVERING", "PAUSED"].includes(job.state) ? shorten(job.message) : "";
 const shorten = (text) => text.length > 110 ? `${text.slice(0, 108)}…` : text;
-
-function choose(id, is) {
-  if (is) chosen.add(id); else chosen.delete(id);
-  $("compare").disabled = chosen.size < 2 || chosen.size > 10;
-  $("compare").textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
-}
-$("compare").addEventListener("click", () => { location.href = `/compare?jobs=${[...chosen].join(",")}`; });

@@ -12,6 +12,7 @@ import { addEvents } from "./history.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
 import { showSpec } from "./spec.js";
+import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
 import { showAccounts } from "./goodput.js";
 
@@ -29,6 +30,7 @@ const live = new Live({
     showHead(job, shown.clusters);
     showAccounts(job.status.goodput);
     showActions(shown);
+    showDescription(job);
     showSpec(job);
     curves.draw();
   },
@@ -49,6 +51,7 @@ const live = new Live({
   logs: addLines,
 });
 
+whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
 request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, items); showActions(shown); } }, () => {});
 request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {

@@ -136,6 +136,20 @@ class JobRetried(JobEvent):
         return f"tried again after {self.reason} at step {self.done}"
 
 
+class JobArchived(JobEvent):
+    """A user archived the ended job, so that lists leave it out, or took it back into them."""
+
+    type: ClassVar[str] = "job.archived"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    archived: bool
+    by: str | None = None
+    """Name of the one who asked through the API."""
+
+    def words(self) -> str:
+        return "archived: lists leave it out" if self.archived else "no longer archived"
+
+
 class JobPatched(JobEvent):
     """A user changed the spec; of an ended job only labels and annotations. `generation.settings` says when training
     follows."""

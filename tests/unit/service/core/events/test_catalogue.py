@@ -50,6 +50,7 @@ NAMES = [
     "incident.closed",
     "incident.opened",
     "incident.suspected",
+    "job.archived",
     "job.created",
     "job.extended",
     "job.granted",

@@ -1,0 +1,257 @@
+"""Conditions and orders of `core/where` in SQL, with the same meaning on SQLite and PostgreSQL.
+
+Each value is read with a type: of a JSON document, the text, the number or the boolean at a path, or NULL if something
+else is there. So no cast fails, and text never equals a number. Each comparison is true or false, never NULL, so that
+`not` is the opposite. Texts are compared by code points (collation C), and upper and lower case are the same for A to Z
+only: both databases agree on that. Called by `job_lists`, which also passes the rows that `values_of` reads.
+
+A setting is what the stored document of the newest version has: a key that the release of that time did not know is not
+set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
+from typing import Any, assert_never
+
+from sqlalchemy import JSON, ColumnElement, Double, String, and_, case, cast, func, literal, not_, or_, select, true
+
+from shoal_service.core.where.fields import Field, JobDocuments, Kind, Source, value_of
+from shoal_service.core.where.language import (
+    LABEL_NUMBER,
+    AllOf,
+    AnyOf,
+    Compared,
+    Condition,
+    IsSet,
+    Literal,
+    Not,
+    Order,
+    Relation,
+)
+from shoal_service.store.database import Transaction
+from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places
+
+_Sql = ColumnElement[Any]
+_SPEC = (
+    select(job_specs.c.document)
+    .where(job_specs.c.job_num == jobs.c.num, job_specs.c.version == jobs.c.spec_version)
+    .correlate(jobs)
+    .scalar_subquery()
+)
+_QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
+_TEXTS = frozenset({Kind.TEXT, Kind.STATE})
+
+
+def condition_in_sql(tx: Transaction, condition: Condition) -> ColumnElement[bool]:
+    """The condition for a row of `jobs`."""
+    return _Values(tx).holds(condition)
+
+
+def order_in_sql(tx: Transaction, orders: Sequence[Order]) -> list[_Sql]:
+    """Expressions to order rows of `jobs` by. Numbers come before texts, and jobs without a value last."""
+    values = _Values(tx)
+    return [
+        (one.desc() if order.descending else one.asc()).nulls_last()
+        for order in orders
+        for one in values.sortable(order.field)
+    ]
+
+
+def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) -> dict[int, dict[str, Any]]:
+    """The values of the jobs with these numbers, by number and name of the field; a job without a value has no name."""
+    if not columns or not nums:
+        return {num: {} for num in nums}
+    labels: dict[int, dict[str, str]] = defaultdict(dict)
+    for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
+        labels[row.job_num][row.key] = row.value
+    found = {}
+    query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position")).where(jobs.c.num.in_(nums))
+    for row in tx.execute(query):
+        job = JobDocuments(
+            columns=dict(row._mapping),
+            status=_document(row.status),
+            spec=_document(row.spec),
+            labels=labels[row.num],
+            queue_position=row.queue_position,
+            archived=row.archived_at is not None,
+        )
+        values = {field.name: value_of(field, job) for field in columns}
+        found[row.num] = {name: value for name, value in values.items() if value is not None}
+    return found
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """Reads fields of a row of `jobs` with a type."""
+
+    tx: Transaction
+
+    def holds(self, condition: Condition) -> ColumnElement[bool]:
+        match condition:
+            case Compared(field, relation, compared):
+                return self._compared(field, relation, compared)
+            case IsSet(field):
+                return and_(self._is_set(field), not_(self._is_false(field)))
+            case Not(part):
+                return not_(self.holds(part))
+            case AllOf(parts):
+                return and_(*(self.holds(part) for part in parts))
+            case AnyOf(parts):
+                return or_(*(self.holds(part) for part in parts))
+            case _:
+                assert_never(condition)
+
+    def sortable(self, field: Field) -> list[_Sql]:
+        match field.kind:
+            case Kind.TEXT | Kind.STATE:
+                return [self._text(field)]
+            case Kind.NUMBER | Kind.TIME:
+                return [self._number(field)]
+            case Kind.SWITCH:
+                return [self._switch(field)]
+            case Kind.LABEL:
+                return [self._number(field), self._text(field)]
+            case Kind.ANY:
+                return [self._number(field), self._text(field), self._switch(field)]
+            case _:
+                assert_never(field.kind)
+
+    def _compared(self, field: Field, relation: Relation, compared: Literal) -> ColumnElement[bool]:
+        if compared is None:
+            return not_(self._is_set(field))
+        if isinstance(compared, bool):
+            value, operand = self._switch(field), literal(int(compared))
+        elif isinstance(compared, str):
+            value, operand = self._text(field), literal(compared, String)
+        else:
+            value, operand = self._number(field), literal(compared, Double)
+        return func.coalesce(self._related(value, relation, operand, compared), literal(0) == literal(1))
+
+    def _related(self, value: _Sql, relation: Relation, operand: _Sql, compared: Literal) -> ColumnElement[bool]:
+        match relation:
+            case Relation.EQUAL:
+                return value == operand
+            case Relation.LESS:
+                return value < operand
+            case Relation.AT_MOST:
+                return value <= operand
+            case Relation.MORE:
+                return value > operand
+            case Relation.AT_LEAST:
+                return value >= operand
+            case Relation.CONTAINS:
+                folded = str(compared).translate(str.maketrans(ascii_uppercase, ascii_lowercase))
+                if self._is_sqlite:
+                    return func.instr(func.lower(value), folded) > 0  # SQLite's lower knows A to Z only
+                return func.strpos(func.translate(value, ascii_uppercase, ascii_lowercase), folded) > 0
+            case _:
+                assert_never(relation)
+
+    def _is_set(self, field: Field) -> ColumnElement[bool]:
+        match field.source:
+            case Source.COLUMN:
+                return (self._text(field) if field.kind in _TEXTS else jobs.c[field.path[0]]).is_not(None)
+            case Source.ARCHIVED:
+                return true()
+            case Source.QUEUE:
+                return _QUEUE.is_not(None)
+            case Source.LABEL:
+                return _label(field.path[0]).is_not(None)
+            case Source.STATUS | Source.SETTING:
+                return func.coalesce(self._json_type(field), "null" if field.default is None else "") != "null"
+            case _:
+                assert_never(field.source)
+
+    def _is_false(self, field: Field) -> ColumnElement[bool]:
+        if field.kind not in (Kind.SWITCH, Kind.ANY):
+            return literal(0) == literal(1)
+        return func.coalesce(self._switch(field) == 0, literal(0) == literal(1))
+
+    def _text(self, field: Field) -> _Sql:
+        match field.source:
+            case Source.COLUMN:
+                value: _Sql = func.nullif(jobs.c[field.path[0]], "")
+            case Source.LABEL:
+                value = _label(field.path[0])
+            case Source.STATUS | Source.SETTING:
+                is_text = self._json_type(field) == ("text" if self._is_sqlite else "string")
+                value = case((is_text, self._json_value(field)))
+            case Source.ARCHIVED | Source.QUEUE:
+                raise AssertionError(f"{field.name} is not a text")
+            case _:
+                assert_never(field.source)
+        return value if self._is_sqlite else cast(value, String).collate("C")
+
+    def _number(self, field: Field) -> _Sql:
+        match field.source:
+            case Source.COLUMN:
+                return jobs.c[field.path[0]]
+            case Source.QUEUE:
+                return _QUEUE
+            case Source.LABEL:
+                label = _label(field.path[0])
+                return case((label.regexp_match(LABEL_NUMBER), cast(label, Double)))
+            case Source.STATUS | Source.SETTING:
+                found, types = self._json_type(field), ("integer", "real") if self._is_sqlite else ("number",)
+                number = (found.in_(types), cast(self._json_value(field), Double))
+                return case(number) if field.default is None else case(number, (found.is_(None), field.default))
+            case Source.ARCHIVED:
+                raise AssertionError(f"{field.name} is not a number")
+            case _:
+                assert_never(field.source)
+
+    def _switch(self, field: Field) -> _Sql:
+        """1 for true, 0 for false."""
+        if field.source is Source.ARCHIVED:
+            return case((jobs.c.archived_at.is_not(None), 1), else_=0)
+        if self._is_sqlite:
+            found = self._json_type(field)
+            return case((found == "true", 1), (found == "false", 0))
+        text = self._json_value(field)
+        return case((self._json_type(field) == "boolean", case((text == "true", 1), else_=0)))
+
+    @property
+    def _is_sqlite(self) -> bool:
+        return self.tx.connection.dialect.name == "sqlite"
+
+    def _json_type(self, field: Field) -> _Sql:
+        document = _stored(field)
+        if self._is_sqlite:
+            return func.json_type(document, _sqlite_path(field))
+        return func.json_typeof(func.json_extract_path(cast(document, JSON), *field.path))
+
+    def _json_value(self, field: Field) -> _Sql:
+        document = _stored(field)
+        if self._is_sqlite:
+            return func.json_extract(document, _sqlite_path(field))
+        return func.json_extract_path_text(cast(document, JSON), *field.path)
+
+
+def _stored(field: Field) -> _Sql:
+    return jobs.c.status if field.source is Source.STATUS else _SPEC
+
+
+def _sqlite_path(field: Field) -> str:
+    return "$" + "".join(f'."{key}"' for key in field.path)  # a key has no quote: the language has no way to write one
+
+
+def _label(name: str) -> _Sql:
+    return (
+        select(job_labels.c.value)
+        .where(job_labels.c.job_num == jobs.c.num, job_labels.c.key == name)
+        .correlate(jobs)
+        .scalar_subquery()
+    )

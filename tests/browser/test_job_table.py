@@ -1,0 +1,219 @@
+"""The table of jobs: conditions and their mistakes, columns, orders, chosen jobs and their changes, saved views."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from kit.processes.chromium import Browser
+from kit.worlds.written_service import Service
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, JobState
+
+NAMES = "[...document.querySelectorAll('#jobs tr td.title a')].map((one) => one.textContent)"
+HEADS = "[...document.querySelectorAll('#heads th')].map((one) => one.textContent)"
+
+
+@pytest.fixture
+def jobs(written: Service) -> list[JobView]:
+    """A slow one and a fast one that train, and a fast one that has ended."""
+    slow = written.add_job(name="slow", optimizer={"lr": 1e-4}, labels={"team": "speech"})
+    fast = written.add_job(name="fast", optimizer={"lr": 1e-2}, labels={"team": "speech"})
+    over = written.add_job(name="over", optimizer={"lr": 1e-2})
+    for job in (slow, fast, over):
+        written.train(job)
+    written.finish(over, EndReason.FINISHED)
+    return [slow, fast, over]
+
+
+def shows(reader: Browser, *names: str) -> None:
+    reader.until(lambda: reader.run(NAMES) == list(names), f"the jobs {names}")
+
+
+def test_jobs_are_found_by_a_condition_and_a_mistake_is_shown_at_its_place(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    reader.open(f"{written.url}/")
+    shows(reader, "over", "fast", "slow")
+    reader.fill("#where", 'lr > 1e-3 and state == "RUNNING" and label.team == "speech"')
+    shows(reader, "fast")
+    assert reader.complaints() == []
+    reader.fill("#where", "los < 3")
+    reader.sees("#where-error", "there is no 'los'; near it are loss")
+    assert reader.run("document.querySelector('#where-error').textContent.split('\\n').slice(1)") == [
+        "  los < 3",
+        "  ^^^",
+    ]
+    assert reader.run("document.querySelector('#where').getAttribute('aria-invalid')") == "true"
+    assert reader.run(NAMES) == ["fast"], "the table stays as it is"
+    assert all("422" in one for one in reader.complaints())
+    reader.fill("#where", "lr < 1e-3")
+    shows(reader, "slow")
+    assert reader.count("#where-error:not([hidden])") == 0
+    reader.driver.refresh()
+    shows(reader, "slow")
+    assert reader.run("document.querySelector('#where').value") == "lr < 1e-3", "the address holds the condition"
+    assert reader.complaints() == []
+
+
+def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
+    reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
+) -> None:
+    reader.open(f"{written.url}/")
+    shows(reader, "over", "fast", "slow")
+    reader.click("#choose-columns")
+    reader.fill("#column-search", "optimizer.lr")
+    reader.click('[data-column="optimizer.lr"]')
+    reader.fill("#column-search", "label.team")
+    reader.click('[data-column="label.team"]')
+    reader.until(lambda: reader.run(HEADS) == ["", "Job", "State", "optimizer.lr", "label.team"], "the chosen columns")
+    reader.click("#heads th:nth-child(4) button")
+    shows(reader, "slow", "over", "fast")
+    reader.click("#heads th:nth-child(4) button")
+    shows(reader, "over", "fast", "slow")
+    assert reader.run("document.querySelector('#heads th:nth-child(4)').getAttribute('aria-sort')") == "descending"
+    assert reader.text("#jobs tr:last-child td.value") == "0.0001 speech"
+
+    reader.click("#save-view")
+    reader.fill("#dialog-value", "rates")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("#dialog[open]") == 0, "the view is saved")
+    with written.client as client:
+        [saved] = client.views()
+    assert (saved.project, saved.name, saved.view.columns, saved.view.sort) == (
+        *("default", "rates"),
+        *("optimizer.lr,label.team", "-optimizer.lr"),
+    )
+    reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    reader.click("#export")
+    file = tmp_path / "jobs.csv"
+    reader.until(file.exists, "the file")
+    with file.open(newline="") as text:
+        rows = [(row["name"], row["optimizer.lr"], row["label.team"]) for row in csv.DictReader(text)]
+    assert rows == [("over", "0.01", ""), ("fast", "0.01", "speech"), ("slow", "0.0001", "speech")]
+
+    reader.open(f"{written.url}/")
+    shows(reader, "over", "fast", "slow")
+    assert "Tokens/s" in reader.run(HEADS)
+    reader.until(lambda: reader.count("#views option") == 2, "the saved view")
+    reader.click("#views option[value='0']")
+    reader.until(lambda: "optimizer.lr" in " ".join(reader.run(HEADS)), "the columns of the view")
+    reader.click("#drop-view")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("#views option") == 1, "no view is left")
+    with written.client as client:
+        assert client.views() == ()
+    assert reader.complaints() == []
+
+
+def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    slow, fast, over = jobs
+    reader.open(f"{written.url}/?where=lr+%3E+1e-3")
+    shows(reader, "over", "fast")
+    assert reader.run("document.querySelector('[data-deed=cancel]').disabled")
+    reader.click("#choose-all")
+    reader.sees("#num-chosen", "2 chosen")
+    reader.click("[data-deed=label]")
+    reader.fill("#dialog-value", "kind=fast draft=")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("#dialog[open]") == 0, "the labels are set")
+    assert written.store.get_job(over.id).spec.labels == {"kind": "fast", "draft": ""}
+    assert written.store.get_job(fast.id).spec.labels == {"kind": "fast", "draft": "", "team": "speech"}
+
+    reader.fill("#where", "label.draft")
+    shows(reader, "over", "fast")
+    reader.click("#choose-here")
+    reader.click("[data-deed=archive]")
+    reader.click("#confirm")
+    reader.sees("#dialog-error", "it cannot be archived before it has ended")
+    reader.click("#dismiss")
+    reader.sees("#num-chosen", "1 chosen")
+    assert written.store.get_job(over.id).archived_at is not None
+    shows(reader, "fast")
+    reader.click("#archived")
+    shows(reader, "over", "fast")
+    reader.click("#choose-none")
+    reader.tick(f"tr[data-id={over.id}] input")
+    reader.click("[data-deed=delete]")
+    reader.sees("#dialog-words", "This cannot be undone")
+    reader.click("#confirm")
+    shows(reader, "fast")
+    with written.client as client:
+        assert [one.id for one in client.jobs(archived=True)] == [fast.id, slow.id]
+    assert all("409" in one for one in reader.complaints())
+
+
+def test_jobs_are_chosen_and_cancelled_without_a_mouse(reader: Browser, written: Service, jobs: list[JobView]) -> None:
+    slow, fast, _ = jobs
+    reader.look(width=420, scheme="dark")
+    reader.open(f"{written.url}/?where=not+ended")
+    shows(reader, "fast", "slow")
+    assert reader.run("document.documentElement.scrollWidth") <= 420
+    reader.run("document.querySelector('#choose-none').focus()")
+    reader.run("document.querySelector('#jobs tr:first-child input').focus()")
+    reader.press(Keys.SPACE)
+    reader.sees("#num-chosen", "1 chosen")
+    written.report(slow, written.store.get_job(slow.id).status.model_copy(update={"step": 11}))
+    reader.sees("#jobs", "11 / 100")
+    assert reader.run("document.activeElement.checked"), "the focus stays on the box when the table is drawn anew"
+    reader.run("document.querySelector('[data-deed=cancel]').focus()")
+    reader.press(Keys.ENTER)
+    reader.sees("#dialog-title", "Cancel 1 job")
+    reader.press(Keys.ESCAPE)
+    reader.until(lambda: reader.count("#dialog[open]") == 0, "the dialog is closed")
+    assert written.store.get_job(fast.id).status.state is JobState.RUNNING
+    reader.press(Keys.ENTER)
+    reader.until(
+        lambda: reader.run("document.activeElement.id") in ("confirm", "dismiss"), "the focus is in the dialog"
+    )
+    reader.run("document.querySelector('#confirm').focus()")
+    reader.press(Keys.ENTER)
+    reader.until(lambda: reader.count("#dialog[open]") == 0, "the job is cancelled")
+    assert written.store.get_job(fast.id).status.state is JobState.CANCELLING
+    assert reader.complaints() == []
+
+
+def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    over = jobs[2]
+    reader.open(f"{written.url}/jobs/{over.id}")
+    reader.sees("#undescribed", "No label and no note yet.")
+    reader.click("#edit-labels")
+    reader.fill("#dialog-value", "team=speech\ndraft")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#labels").split() == ["team=speech", "draft"], "both labels")
+    assert written.store.get_job(over.id).spec.labels == {"team": "speech", "draft": ""}
+    reader.click("#edit-labels")
+    reader.fill("#dialog-value", "draft")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#labels") == "draft", "one label is left")
+    assert written.store.get_job(over.id).spec.labels == {"draft": ""}
+
+    notes = (
+        "# Why\n- a **bold** guess\n- `lr` [too](/docs) [large](javascript:alert(1))\n\n"
+        "<img src=x onerror=alert(1)> *or* not\n"
+    )
+    reader.click("#edit-notes")
+    reader.fill("#dialog-value", notes)
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("#notes li") == 2, "the notes")
+    assert [reader.text(f"#notes {name}") for name in ("h3", "strong", "li code", "em")] == ["Why", "bold", "lr", "or"]
+    assert reader.count("#notes img") == 0 and "<img" in reader.text("#notes"), "HTML stays text"
+    links = reader.run("[...document.querySelectorAll('#notes a')].map((one) => one.getAttribute('href'))")
+    assert links == ["/docs"], "an address that runs a script is no link"
+    assert written.store.get_job(over.id).spec.annotations == {"notes": notes}
+
+    reader.click("#archive")
+    reader.click("#confirm")
+    reader.sees("#archived-at", "Archived")
+    assert written.store.get_job(over.id).archived_at is not None
+    reader.click("#archive")
+    reader.click("#confirm")
+    reader.until(lambda: reader.text("#archive") == "Archive", "the job is in the lists again")
+    assert reader.complaints() == []

@@ -1,0 +1,115 @@
+"""The table of jobs on the command line: conditions, orders, columns and files; and commands for all jobs that fit."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from shoal_service.store.errors import JobNotFound
+from shoal_workers.contract.job import EndReason, JobState
+
+
+@pytest.fixture
+def trained(service: Any) -> list[Any]:
+    """A slow job that trains, a fast one that trains, and a fast one that has ended."""
+    slow = service.add_job(name="slow", optimizer={"lr": 1e-4}, labels={"team": "speech"})
+    fast = service.add_job(name="fast", optimizer={"lr": 1e-2}, labels={"team": "speech", "lr": "1e-2"})
+    over = service.add_job(name="over", optimizer={"lr": 1e-2})
+    for job in (slow, fast, over):
+        service.train(job)
+    service.finish(over)
+    return [slow, fast, over]
+
+
+def ids(ran: Any) -> list[str]:
+    return [one["id"] for one in ran.json()]
+
+
+def test_jobs_are_listed_by_a_condition_in_an_order_with_columns(shoal: Any, trained: list[Any]) -> None:
+    slow, fast, over = trained
+    condition = 'lr > 1e-3 and state == "RUNNING" and label.team == "speech"'
+    assert ids(shoal("jobs", "--where", condition, "--json")) == [fast.id]
+    assert ids(shoal("jobs", "--sort=-lr,created", "--json")) == [over.id, fast.id, slow.id]
+    ran = shoal("jobs", "--where", "not ended", "--sort", "lr", "--columns", "lr,loss,label.lr,created")
+    heads, *rows = [line.split() for line in ran.out.splitlines() if line.strip()]
+    assert heads == ["id", "name", "state", "lr", "loss", "label.lr", "created"]
+    assert [row[:6] for row in rows] == [
+        [slow.id, "slow", "RUNNING", "0.0001", "4", "-"],
+        [fast.id, "fast", "RUNNING", "0.01", "4", "1e-2"],
+    ]
+    assert rows[0][6:] == ["2023-11-14", "22:13:20Z"]
+
+
+def test_a_mistake_is_shown_at_its_place(shoal: Any, service: Any) -> None:
+    ran = shoal("jobs", "--where", "lr > 3 and los < 2")
+    assert ran.code == 2 and "there is no 'los'; near it are loss" in ran.err
+    shown, marks = ran.err.splitlines()[1:3]
+    assert shown[marks.index("^") :] == "los < 2" and marks.strip() == "^^^"
+    assert "not a name" in shoal("jobs", "--sort", "lr,?").err
+    assert "optimizer.lr" in shoal("jobs", "--fields").out
+
+
+def test_the_table_is_written_as_csv_and_parquet(shoal: Any, trained: list[Any], tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("jobs.csv", "jobs.parquet")]
+    columns = "lr,label.team,data,ended"
+    ran = shoal("jobs", "--columns", columns, "--sort", "name", "--csv", str(files[0]), "--parquet", str(files[1]))
+    assert ran.code == 0 and ran.out == "" and "3 jobs in" in ran.err
+    with files[0].open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [(row["name"], row["lr"], row["label.team"]) for row in rows] == [
+        ("fast", "0.01", "speech"),
+        ("over", "0.01", ""),
+        ("slow", "0.0001", "speech"),
+    ]
+    table = pyarrow.parquet.read_table(files[1]).to_pylist()
+    assert [(row["name"], row["lr"], row["label.team"]) for row in table] == [
+        ("fast", 0.01, "speech"),
+        ("over", 0.01, None),
+        ("slow", 0.0001, "speech"),
+    ]
+    assert [row["ended"] is None for row in table] == [True, False, True]
+    assert table[0]["data"] == rows[0]["data"] == '{"corpus": "python-stdlib"}'
+    printed = shoal("jobs", "--csv", "-", "--limit", "1")
+    assert printed.out.startswith("id,name,state,reason,step") and len(printed.out.splitlines()) == 2
+
+
+def test_jobs_that_fit_are_shown_counted_and_changed_after_a_question(
+    shoal: Any, service: Any, trained: list[Any]
+) -> None:
+    slow, fast, over = trained
+    ran = shoal("cancel", "--where", "lr > 1e-3")
+    assert ran.code == 2 and "this would cancel 1 job; there is no terminal to ask" in ran.err and fast.id in ran.err
+    assert service.store.get_job(fast.id).status.state is JobState.RUNNING
+    assert ids(shoal("label", "--where", "lr > 1e-3", "kind=fast", "--yes", "--json")) == [over.id, fast.id]
+    assert service.store.get_job(over.id).spec.labels == {"kind": "fast"}
+    assert ids(shoal("pause", "--where", 'label.kind == "fast"', "-y", "--json")) == [fast.id]
+    assert ids(shoal("cancel", "--where", "loss", "--label", "team=speech", "-y", "--json")) == [fast.id, slow.id]
+    assert shoal("cancel", "--where", "lr > 1", "-y").code == 4
+    assert "was given both" in shoal("cancel", slow.id, "--where", "loss", "-y").err
+    assert "needs NAME=VALUE" in shoal("label", "--where", "loss", "-y").err and "needs JOB" in shoal("label").err
+
+
+def test_ended_jobs_are_archived_taken_back_and_deleted(shoal: Any, service: Any, trained: list[Any]) -> None:
+    slow, fast, over = trained
+    assert ids(shoal("archive", "--where", "loss", "-y", "--json")) == [over.id], "others have not ended"
+    assert "cannot be archived before it has ended" in shoal("archive", slow.id).err
+    assert ids(shoal("jobs", "--json")) == [fast.id, slow.id]
+    assert ids(shoal("jobs", "--archived", "--json")) == [over.id, fast.id, slow.id]
+    assert shoal("show", "over").code == 0, "a name means an archived job too"
+    assert shoal("archive", "--where", "loss", "-y").code == 4
+    assert ids(shoal("unarchive", "--where", "loss", "-y", "--json")) == [over.id]
+    shoal("cancel", fast.id)
+    service.finish(fast, EndReason.CANCELLED)
+    ran = shoal("delete", "--where", "ended", "-y", "--json")
+    assert ids_of_deleted(ran) == [over.id, fast.id]
+    with pytest.raises(JobNotFound):
+        service.store.get_job(over.id)
+    assert ids(shoal("jobs", "--json")) == [slow.id]
+
+
+def ids_of_deleted(ran: Any) -> list[str]:
+    return [one["job_id"] for one in ran.json()]
