@@ -41,6 +41,11 @@ def add_adapters(network: Any, settings: LoraConfig) -> None:
         parameter.requires_grad_(".lora_" in name)
 
 
+def outputs_of_adapters(network: Any) -> list[nn.Module]:
+    """The layer of each adapter whose output is added to that of the layer beside it."""
+    return [module for name, module in network.named_modules() if name.endswith(f".lora_B.{ADAPTER}")]
+
+
 def export_of_adapters(network: Any, settings: LoraConfig, base: str | None) -> dict[str, Any]:
     """What `shoal export` writes of a model with adapters: the files that peft loads beside the model in `base`."""
     config = _peft_config(network, settings).to_dict()
