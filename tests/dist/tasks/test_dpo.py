@@ -230,3 +230,24 @@ def test_a_lost_worker_and_a_new_one_give_the_losses_of_the_undisturbed_run(
     cost = job.reported(grown, SnapshotCost)[-1]
     assert cost.copies_reason == "", "the state is in shared memory, so the reference is not part of it"
     _check_export(job.committed[-1], base, tmp_path / "out", plain[lora].network, lora=lora)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", ["full2", "tp2"])
+def test_pairs_of_similar_lengths_train_as_one_process_does(
+    make_job: Callable[..., Any],
+    reference: Callable[..., dict[int, float]],
+    base: Path,
+    pairs: Path,
+    tmp_path: Path,
+    layout: str,
+) -> None:
+    spec = _spec(base, pairs, lora=True, data={"max_tokens": 120}, snapshot={"enabled": False})
+    config = json.loads((base / "config.json").read_text())
+    spec["model"] = {key: one for key, one in spec["model"].items() if key != "path"} | {"config": config}
+    spec["schedule"] = {"warmup_steps": 1}
+    job = make_job(**spec)
+    workers = job.workers(2)
+    exits = job.run(workers, layout=_LAYOUTS[layout])
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
