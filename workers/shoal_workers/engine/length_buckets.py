@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal_workers.contract.batch_partition import sample_at
+from shoal_workers.engine.sample_order import samples_at
 
 _CLASSES_PER_DOUBLING_BITS = 4
 """16 classes between a length and twice that length."""
@@ -73,15 +74,17 @@ class LengthBuckets:
         bucket = sample_at(position, num_samples=len(self), seed=self._seed)
         first = int(self._starts[bucket])
         end = int(self._starts[bucket + 1]) if bucket + 1 < len(self) else len(self._order)
-        return [self._sample_in(slot, epoch) for slot in range(first, end)]
-
-    def _sample_in(self, slot: int, epoch: int) -> int:
-        number = int(np.searchsorted(self._class_starts, slot, side="right")) - 1
-        first = int(self._class_starts[number])
-        size = int(self._class_ends[number]) - first
-        # Another seed than the buckets' order, or the two permutations would be one where their sizes are equal.
-        place = sample_at(epoch * size + slot - first, num_samples=size, seed=self._seed ^ (number + 1) << 32)
-        return int(self._order[first + place])
+        found: list[int] = []
+        while first < end:
+            number = int(np.searchsorted(self._class_starts, first, side="right")) - 1
+            begin, limit = int(self._class_starts[number]), int(self._class_ends[number])
+            place, num = epoch * (limit - begin) + first - begin, min(end, limit) - first
+            # Another seed than that of the buckets' order, or equal sizes would give equal permutations.
+            seed = self._seed ^ (number + 1) << 32
+            places = samples_at(range(place, place + num), num_samples=limit - begin, seed=seed)
+            found += self._order[begin + np.asarray(places)].tolist()
+            first += num
+        return found
 
 
 def class_bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

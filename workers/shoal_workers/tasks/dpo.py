@@ -133,7 +133,7 @@ class Side(StrEnum):
     TRAINED = "trained"
     REFERENCE = "reference"
     BOTH = "both"
-    """Of both, on one half of the sequences each. Only with adapters."""
+    """Both, on one half of the sequences each. Only with adapters."""
 
 
 class PreferenceLM(CausalLM):

@@ -33,7 +33,7 @@ def add_adapters(network: Any, settings: LoraConfig) -> None:
     try:
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ImportError(f"model.lora needs peft ({error}): pip install 'shoal[hf]' peft.") from error
+        raise ImportError(f"model.lora needs peft ({error}): pip install 'shoal[hf]'.") from error
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(_peft_config(network, settings), network, adapter_name=ADAPTER)

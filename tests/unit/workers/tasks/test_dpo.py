@@ -70,7 +70,7 @@ def _with_weights(task: Any, base: Path) -> Any:
 
 
 def _log_prob(network: Any, prompt: str, answer: str, *, is_mean: bool = False) -> torch.Tensor:
-    """Of one answer, without padding."""
+    """The log probability of one answer, without padding."""
     tokens = [*prompt.encode(), *answer.encode(), 256]
     logits = network(torch.tensor([tokens])).logits[0, :-1].float()
     every = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
