@@ -33,9 +33,11 @@ from shoal_workers.contract.base import docstrings_of_fields
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model import (
     AnswersConfig,
+    DpoConfig,
     HuggingFaceConfig,
     LanguageModelConfig,
     LoraConfig,
+    PreferencesConfig,
     TextDataConfig,
     TextSource,
 )
@@ -222,7 +224,9 @@ def spec_page() -> str:
         ("data.sources[]", "both, for mixtures", TextSource),
         ("model", "Hugging Face models", HuggingFaceConfig),
         ("model.lora", "Hugging Face models", LoraConfig),
+        ("model.dpo", "preferences", DpoConfig),
         ("data", "fine-tuning on answers", AnswersConfig),
+        ("data", "preferences", PreferencesConfig),
     )
     for key, task, model in tasks:
         task_schema = model.model_json_schema()

@@ -33,7 +33,7 @@ from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_m
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
-from shoal_workers.contract.model import HF_TASK, LM_TASK, SFT_TASK
+from shoal_workers.contract.model import DPO_TASK, HF_TASK, LM_TASK, SFT_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
 from shoal_workers.contract.worker_reports import (
@@ -162,7 +162,7 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
     if spec.task in (LM_TASK, HF_TASK):
         most = min(_TEXT_BYTES, data.get("max_bytes") or _TEXT_BYTES)
         data = {**data, "max_bytes": most, "cache_dir": str(directory / "text")}
-    if spec.task == SFT_TASK:
+    if spec.task in (SFT_TASK, DPO_TASK):
         most = min(_EXAMPLES, data.get("max_examples") or _EXAMPLES)
         data = {**data, "max_examples": most, "cache_dir": str(directory / "text")}
     return spec.model_copy(

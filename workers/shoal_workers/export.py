@@ -102,7 +102,7 @@ def export(
             "Resume the job, and export a checkpoint that it saves afterwards."
         )
     adapter = described.get("adapter")
-    names = _names(shapes, described.get("renames", ()))
+    names = _names(shapes, described.get("renames", ()), described.get("without"))
     if adapter is not None:
         names = _adapter_names(names, adapter)
     scalars = {f"{_PREFIX}{name}" for name in described.get("scalars", ())}
@@ -148,12 +148,15 @@ def _find(url: str) -> str:
     return url if is_checkpoint else newest_committed(url) or url
 
 
-def _names(shapes: Mapping[str, torch.Tensor], renames: Any) -> dict[str, str]:
-    """Name in the checkpoint -> exported name, for the model's tensors."""
+def _names(shapes: Mapping[str, torch.Tensor], renames: Any, without: str | None) -> dict[str, str]:
+    """Name in the checkpoint -> exported name, for the model's tensors. `without`: a regular expression of names that
+    are left out."""
     names = {}
     for name in shapes:
         if name.startswith(_PREFIX):
             given = name.removeprefix(_PREFIX)
+            if without is not None and re.search(without, given):
+                continue
             for pattern, replacement in renames:
                 given = re.sub(pattern, replacement, given)
             names[name] = given

@@ -79,6 +79,19 @@ def test_a_step_is_the_mean_over_its_tokens_whatever_the_micro_batches_are(
     assert job.losses(workers) == pytest.approx(reference(_STEPS, **whole), abs=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["tp2", pytest.param("fsdp2", marks=pytest.mark.matrix)])
+def test_micro_batches_of_similar_lengths_train_as_one_process_does(
+    make_job: Callable[..., Any], reference: Callable[..., dict[int, float]], tmp_path: Path, layout: str
+) -> None:
+    spec = _spec(tmp_path, packing=False, snapshot={"enabled": False})
+    spec["data"] |= {"max_tokens": 64}
+    job = make_job(**spec)
+    workers = job.workers(2)
+    exits = job.run(workers, layout=_LAYOUTS[layout])
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
+
+
 @pytest.mark.matrix
 def test_a_lost_worker_costs_no_step(
     make_job: Callable[..., Any], reference: Callable[..., dict[int, float]], tmp_path: Path

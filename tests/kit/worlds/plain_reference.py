@@ -1,7 +1,7 @@
 """The undisturbed run in plain torch: one process, no groups, no sharding, no part of the engine.
 
-Shares with the engine only two pure functions of the contract (the samples of a micro-batch, and its seed), the tasks,
-and the values of initial weights.
+Shares with the engine only pure functions (the samples of a micro-batch, also by length, and its seed), the tasks, and
+the values of initial weights.
 """
 
 import importlib
@@ -19,6 +19,7 @@ from kit.device import DEVICE
 from kit.worlds.plain_optimizers import plain_optimizer
 from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.engine.length_buckets import LengthBuckets
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
 from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
@@ -50,7 +51,10 @@ def validation_metrics(spec_data, steps):
 
 def _validated(spec, task, model):
     data = task.build_dataset("validation")
-    samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
+    if _has_buckets(data):
+        samples = _samples(data, range(spec.validation.samples), spec.seed)
+    else:
+        samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
         return [_split(task.loss(model.eval(), _on_device(_collate(task)([sample])))) for sample in samples]
 
@@ -96,7 +100,7 @@ def train(spec_data, steps):
             positions = sample_positions(
                 step, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
             )
-            samples = [data[index] for index in _indices(data, positions, spec.seed)]
+            samples = _samples(data, positions, spec.seed)
             share_of_step(model, 1 / spec.batch.num_micro_batches)
             if hasattr(task, "embed"):
                 embeddings.append(task.embed(model, _on_device(collate(samples))))
@@ -123,7 +127,8 @@ def train(spec_data, steps):
         if weights:
             total, metrics = total / sum(weights), {name: value / sum(weights) for name, value in metrics.items()}
             for parameter in model.parameters():
-                parameter.grad /= sum(weights)
+                if parameter.grad is not None:
+                    parameter.grad /= sum(weights)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
         if o.ema_decay is not None and step == 0:
@@ -164,6 +169,17 @@ def switched_losses(before_data, after_data, switch, steps):
         optimizer.step()
         seen[step + 1] = loss.item()
     return seen
+
+
+def _has_buckets(data):
+    return getattr(data, "tokens_per_micro_batch", None) is not None
+
+
+def _samples(data, positions, seed):
+    if _has_buckets(data):
+        buckets = LengthBuckets(data, seed)
+        return [data[index] for at in positions for index in buckets.members(at)]
+    return [data[index] for index in _indices(data, positions, seed)]
 
 
 def _indices(data, positions, seed):

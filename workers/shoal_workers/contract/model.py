@@ -339,25 +339,46 @@ class TextDataConfig(Frozen):
         ]
 
 
-class AnswersConfig(Frozen):
-    """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
+class ExamplesConfig(Frozen):
+    """Examples as JSON lines: what all tasks that learn from answers have in their data section."""
 
     paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
-    """Files and globs, one JSON object in each line: {"prompt": text, "completion": text}, {"messages": [{"role": ...,
-    "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must be able to read them."""
+    """Files and globs: a JSON object in each line, or rows of `*.parquet`. Every node must be able to read them."""
     validation_paths: tuple[str, ...] = Field((), max_length=10_000)
     """Files of the validation split. Without any, `validation_fraction` of the lines are taken for it."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)
     """Fraction of the lines for validation only, chosen by their hash."""
     max_examples: int | None = Field(None, ge=1)
     """Most lines of the training and of the validation files to read, in order; default: all."""
-    packing: bool = False
-    """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
+    max_tokens: int | None = Field(None, ge=1, le=1 << 30)
+    """Samples of similar length share a micro-batch, as many as fit into this number of tokens with their padding; then
+    `batch.micro_size` is 1, and the batch, epochs and `validation.samples` count micro-batches. Null: every sample is
+    padded to model.seq_len."""
     tokenizer: str | None = Field(None, max_length=4096)
     """Directory with a tokenizer and its chat template; null: model.path. "bytes": one token per byte, for prompts and
-    completions that are texts."""
+    answers that are texts."""
     cache_dir: str | None = Field(None, max_length=4096)
     """Where the tokens are kept. Default: ~/.cache/shoal/data."""
+
+
+class AnswersConfig(ExamplesConfig):
+    """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "completion": text},
+    {"messages": [{"role": ..., "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must
+    be able to read them."""
+    packing: bool = False
+    """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
+
+
+class PreferencesConfig(ExamplesConfig):
+    """Prompts with a chosen and a rejected answer, as JSON lines."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "chosen": text,
+    "rejected": text}, or all three as lists of messages; without prompt it is what both answers begin with. Every node
+    must be able to read them."""
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
@@ -436,12 +457,15 @@ def _widths(config: LanguageModelConfig) -> dict[str, int]:
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
-HF_TASKS = (HF_TASK, SFT_TASK)
+DPO_TASK = "shoal_workers.tasks.dpo:DirectPreferenceOptimization"
+HF_TASKS = (HF_TASK, SFT_TASK, DPO_TASK)
 """The tasks whose model is one of transformers."""
 TEXT_TASKS = (LM_TASK, HF_TASK)
 """The tasks whose data is a `TextDataConfig`."""
 PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
+REFERENCE = "reference."
+"""Prefix of the names of a second, frozen model, with which preferences are compared."""
 CONFIG_NAME = "config.json"
 TOKENIZER_NAME = "tokenizer.json"
 SLOW_TOKENIZER_NAMES = (
@@ -519,13 +543,66 @@ class HuggingFaceConfig(Frozen):
         return self
 
 
+class PreferenceLoss(StrEnum):
+    """What is minimised over the margin between a chosen and a rejected answer."""
+
+    SIGMOID = "sigmoid"
+    """Direct preference optimization (Rafailov et al. 2023)."""
+    IPO = "ipo"
+    """Identity preference optimization (Azar et al. 2023), over the mean log probability of an answer's tokens."""
+    HINGE = "hinge"
+    """Sequence likelihood calibration (Zhao et al. 2023)."""
+
+
+class DpoConfig(Frozen):
+    """How preferences become a loss. The reference model is the one in model.path."""
+
+    loss: PreferenceLoss = PreferenceLoss.SIGMOID
+    """"sigmoid" (Rafailov et al. 2023), "ipo" (Azar et al. 2023) over the mean log probability of an answer's tokens,
+    or "hinge" (Zhao et al. 2023)."""
+    beta: float = Field(0.1, gt=0, le=1e3)
+    """How close the model stays to the reference; larger is closer."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Probability that chosen and rejected are exchanged in a line (Mitchell 2023). Only with the loss "sigmoid"."""
+
+    @model_validator(mode="after")
+    def _smooths(self) -> DpoConfig:
+        if self.label_smoothing and self.loss is not PreferenceLoss.SIGMOID:
+            raise ValueError(
+                f"model.dpo.label_smoothing is {self.label_smoothing}, and model.dpo.loss {str(self.loss)!r} has none. "
+                'Set it to 0, or the loss to "sigmoid".'
+            )
+        return self
+
+
+class PreferenceModelConfig(HuggingFaceConfig):
+    """A causal language model that is trained on preferences."""
+
+    dpo: DpoConfig = DpoConfig()
+    """How preferences become a loss."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference is a second model. With adapters it is the model without them."""
+        return self.lora is None
+
+    @model_validator(mode="after")
+    def _begins_somewhere(self) -> PreferenceModelConfig:
+        if self.config is not None and self.lora is None:
+            raise ValueError(
+                "model.config draws random weights, and preferences need a model that gives answers already: name its "
+                "directory in model.path."
+            )
+        return self
+
+
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
     """Settings of a Hugging Face model; None for another task, and for invalid settings, which the submit check
     refuses."""
     if task not in HF_TASKS:
         return None
     try:
-        return HuggingFaceConfig.model_validate(model)
+        return (PreferenceModelConfig if task == DPO_TASK else HuggingFaceConfig).model_validate(model)
     except ValidationError:
         return None
 
@@ -619,6 +696,9 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
     embedding, head = f"{decoder}{family.embedding}", f"{PREFIX}lm_head"
     has_stages = "pp" not in _lacks(settings)
     experts = f"{block}mlp.experts" if sizes.num_experts and sizes.num_dense_layers < sizes.num_hidden_layers else ""
+    tensor = {} if "tp" in family.without else _tensor_of_family(settings, sizes, block, (embedding, head))
+    if _has_reference(settings):
+        tensor |= {name.replace(PREFIX, REFERENCE, 1): style for name, style in tensor.items()}
     return ParallelPlan(
         blocks=f"{decoder}{family.blocks}",
         num_blocks=sizes.num_hidden_layers,
@@ -626,7 +706,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
         last=(f"{decoder}{family.norm}", head),
         tied={f"{head}.weight": f"{embedding}.weight"} if sizes.tie_word_embeddings else {},
         hidden_size=sizes.hidden_size if has_stages else 0,
-        tensor={} if "tp" in family.without else _tensor_of_family(settings, sizes, block, (embedding, head)),
+        tensor=tensor,
         experts=experts,
         num_experts=sizes.num_experts if experts else 0,
         num_heads=sizes.num_attention_heads if family.column else 0,
@@ -705,9 +785,15 @@ def _lacks(settings: HuggingFaceConfig) -> dict[str, str]:
             "output_router_logits adds a loss of the routers of all blocks, and a stage has some of them only; "
             "without it the model can be split into stages"
         )
+    if _has_reference(settings):
+        found["pp"] = "a pipeline goes through one model, and the reference is a second one; with model.lora it is none"
     if family.mixture is None:
         found["ep"] = "it has no experts"
     return {**found, **family.without}
+
+
+def _has_reference(settings: HuggingFaceConfig) -> bool:
+    return isinstance(settings, PreferenceModelConfig) and settings.has_reference
 
 
 def axes_of_family(settings: HuggingFaceConfig) -> tuple[str, ...]:
@@ -737,9 +823,12 @@ def why_not(settings: HuggingFaceConfig, axis: str) -> str:
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
     """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known, or
-    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters)."""
+    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters, a
+    reference)."""
     sizes = sizes_of(settings)
     if sizes is None or sizes.num_experts or sizes.family.has_latent_attention or settings.lora is not None:
+        return None
+    if isinstance(settings, PreferenceModelConfig):
         return None
     width = sizes.intermediate_size if sizes.family.is_gated else max(1, 2 * sizes.intermediate_size // 3)
     try:

@@ -38,6 +38,7 @@ from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.mixture_weights import WeightChange
 from shoal_workers.contract.model import (
+    HF_TASKS,
     LM_TASK,
     TEXT_TASKS,
     LanguageModelConfig,
@@ -874,9 +875,17 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
     if spec.plan is not None:
         return spec.plan
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
-        return plan_of_hugging_face(hugging_face)
+        plan = plan_of_hugging_face(hugging_face)
+        if plan is not None and varies_in_length(spec):
+            return plan.model_copy(update={"hidden_size": 0})  # no pipeline: its stages hand over tensors of one shape
+        return plan
     config = language_model_of(spec)
     return None if config is None else plan_of_language_model(config)
+
+
+def varies_in_length(spec: JobSpec) -> bool:
+    """Whether the micro-batches of a built-in task have shapes of their own."""
+    return spec.task in HF_TASKS and spec.data.get("max_tokens") is not None
 
 
 def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:

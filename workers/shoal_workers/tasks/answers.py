@@ -1,6 +1,6 @@
 """Examples as tokens on disk, and the samples that they make.
 
-    <cache_dir>/answers-<fingerprint>/     tokens.npy, is_answer.npy, ends.npy, is_validation.npy: made once per node,
+    <cache_dir>/<kind>-<fingerprint>/      tokens.npy, is_answer.npy, ends.npy, is_validation.npy: made once per node,
                                            and complete once the directory has its name
 
     padded      | prompt  answer  padding ..... |       one example in a sample
@@ -19,16 +19,18 @@ import tempfile
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal_workers.contract.model import AnswersConfig
+from shoal_workers.contract.model import ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, lines_of
@@ -57,22 +59,31 @@ class Examples:
         return self.tokens[part], self.is_answer[part]
 
 
-def prepare_examples(config: AnswersConfig, encoder: Encoder, progress: Callable[[str], None]) -> Examples:
+Encode = Callable[[Encoder, bytes, str], tuple[Example, ...]]
+"""Makes the examples of a line."""
+
+
+def prepare_examples(
+    config: ExamplesConfig, encoder: Encoder, progress: Callable[[str], None], encode: Encode, kind: str
+) -> Examples:
     """Reads the files, or what was made of them before. Many processes of a node may call it together.
+
+    Args:
+        kind: names what `encode` makes of a line, and the directory.
 
     Raises:
         DataError: a file is missing, or a line has none of the forms.
     """
     train, validation = files_of(config.paths), files_of(config.validation_paths)
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else Path.home() / ".cache" / "shoal" / "data"
-    place = cache / f"answers-{_fingerprint(config, encoder, train, validation)}"
+    place = cache / f"{kind}-{_fingerprint(config, encoder, train, validation)}"
     if not place.is_dir():
-        _write(place, _encoded(config, encoder, train, validation, progress))
+        _write(place, _encoded(config, partial(encode, encoder), train, validation, progress))
     names = ("tokens", "is_answer", "ends", "is_validation")
     return Examples(*(np.load(place / f"{name}.npy", mmap_mode="r") for name in names))
 
 
-def _fingerprint(config: AnswersConfig, encoder: Encoder, train: Sequence[Path], validation: Sequence[Path]) -> str:
+def _fingerprint(config: ExamplesConfig, encoder: Encoder, train: Sequence[Path], validation: Sequence[Path]) -> str:
     digest = hashlib.sha256(f"{_VERSION} {encoder.fingerprint} {config.max_examples}".encode())
     digest.update(f" {config.validation_fraction if not validation else None}".encode())
     for files in (train, validation):
@@ -84,8 +95,8 @@ def _fingerprint(config: AnswersConfig, encoder: Encoder, train: Sequence[Path],
 
 
 def _encoded(
-    config: AnswersConfig,
-    encoder: Encoder,
+    config: ExamplesConfig,
+    encode: Callable[[bytes, str], tuple[Example, ...]],
     train: Sequence[Path],
     validation: Sequence[Path],
     progress: Callable[[str], None],
@@ -98,7 +109,8 @@ def _encoded(
             if number % _NOTE_EVERY == 0:
                 progress(f"reading examples: {number:,} so far")
             is_held_back = not validation and split_of(line, config.validation_fraction) is Split.VALIDATION
-            yield encoder.encode(line, place), files is validation or is_held_back
+            for example in encode(line, place):
+                yield example, files is validation or is_held_back
 
 
 def _write(place: Path, examples: Iterator[tuple[Example, bool]]) -> None:
@@ -125,19 +137,31 @@ def _write(place: Path, examples: Iterator[tuple[Example, bool]]) -> None:
 
 
 class AnswerDataset(Dataset[dict[str, Tensor]]):
-    """Samples of a split: tokens, labels and positions, each (seq_len,) int64."""
+    """Samples of a split: tokens, labels and positions, each (seq_len,) int64; with `max_tokens` of an own length."""
 
-    def __init__(self, examples: Examples, split: Split, seq_len: int, padding: int, *, packing: bool) -> None:
+    def __init__(
+        self,
+        examples: Examples,
+        split: Split,
+        seq_len: int,
+        padding: int,
+        *,
+        packing: bool,
+        max_tokens: int | None = None,
+    ) -> None:
         """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
         self._examples = examples
         self._seq_len = seq_len
         self._padding = padding
+        self.tokens_per_micro_batch = max_tokens
         lengths = {
             number: min(len(is_answer) - 1, seq_len)
             for number in np.flatnonzero(examples.is_validation == (split is Split.VALIDATION)).tolist()
             if (is_answer := examples.example(number)[1])[1 : seq_len + 1].any()
         }
         self._samples = packed(lengths, seq_len) if packing else [(number,) for number in lengths]
+        self.lengths = np.asarray(list(lengths.values()), np.int64) if max_tokens is not None else None
+        """Tokens of each sample, if they differ."""
         if not self._samples and split is Split.TRAIN:
             raise CorpusTooSmallError(
                 f"data.paths have {len(examples.ends):,} lines, and none of the training split has an answer within "
@@ -152,7 +176,8 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        tokens = torch.full((self._seq_len,), self._padding, dtype=torch.int64)
+        room = self._seq_len if self.lengths is None else int(self.lengths[index])
+        tokens = torch.full((room,), self._padding, dtype=torch.int64)
         labels = torch.full_like(tokens, NO_LABEL)
         positions = torch.zeros_like(tokens)
         filled = 0
@@ -163,8 +188,19 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
             labels[filled:end] = torch.from_numpy(np.where(is_answer[1:], own[1:], NO_LABEL).astype(np.int64))
             positions[filled:end] = torch.arange(len(own) - 1)
             filled = end
-        positions[filled:] = torch.arange(self._seq_len - filled)
+        positions[filled:] = torch.arange(room - filled)
         return {"tokens": tokens, "labels": labels, "positions": positions}
+
+
+def padded_batch(samples: Sequence[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:
+    """One batch of samples of any lengths, each filled up to the longest: tensors (samples, ..., longest)."""
+    longest = max(sample["tokens"].shape[-1] for sample in samples)
+
+    def filled(name: str) -> Tensor:
+        fill = {"tokens": padding, "labels": NO_LABEL}.get(name, 0)
+        return torch.stack([F.pad(one[name], (0, longest - one[name].shape[-1]), value=fill) for one in samples])
+
+    return {name: filled(name) for name in samples[0]}
 
 
 def packed(lengths: dict[int, int], seq_len: int) -> list[tuple[int, ...]]:

@@ -1,17 +1,20 @@
-"""Prompts with answers and conversations, from JSON lines to tokens with a mask of those that are answers.
+"""Prompts with answers, conversations and preferences, from JSON lines or rows of Parquet to tokens with a mask of
+those that are answers.
 
     {"prompt": text, "completion": text}           the text of both, and the token that ends a text; the completion and
                                                    the end are the answer
     {"messages": [{"role", "content"}, ...]}       what the chat template makes of them; each turn of the assistant is
                                                    an answer, without the words before it that ask for one
     {"prompt": messages, "completion": messages}   the same, but the turns of the prompt are no answers
+    {"prompt", "chosen", "rejected"}               a preference: two completions of one prompt, as above. Without prompt
+                                                   it is what both begin with
 
 A template that marks answers itself ({% generation %}) is believed. Of another one, the text before and after each
 answer is rendered, and the answer is what has been added: this requires that a turn is rendered in the same way
 whatever follows, and is refused where it is not. The text is tokenised once, as a whole, so that tokens are those of a
 model that answers; a token is part of an answer if it begins in it.
 
-Called by the task, in its preparation. Only this module knows what a line may contain.
+Called by the tasks, in their preparation. Only this module knows what a line may contain.
 """
 
 from __future__ import annotations
@@ -28,13 +31,18 @@ from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY, TOKENI
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
 
 _ANSWERING = "assistant"
+_ROWS_PER_BATCH = 256
 _MARKED = "{% generation %}"
 _OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
+Text = str | list[Any]
+"""A text, or messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One line."""
+    """One prompt with its answer, or one conversation."""
 
     tokens: Sequence[int]
     is_answer: Sequence[bool]
@@ -51,8 +59,8 @@ class Encoder(Protocol):
     def padding(self) -> int:
         """A token that fills a sample; nothing is computed of it."""
 
-    def encode(self, line: bytes, place: str) -> Example:
-        """DataError: the line has none of the forms; `place` names it."""
+    def example(self, prompt: Text, completion: Text, place: str) -> Example:
+        """DataError: it cannot be encoded; `place` names the line."""
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:
@@ -70,12 +78,73 @@ def files_of(paths: Sequence[str]) -> list[Path]:
 
 
 def lines_of(files: Sequence[Path]) -> Iterator[tuple[bytes, str]]:
-    """Each line that is not empty, and where it stands."""
+    """Each line that is not empty, and where it stands. A row of Parquet is the line with the same content."""
     for file in files:
+        if file.suffix == ".parquet":
+            yield from _rows_of(file)
+            continue
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield line.strip(), f"{file}:{number}"
+
+
+def _rows_of(file: Path) -> Iterator[tuple[bytes, str]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(file).iter_batches(_ROWS_PER_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield json.dumps(row, default=str).encode(), f"{file}, row {number}"
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file} cannot be read as Parquet: {error}. Write the file again.") from error
+
+
+def answer_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example]:
+    """DataError: the line has none of the forms of an answer; `place` names it."""
+    record = _parsed(line, place)
+    if _are_messages(record.get("messages")):
+        return (encoder.example([], record["messages"], place),)
+    prompt: Any = record.get("prompt")
+    completion: Any = record.get("completion")
+    if not _is_one_form(prompt, completion):
+        raise _of_no_form(
+            record,
+            place,
+            '{"prompt": text, "completion": text}, or {"messages": [{"role": ..., "content": ...}, ...]}, or prompt '
+            "and completion are lists of messages.",
+        )
+    return (encoder.example(prompt, completion, place),)
+
+
+def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, Example]:
+    """The chosen and the rejected answer. DataError: the line is no preference; `place` names it."""
+    record = _parsed(line, place)
+    parts: list[Any] = [record.get(key) for key in ("prompt", "chosen", "rejected")]
+    prompt, chosen, rejected = parts
+    if prompt is None and _is_one_form(chosen, rejected):
+        shared = _num_shared(chosen, rejected)
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    if not _is_one_form(prompt, chosen, rejected):
+        raise _of_no_form(
+            record,
+            place,
+            '{"prompt": text, "chosen": text, "rejected": text}, or all three are lists of messages; without prompt '
+            "it is what both answers begin with, and each must go on after it.",
+        )
+    return encoder.example(prompt, chosen, place), encoder.example(prompt, rejected, place)
+
+
+def _num_shared(chosen: Any, rejected: Any) -> int:
+    """Messages, or characters, that both begin with. A space between the prompt and the answer belongs to the
+    answer, as tokenizers have it."""
+    shared = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
+    if shared is None:
+        shared = min(len(chosen), len(rejected))
+    return shared - 1 if shared and isinstance(chosen, str) and chosen[shared - 1] == " " else shared
 
 
 def load_encoder(tokenizer: str) -> Encoder:
@@ -110,8 +179,7 @@ class ByteEncoder:
     fingerprint = "bytes-v1"
     padding = 0
 
-    def encode(self, line: bytes, place: str) -> Example:
-        prompt, completion = _parsed(line, place)
+    def example(self, prompt: Text, completion: Text, place: str) -> Example:
         if not isinstance(prompt, str) or not isinstance(completion, str):
             raise DataError(
                 f"{place} has messages, and bytes have no chat template. Name a tokenizer in data.tokenizer."
@@ -129,8 +197,7 @@ class ChatEncoder:
         self.fingerprint = fingerprint
         self.padding = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
 
-    def encode(self, line: bytes, place: str) -> Example:
-        prompt, completion = _parsed(line, place)
+    def example(self, prompt: Text, completion: Text, place: str) -> Example:
         if isinstance(prompt, str) and isinstance(completion, str):
             return self._pair(prompt, completion)
         return self._conversation([*prompt, *completion], len(prompt), place)
@@ -190,25 +257,26 @@ class ChatEncoder:
         return text
 
 
-def _parsed(line: bytes, place: str) -> tuple[str | list[Any], str | list[Any]]:
-    """Prompt and completion: two texts, or two lists of messages."""
+def _parsed(line: bytes, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
         raise DataError(f"{place} is not JSON: {error}") from error
-    if isinstance(record, dict):
-        if _are_messages(record.get("messages")):
-            return [], record["messages"]
-        prompt, completion = record.get("prompt"), record.get("completion")
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return prompt, completion
-        if _are_messages(prompt) and _are_messages(completion):
-            return prompt, completion
-    found = f"the keys {', '.join(map(repr, record))}" if isinstance(record, dict) else type(record).__name__
-    raise DataError(
-        f'{place} has {found}. A line is {{"prompt": text, "completion": text}}, or {{"messages": [{{"role": ..., '
-        '"content": ...}, ...]}, or prompt and completion are lists of messages.'
-    )
+    return record if isinstance(record, dict) else {_NO_KEYS: type(record).__name__}
+
+
+def _of_no_form(record: dict[str, Any], place: str, forms: str) -> DataError:
+    found = record.get(_NO_KEYS) or f"the keys {', '.join(map(repr, record))}"
+    return DataError(f"{place} has {found}. A line is {forms}")
+
+
+_NO_KEYS = ""
+"""The type of a line that is no object stands under it."""
+
+
+def _is_one_form(*parts: Any) -> bool:
+    """Whether all are texts, or all are messages."""
+    return all(isinstance(one, str) for one in parts) or all(map(_are_messages, parts))
 
 
 def _are_messages(value: Any) -> TypeGuard[list[Any]]:

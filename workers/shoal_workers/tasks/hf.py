@@ -70,7 +70,7 @@ class HuggingFaceModel:
             FileNotFoundError: model.path has no config.json.
             ValueError: the model has fewer tokens than the tokenizer, or differs from its config.json.
         """
-        network = self._network()
+        network = self.network()
         if self.settings.lora is not None:
             add_adapters(network, self.settings.lora)
             self.reloads_frozen = self.initial_weights is not None
@@ -81,8 +81,7 @@ class HuggingFaceModel:
                 f"the model's vocab_size {network.config.vocab_size} is smaller than the {needed} tokens of "
                 f"data.tokenizer {self.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
             )
-        _split_scale(network)
-        model = CausalLM(network)
+        model = self.wrapped(network)
         plan = plan_of_hugging_face(self.settings)
         if plan is not None and bool(plan.tied) != _is_tied(network):
             raise ValueError(
@@ -90,6 +89,10 @@ class HuggingFaceModel:
                 "transformers builds. Set tie_word_embeddings in the config."
             )
         return model
+
+    def wrapped(self, network: Any) -> CausalLM:
+        """The model that is trained, of one of transformers that has its adapters already."""
+        return CausalLM(network)
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """config.json as transformers writes it, and how its names follow from this model's."""
@@ -111,6 +114,12 @@ class HuggingFaceModel:
         if self.settings.path is None or own.parent != Path(self.settings.path).expanduser().resolve():
             return {TOKENIZER_NAME: str(own)}
         return {name: str(own.parent / name) for name in _TOKENIZER_FILES if (own.parent / name).is_file()}
+
+    def network(self) -> Any:
+        """A model of transformers. Raises as `build_model`."""
+        network = self._network()
+        _split_scale(network)
+        return network
 
     def _network(self) -> Any:
         try:
@@ -184,17 +193,31 @@ class CausalLM(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """`positions` (B, T): where they begin anew, what follows does not see what was before; None: one sequence."""
-        output = self.network(input_ids=tokens, position_ids=positions, use_cache=False)
+        return self.run(self.network, tokens, positions)
+
+    def run(self, network: Any, tokens: Tensor, positions: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """What `network`, a part of this model, makes of the tokens."""
+        output = network(input_ids=tokens, position_ids=positions, use_cache=False)
         logits: Tensor = output.logits
         if not self._has_router_loss:
             return logits
         router_loss = getattr(output, "aux_loss", None)
         if not isinstance(router_loss, Tensor):
             raise ValueError(
-                f"output_router_logits is true in the model's config, and {type(self.network).__name__} of the "
+                f"output_router_logits is true in the model's config, and {type(network).__name__} of the "
                 "installed transformers computes no loss of its routers. Set it to false."
             )
         return logits, router_loss
+
+
+def without_dropout(network: Any) -> None:
+    """Switches off the dropouts of a model of transformers in place, but not those of adapters."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Dropout) and ".lora_" not in name:
+            module.p = 0.0
+        for key, value in vars(module).items():
+            if "dropout" in key and isinstance(value, float):
+                setattr(module, key, 0.0)
 
 
 def _router_loss_weight(config: Any) -> float:

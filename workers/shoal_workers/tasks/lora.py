@@ -33,12 +33,17 @@ def add_adapters(network: Any, settings: LoraConfig) -> None:
     try:
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise ImportError(f"model.lora needs peft ({error}): pip install 'shoal[hf]' peft.") from error
+        raise ImportError(f"model.lora needs peft ({error}): pip install 'shoal[hf]'.") from error
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(_peft_config(network, settings), network, adapter_name=ADAPTER)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(".lora_" in name)
+
+
+def outputs_of_adapters(network: Any) -> list[nn.Module]:
+    """The layer of each adapter whose output is added to that of the layer beside it."""
+    return [module for name, module in network.named_modules() if name.endswith(f".lora_B.{ADAPTER}")]
 
 
 def export_of_adapters(network: Any, settings: LoraConfig, base: str | None) -> dict[str, Any]:

@@ -8,50 +8,30 @@ The loss is over the tokens of answers alone. Loaded by the engine by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import (
-    BYTE_TOKENIZER,
-    TOKENIZER_NAME,
-    AnswersConfig,
-    HuggingFaceConfig,
-    architecture_of,
-    isolates_packed,
-)
+from shoal_workers.contract.model import AnswersConfig, HuggingFaceConfig, architecture_of, isolates_packed
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset, Examples, prepare_examples
-from shoal_workers.tasks.conversations import Encoder, load_encoder
-from shoal_workers.tasks.hf import HuggingFaceModel, parts_of
+from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset
+from shoal_workers.tasks.conversations import answer_of
+from shoal_workers.tasks.examples_task import ExamplesTask
+from shoal_workers.tasks.hf import parts_of
 
 
-class SupervisedFineTuning(HuggingFaceModel):
+class SupervisedFineTuning(ExamplesTask):
     """Answers to prompts."""
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
-        super().__init__(HuggingFaceConfig.model_validate(model))
         self.answers = AnswersConfig.model_validate(data)
-        self._encoder: Encoder | None = None
-        self._examples: Examples | None = None
-
-    @property
-    def tokenizer(self) -> str:
-        directory = self._tokenizer_directory
-        return directory if directory == BYTE_TOKENIZER else str(Path(directory).expanduser() / TOKENIZER_NAME)
+        super().__init__(HuggingFaceConfig.model_validate(model), self.answers, answer_of, "answers")
 
     @property
     def tokens_per_sample(self) -> int:
-        return self.settings.seq_len
-
-    def prepare(self, progress: Callable[[str], None]) -> None:
-        """Tokenise the files, unless that was done before."""
-        self._encoder = load_encoder(self._tokenizer_directory)
-        self._examples = prepare_examples(self.answers, self._encoder, progress)
+        return self.answers.max_tokens or self.settings.seq_len
 
     def build_dataset(self, split: str) -> AnswerDataset:
         """Samples of answers.py; "train" or "validation".
@@ -59,11 +39,11 @@ class SupervisedFineTuning(HuggingFaceModel):
         Raises:
             DataError: the files cannot be read, or have no sample for training.
         """
-        if self._examples is None:
-            self.prepare(lambda _: None)
-        assert self._examples is not None and self._encoder is not None
-        packing, padding = self.answers.packing, self._encoder.padding
-        return AnswerDataset(self._examples, Split(split), self.settings.seq_len, padding, packing=packing)
+        examples, padding = self.prepared()
+        settings, seq_len = self.answers, self.settings.seq_len
+        return AnswerDataset(
+            examples, Split(split), seq_len, padding, packing=settings.packing, max_tokens=settings.max_tokens
+        )
 
     def build_model(self) -> nn.Module:
         """See HuggingFaceModel. ValueError: of its architecture it is not known that examples that are packed do not
@@ -90,10 +70,6 @@ class SupervisedFineTuning(HuggingFaceModel):
             return total, weight
         metrics = {"router_loss": router_loss.detach()}
         return total + weight * self.router_loss_weight * router_loss, weight, metrics
-
-    @property
-    def _tokenizer_directory(self) -> str:
-        return self.answers.tokenizer or self.settings.path or BYTE_TOKENIZER
 
 
 def sum_over_answers(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from shoal_workers.contract.families import FAMILIES
 from shoal_workers.contract.model import SFT_TASK
 from shoal_workers.data.errors import CorpusTooSmallError, DataError
 from shoal_workers.tasks.answers import NO_LABEL, packed
-from shoal_workers.tasks.conversations import load_encoder
+from shoal_workers.tasks.conversations import answer_of, load_encoder
 from shoal_workers.tasks.sft import SupervisedFineTuning, sum_over_answers
 
 transformers = pytest.importorskip("transformers")
@@ -150,7 +150,7 @@ def _tokenizer(directory: Path, template: str | None) -> Path:
 
 def _answers(directory: Path, record: Any) -> str:
     encoder = load_encoder(str(directory))
-    example = encoder.encode(json.dumps(record).encode(), "train.jsonl:1")
+    (example,) = answer_of(encoder, json.dumps(record).encode(), "train.jsonl:1")
     answers = [token for token, is_answer in zip(example.tokens, example.is_answer, strict=True) if is_answer]
     text: str = transformers.AutoTokenizer.from_pretrained(directory).decode(answers)
     return text

@@ -20,6 +20,7 @@ from shoal_workers.contract.model import (
     TOKENIZER_NAME,
     HuggingFaceConfig,
     LanguageModelConfig,
+    PreferenceModelConfig,
     TextDataConfig,
     architecture_of,
     config_of,
@@ -85,6 +86,13 @@ def _with_hugging_face(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conf
             "init_from replaces the weights that a model begins with, and with model.lora those of model.path are read "
             "whenever a group forms. Name the directory of the weights in model.path.",
         )
+    elif isinstance(model, PreferenceModelConfig) and spec.init_from is not None:
+        yield Conflict(
+            "init_from",
+            "init_from replaces the weights that a model begins with, and the reference of preferences is the model in "
+            "model.path. Name the directory of the weights in model.path.",
+        )
+    yield from _with_token_budget(spec, model)
     architecture = architecture_of(model)
     known = sorted(filter(isolates_packed, FAMILIES))
     if spec.data.get("packing") and architecture and not isolates_packed(architecture):
@@ -92,6 +100,35 @@ def _with_hugging_face(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conf
             "data.packing",
             f"data.packing is true, and of the architecture {architecture!r} it is not known that examples in one "
             f"sample do not see each other. Set it to false; it is known of {', '.join(known)}.",
+        )
+
+
+def _with_token_budget(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conflict]:
+    """Micro-batches of samples of similar length."""
+    budget = spec.data.get("max_tokens")
+    if not isinstance(budget, int):
+        return
+    is_preference = isinstance(model, PreferenceModelConfig)
+    longest, what = model.seq_len, "model.seq_len"
+    if is_preference:
+        longest, what = 2 * model.seq_len, "the two answers of a pair, 2 x model.seq_len"
+    if budget < longest:
+        yield Conflict(
+            "data.max_tokens",
+            f"data.max_tokens {budget} is less than {what} = {longest}, so the longest sample has no room in a "
+            f"micro-batch. Set data.max_tokens to at least {longest}, or model.seq_len lower.",
+        )
+    if spec.batch.micro_size != 1:
+        yield Conflict(
+            "batch.micro_size",
+            f"batch.micro_size is {spec.batch.micro_size}, and with data.max_tokens a micro-batch has as many samples "
+            "as fit: set batch.micro_size to 1. batch.global_size is then the number of micro-batches in a step.",
+        )
+    if spec.data.get("packing"):
+        yield Conflict(
+            "data.max_tokens",
+            f"data.max_tokens is {budget}, and data.packing is true: packed samples all have model.seq_len tokens, so "
+            "batch.micro_size x model.seq_len is their budget. Remove one of the two.",
         )
 
 

@@ -35,7 +35,7 @@ from shoal_workers.contract.model import (
     hugging_face_of,
     why_not,
 )
-from shoal_workers.contract.spec import JobSpec, plan_of
+from shoal_workers.contract.spec import JobSpec, plan_of, varies_in_length
 
 
 class Rule(StrEnum):
@@ -104,7 +104,7 @@ def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Ite
     if layout.ep > 1:
         hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
         if hugging_face is not None and not known.experts:
-            yield _architecture("ep", layout.ep, hugging_face)
+            yield _architecture("ep", layout.ep, hugging_face, spec)
         else:
             yield from _experts(layout, known)
 
@@ -169,7 +169,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         why = f"task {spec.task!r} declares no plan" if plan is None else f"the plan has no {section}"
         hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
         if hugging_face is not None:
-            yield _architecture(axis, degree, hugging_face)
+            yield _architecture(axis, degree, hugging_face, spec)
             continue
         yield Violation(
             rule=Rule.NEEDS_PLAN,
@@ -179,8 +179,15 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         )
 
 
-def _architecture(axis: str, degree: int, settings: HuggingFaceConfig) -> Violation:
-    """The violation by a Hugging Face model whose architecture Shoal cannot split along this axis."""
+def _architecture(axis: str, degree: int, settings: HuggingFaceConfig, spec: JobSpec) -> Violation:
+    """The violation by a Hugging Face model that Shoal cannot split along this axis."""
+    if axis == "pp" and varies_in_length(spec):
+        return Violation(
+            rule=Rule.NEEDS_PLAN,
+            axis=axis,
+            message=f"pp is {degree}, and data.max_tokens is {spec.data['max_tokens']}: the stages of a pipeline hand "
+            "over tensors of one shape, and every micro-batch has another one. Set pp to 1, or remove data.max_tokens.",
+        )
     architecture = architecture_of(settings)
     name = f"the architecture {architecture!r}" if architecture else "this model"
     return Violation(

@@ -23,12 +23,15 @@ from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.model import (
+    DPO_TASK,
     HF_TASK,
     LM_TASK,
     SFT_TASK,
     AnswersConfig,
     HuggingFaceConfig,
     LanguageModelConfig,
+    PreferenceModelConfig,
+    PreferencesConfig,
     TextDataConfig,
 )
 from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
@@ -92,9 +95,9 @@ def parse_spec(data: Any) -> JobSpec:
     elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and (of_data := _DATA_OF_HUGGING_FACE.get(str(data.get("task")))) is not None:
-        _validate(HuggingFaceConfig, data.get("model", {}), "model", problems)
-        _validate(of_data, data.get("data", {}), "data", problems)
+    if isinstance(data, dict) and (sections := _OF_HUGGING_FACE.get(str(data.get("task")))) is not None:
+        for key, section in zip(("model", "data"), sections, strict=True):
+            _validate(section, data.get(key, {}), key, problems)
     if not problems and spec is not None:
         problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
         problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
@@ -103,8 +106,12 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
-_DATA_OF_HUGGING_FACE: dict[str, type[BaseModel]] = {HF_TASK: TextDataConfig, SFT_TASK: AnswersConfig}
-"""The data section of tasks with a model of transformers."""
+_OF_HUGGING_FACE: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
+    HF_TASK: (HuggingFaceConfig, TextDataConfig),
+    SFT_TASK: (HuggingFaceConfig, AnswersConfig),
+    DPO_TASK: (PreferenceModelConfig, PreferencesConfig),
+}
+"""The sections model and data of tasks with a model of transformers."""
 
 
 def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
@@ -359,7 +366,8 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """The JSON Schema of a spec; each call makes a new document."""
-    models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig, AnswersConfig)
+    of_tasks = [one for sections in _OF_HUGGING_FACE.values() for one in sections]
+    models: list[type[BaseModel]] = [JobSpec, LanguageModelConfig, *dict.fromkeys(of_tasks)]
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -368,8 +376,7 @@ def job_spec_schema() -> dict[str, Any]:
         "allOf": [
             *spec.get("allOf", ()),
             _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
-            _keys_of(HF_TASK, HuggingFaceConfig, TextDataConfig, "model", "data"),
-            _keys_of(SFT_TASK, HuggingFaceConfig, AnswersConfig, "model", "data"),
+            *(_keys_of(task, *sections, "model", "data") for task, sections in _OF_HUGGING_FACE.items()),
         ],
         "$defs": definitions,
     }
@@ -377,8 +384,8 @@ def job_spec_schema() -> dict[str, Any]:
 
 def _keys_of(
     task: str,
-    model: type[LanguageModelConfig | HuggingFaceConfig],
-    of_data: type[TextDataConfig | AnswersConfig],
+    model: type[BaseModel],
+    of_data: type[BaseModel],
     *required: str,
     is_default: bool = False,
 ) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.group.process_group import backend_of
 from shoal_workers.engine.model.draw import Distribution
 from shoal_workers.engine.model.fast_build import build_for_restore, build_undrawn
-from shoal_workers.engine.model.initial_weights import InitialWeights, draw_weights
+from shoal_workers.engine.model.initial_weights import InitialWeights, Which, draw_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble, make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
@@ -74,8 +74,10 @@ def build_runtime(generation: Generation) -> ModelRuntime:
             f"init_from is {spec.init_from!r}, and the task reloads its frozen parameters from initial_weights "
             f"({task.initial_weights!r}) whenever a group forms. Set one of them."
         )
-    if url is not None and (reloads or not is_restoring(assignment)):
-        weights = InitialWeights(model, url, task.export, generation.position.note, frozen_only=reloads)
+    begins = not is_restoring(assignment)
+    if url is not None and (reloads or begins):
+        which = Which.ALL if not reloads else Which.FROZEN_AND_FOUND if begins else Which.FROZEN
+        weights = InitialWeights(model, url, task.export, generation.position.note, which=which)
     with generation.user_code, noted(generation.position.note):
         lr_factor(spec.schedule, 0, 1)  # a scheduler that cannot be made is the user's error, and known now
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -100,9 +102,9 @@ def build_runtime(generation: Generation) -> ModelRuntime:
             del whole
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
     if weights is not None and reloads:
-        assembly = replace(assembly, reloaded=weights.names)
+        assembly = replace(assembly, reloaded=weights.frozen)
     if weights is None or reloads:
-        draw_weights(assembly, distributions, spec.seed)
+        draw_weights(assembly, distributions, spec.seed, read=weights.names if weights is not None else ())
     if weights is not None:
         weights.read_into(assembly)
     with generation.user_code:

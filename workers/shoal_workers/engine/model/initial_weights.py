@@ -1,8 +1,9 @@
 """The values that a new model begins with, written into this rank's part of it; no worker holds more than that.
 
     draw_weights     what the seed draws, for parameters that `build_undrawn` left without values
-    InitialWeights   `init_from`: the tensors of a safetensors file in place of those. The optimizer begins anew. Also
-                     the frozen parameters of a task that `reloads_frozen`, at each build
+    InitialWeights   `init_from`: the tensors of a safetensors file in place of those. The optimizer begins anew. Of a
+                     task that `reloads_frozen` the frozen parameters at each build, and at step 0 the others that the
+                     file has
 
 Names are those of the model's state, or those of `shoal export` and of transformers, which the task's `export`
 translates. Called by `build_runtime`, for a generation that begins at step 0 or for frozen parameters.
@@ -11,7 +12,8 @@ translates. Called by `build_runtime`, for a generation that begins at step 0 or
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -25,15 +27,18 @@ from shoal_workers.engine.model.draw import Box, Distribution, draw
 from shoal_workers.engine.parallel.assembly import Assembly
 
 
-def draw_weights(assembly: Assembly, distributions: Mapping[str, Distribution], seed: int) -> None:
-    """The values are those of the whole model in every layout, bit by bit. No communication. What is reloaded is not
-    drawn.
+def draw_weights(
+    assembly: Assembly, distributions: Mapping[str, Distribution], seed: int, read: Collection[str] = ()
+) -> None:
+    """The values are those of the whole model in every layout, bit by bit. No communication.
 
-    `distributions`: of the whole model, as from `build_undrawn`.
+    Args:
+        distributions: of the whole model, as from `build_undrawn`.
+        read: names of parameters that are not drawn, because they are read from a file.
     """
     for name, parameter in assembly.all_parameters():
         distribution, box = distributions.get(name), box_of(parameter)
-        if distribution is not None and name not in assembly.reloaded and box is not None:
+        if distribution is not None and name not in read and box is not None:
             draw(distribution, seed, name, box, local_tensor(parameter))
 
 
@@ -47,6 +52,17 @@ def box_of(tensor: Tensor) -> Box | None:
     return Box(tuple(tensor.shape), tuple(chunk.offsets), tuple(chunk.sizes)) if chunk.sizes.numel() else None
 
 
+class Which(Enum):
+    """What of a model is read from a file."""
+
+    ALL = auto()
+    """All parameters, and the buffers that the file has."""
+    FROZEN = auto()
+    """The frozen parameters."""
+    FROZEN_AND_FOUND = auto()
+    """The frozen parameters, and those of the others that the file has."""
+
+
 class InitialWeights:
     """The tensors of a file that a model begins with."""
 
@@ -57,10 +73,9 @@ class InitialWeights:
         described: Mapping[str, Any] | None,
         note: Callable[[str], None],
         *,
-        frozen_only: bool = False,
+        which: Which,
     ) -> None:
         """`model`: before it is split, so that every rank finds the same. `described`: the task's `export`.
-        `frozen_only`: nothing else is read, and nothing else need be in the file.
 
         Raises InitialWeightsUnusable: a tensor is missing, or has another shape."""
         note(f"reading the initial weights from {url}")
@@ -70,17 +85,23 @@ class InitialWeights:
         """Name of the model's tensor, the first one if it is tied -> name in the file."""
         problems, missing = [], []
         parameters = {id(parameter) for parameter in model.parameters()}
+        frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+        required = parameters if which is Which.ALL else frozen
+        considered = {Which.ALL: None, Which.FROZEN: frozen, Which.FROZEN_AND_FOUND: parameters}[which]
+        self._frozen: set[str] = set()
         for names, value in _named_tensors(model):
-            if frozen_only and (value.requires_grad or id(value) not in parameters):
+            if considered is not None and id(value) not in considered:
                 continue
             stored = next((one for name in names if (one := self._stored_name(name, renames)) is not None), None)
             if stored is None:
-                missing += [names[0]] if id(value) in parameters else []
+                missing += [names[0]] if id(value) in required else []
             elif (self._reader.tensors[stored].shape or (1,)) != tuple(value.shape):
                 shape = list(self._reader.tensors[stored].shape)
                 problems.append(f"{stored} is {shape} in it, {list(value.shape)} here")
             else:
                 self._sources[names[0]] = stored
+                if id(value) in frozen:
+                    self._frozen.add(names[0])
         problems = [f"it has no {name}" for name in missing] + problems
         if problems:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -90,6 +111,11 @@ class InitialWeights:
     def names(self) -> frozenset[str]:
         """Names of the model's tensors that are read."""
         return frozenset(self._sources)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Those of them that are not trained."""
+        return frozenset(self._frozen)
 
     @torch.no_grad()
     def read_into(self, assembly: Assembly) -> None:

@@ -132,6 +132,7 @@ class Assembly:
                         f"the model's state {name!r} is {type(value).__name__}; only tensors can be checkpointed."
                     )
                 if name in self.reloaded and not with_reloaded:
+                    values.add(id(value))  # also under its other names
                     continue
                 if id(value) not in values and name not in names:
                     values.add(id(value))

@@ -25,6 +25,7 @@ from shoal_workers.contract.mixture_weights import InForce, began, in_force, lat
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.length_buckets import Bucket, LengthBuckets
 from shoal_workers.engine.parallel.sharding import default_shard_units
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything
@@ -39,7 +40,8 @@ class Dataset(Protocol):
     """Map-style: a length and random access. A sample is a tensor, or a dict or tuple of tensors.
 
     One with `samples_at(positions: range, seed: int) -> list[int]` has an order of its own: the indices of the samples
-    at these positions of the run, a pure function of both. Otherwise each epoch is another permutation.
+    at these positions of the run, a pure function of both. Otherwise each epoch is another permutation. One with
+    `lengths` and `tokens_per_micro_batch` is read in micro-batches of similar lengths, see length_buckets.py.
     """
 
     def __len__(self) -> int: ...
@@ -106,15 +108,29 @@ class LoadedTask:
     def __init__(self, task: Any, spec: JobSpec) -> None:
         self._task = task
         self._spec = spec
-        self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
+        self._collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
         self.validation_data: Dataset | None = None
         self._train_data: Dataset | None = None
+        self._has_buckets = False
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
+    def collate(self, samples: list[Any]) -> Any:
+        """The batch of a micro-batch's samples, or of its buckets'."""
+        if any(isinstance(one, Bucket) for one in samples):
+            samples = [sample for bucket in samples for sample in bucket]
+        return self._collate(samples)
+
     def evaluate(self, model: nn.Module, batch: Any) -> Returned:
         """The task's loss of a micro-batch, and its metrics. Raises also for what is neither."""
-        return read_returned(self._task.loss(model, batch), self._task.loss)
+        returned = read_returned(self._task.loss(model, batch), self._task.loss)
+        if returned.weight is None and self._has_buckets:
+            raise ValueError(
+                f"{self.line_of('loss')}: loss() returned a mean, and the dataset has tokens_per_micro_batch, so "
+                "micro-batches have different numbers of samples. Return (sum, weight): docs/tasks.md, a mean over "
+                "tokens."
+            )
+        return returned
 
     @property
     def has_batch_loss(self) -> bool:
@@ -229,7 +245,22 @@ class LoadedTask:
                 "__len__ and __getitem__ (that of the loader), which batch.num_workers reads ahead; or read the loader "
                 "or the stream in a loop, with run.batches(...), see docs/loops.md."
             )
-        return data  # type: ignore[no-any-return]
+        if getattr(data, "tokens_per_micro_batch", None) is None:
+            return data  # type: ignore[no-any-return]
+        where = f"{self.line_of('build_dataset')}: the dataset has tokens_per_micro_batch"
+        if self._spec.batch.micro_size != 1:
+            raise ValueError(
+                f"{where}, so a micro-batch has as many samples as fit, and batch.micro_size is "
+                f"{self._spec.batch.micro_size}. Set it to 1; batch.global_size is then the number of micro-batches in "
+                "a step."
+            )
+        if self.has_batch_loss:
+            raise ValueError(
+                f"{where}, and the task has embed() and batch_loss(), whose micro-batches must have equally many "
+                "samples. Remove one of the two."
+            )
+        self._has_buckets = True
+        return LengthBuckets(data, self._spec.seed)
 
     def build_model(self) -> nn.Module:
         """Makes the same weights in every worker: the RNG is seeded first."""
