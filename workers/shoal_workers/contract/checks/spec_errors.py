@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
+from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.model import (
     HF_TASK,
@@ -92,9 +93,9 @@ def parse_spec(data: Any) -> JobSpec:
     elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and (of_data := _DATA_OF_HUGGING_FACE.get(str(data.get("task")))) is not None:
-        _validate(HuggingFaceConfig, data.get("model", {}), "model", problems)
-        _validate(of_data, data.get("data", {}), "data", problems)
+    if isinstance(data, dict) and (sections := _SECTIONS.get(str(data.get("task")))) is not None:
+        for name, section in zip(("model", "data"), sections, strict=True):
+            _validate(section, data.get(name, {}), name, problems)
     if not problems and spec is not None:
         problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
         problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
@@ -103,8 +104,12 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
-_DATA_OF_HUGGING_FACE: dict[str, type[BaseModel]] = {HF_TASK: TextDataConfig, SFT_TASK: AnswersConfig}
-"""The data section of tasks with a model of transformers."""
+_SECTIONS: dict[str, tuple[type[Frozen], type[Frozen]]] = {
+    HF_TASK: (HuggingFaceConfig, TextDataConfig),
+    SFT_TASK: (HuggingFaceConfig, AnswersConfig),
+    **SECTIONS,
+}
+"""The sections `model` and `data` of tasks with a model of transformers."""
 
 
 def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
@@ -359,7 +364,8 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """The JSON Schema of a spec; each call makes a new document."""
-    models = (JobSpec, LanguageModelConfig, HuggingFaceConfig, TextDataConfig, AnswersConfig)
+    sections = [one for pair in _SECTIONS.values() for one in pair]
+    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -368,8 +374,7 @@ def job_spec_schema() -> dict[str, Any]:
         "allOf": [
             *spec.get("allOf", ()),
             _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
-            _keys_of(HF_TASK, HuggingFaceConfig, TextDataConfig, "model", "data"),
-            _keys_of(SFT_TASK, HuggingFaceConfig, AnswersConfig, "model", "data"),
+            *(_keys_of(task, *sections, "model", "data") for task, sections in _SECTIONS.items()),
         ],
         "$defs": definitions,
     }
@@ -377,8 +382,8 @@ def job_spec_schema() -> dict[str, Any]:
 
 def _keys_of(
     task: str,
-    model: type[LanguageModelConfig | HuggingFaceConfig],
-    of_data: type[TextDataConfig | AnswersConfig],
+    model: type[Frozen],
+    of_data: type[Frozen],
     *required: str,
     is_default: bool = False,
 ) -> dict[str, Any]:
