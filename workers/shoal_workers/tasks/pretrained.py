@@ -94,6 +94,12 @@ class PretrainedModel:
         config |= {"architectures": [type(network).__name__]}
         return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": dict(files)}
 
+    @property
+    def padding(self) -> int:
+        """The token that fills a sample; nothing is computed of it."""
+        value = config_of(self._pretrained).get("pad_token_id")
+        return value if isinstance(value, int) else 0
+
     def own_tokenizer(self) -> str:
         """The tokenizer in model.path, else "bytes"."""
         own = Path(self._pretrained.path or "").expanduser() / TOKENIZER_NAME

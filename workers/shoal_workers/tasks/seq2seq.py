@@ -78,7 +78,7 @@ class SequenceToSequence(PretrainedModel):
     def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
         tokens = np.frombuffer(payload, "<i4")
         return {
-            "tokens": padded(tokens, self.settings.seq_len, 0),
+            "tokens": padded(tokens, self.settings.seq_len, self.padding),
             "is_token": padded(np.ones(len(tokens)), self.settings.seq_len, 0),
             "labels": padded(labels, self.settings.target_len, NO_LABEL),
         }

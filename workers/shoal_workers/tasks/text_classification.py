@@ -74,7 +74,7 @@ class TextClassification(Classifier):
     def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
         tokens = np.frombuffer(payload, "<i4")
         return {
-            "tokens": padded(tokens, self.settings.seq_len, 0),
+            "tokens": padded(tokens, self.settings.seq_len, self.padding),
             "is_token": padded(np.ones(len(tokens)), self.settings.seq_len, 0),
             "label": torch.tensor(int(labels[0])),
         }
