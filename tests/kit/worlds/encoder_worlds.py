@@ -43,17 +43,32 @@ _BART: dict[str, Any] = {
     "decoder_start_token_id": 256,
 }
 _T5 = {
-    **{"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 264},
-    **{"pad_token_id": 260, "eos_token_id": 256, "decoder_start_token_id": 260},
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 264,
+    "pad_token_id": 260,
+    "eos_token_id": 256,
+    "decoder_start_token_id": 260,
 }
 _VIT = {
-    **{"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-    **{"image_size": 16, "patch_size": 4},
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 4,
 }
 _WHISPER = {
     **_BART,
-    **{"decoder_start_token_id": 261, "max_source_positions": 50, "max_target_positions": 32, "num_mel_bins": 16},
-    **{"suppress_tokens": [], "begin_suppress_tokens": []},
+    "decoder_start_token_id": 261,
+    "max_source_positions": 50,
+    "max_target_positions": 32,
+    "num_mel_bins": 16,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
 }
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert": (MASKED_TASK, {"model_type": "bert", **_BERT}, {"seq_len": 32}),

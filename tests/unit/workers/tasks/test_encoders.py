@@ -277,7 +277,7 @@ def test_a_model_of_another_kind_is_refused_by_transformers_with_its_architectur
     spec = small_spec("bert", folder)
     spec["model"]["config"] = MODELS["vit"][1] | {"vocab_size": 300}
     _, task, _ = _loaded(spec)
-    with pytest.raises(ValueError, match="AutoModelForMaskedLM.*ViTConfig|ViTConfig.*AutoModelForMaskedLM"):
+    with pytest.raises(ValueError, match=r"AutoModelForMaskedLM.*ViTConfig|ViTConfig.*AutoModelForMaskedLM"):
         task.build_model()
 
 
