@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.encoders import pretrained_of
+from shoal_workers.contract.encoders import SECTIONS, pretrained_of
 from shoal_workers.contract.layout import (
     MAX_PADDING,
     ContextMethod,
@@ -126,6 +126,8 @@ def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
 def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     name, dropout = "dropout", spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
     if (pretrained := pretrained_of(spec.task, spec.model)) is not None:
+        if spec.plan is None and spec.task in SECTIONS:
+            return  # these axes are refused in any case
         name, dropout = dropout_of(pretrained) or (name, 0)
     if not dropout:
         return
