@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.data.errors import BadRowError, DataError, MissingTextError
+from shoal_workers.data.errors import BadRowError, MissingTextError
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
 
@@ -279,11 +278,3 @@ def test_a_model_of_another_kind_is_refused_by_transformers_with_its_architectur
     _, task, _ = _loaded(spec)
     with pytest.raises(ValueError, match=r"AutoModelForMaskedLM.*ViTConfig|ViTConfig.*AutoModelForMaskedLM"):
         task.build_model()
-
-
-def test_importing_the_settings_imports_no_torch() -> None:
-    import subprocess
-
-    program = "import sys, shoal_workers.contract.encoders; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True)
-    assert DataError.code == "data"
