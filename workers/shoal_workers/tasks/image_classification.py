@@ -53,7 +53,7 @@ class ImageClassification(Classifier):
         """Find the images of the folders, or copy those of the rows, unless that was done before."""
         classes, num_labels = self.classes()
         if self.images.folder is not None:
-            found = list(self._in_folders())
+            found = list(self._in_folders(progress))
             described = [[path, label, is_validation] for path, label, is_validation in found]
             examples = ((Labelled(path.encode(), (label,)), held) for path, label, held in found)
             self._examples = prepare(self.images.cache_dir, "images", described, examples)
@@ -67,7 +67,7 @@ class ImageClassification(Classifier):
             progress,
         )
 
-    def _in_folders(self) -> Iterator[tuple[str, int, bool]]:
+    def _in_folders(self, progress: Callable[[str], None]) -> Iterator[tuple[str, int, bool]]:
         """Name and size of each image, its class, and whether it is for validation."""
         names, _ = self.classes()
         for number, folder in enumerate((self.images.folder, self.images.validation_folder)):
@@ -75,6 +75,7 @@ class ImageClassification(Classifier):
                 continue
             count = 0
             for label, name in enumerate(names):
+                progress(f"listing images: {count:,} so far, next {name}")
                 for path, size in _images_in(Path(folder).expanduser(), name):
                     count += 1
                     sized = f"{number}/{path}{_SIZE}{size}"

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from shoal_workers.contract.batch_partition import sample_at
 from shoal_workers.data.errors import BadRowError, CorpusTooSmallError
 from shoal_workers.data.labelled import LabelledExamples
-from shoal_workers.data.tokenizer import Split
+from shoal_workers.data.tokenizer import Split, Tokenizer
 
 NO_LABEL = -100
 
@@ -93,6 +93,14 @@ def text_of(value: Any, place: str, key: str) -> str:
     if not isinstance(value, str):
         raise BadRowError(f"{place}: data.{key} is {type(value).__name__}, not text. Name the field of the text in it.")
     return value
+
+
+def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+    """The tokens of a text of a row. BadRowError: it is no text, or has no token."""
+    found = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
+    if not found:
+        raise BadRowError(f"{place}: data.{key} is an empty text. Remove the row.")
+    return found
 
 
 def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:

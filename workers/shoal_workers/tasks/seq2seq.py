@@ -23,7 +23,7 @@ from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, text_of
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, text_of, tokens_of
 
 
 class SequenceToSequence(PretrainedModel):
@@ -56,12 +56,9 @@ class SequenceToSequence(PretrainedModel):
         )
 
     def _encoded(self, record: Record, tokenizer: Tokenizer) -> Labelled:
-        source, target = (
-            text_of(value, record.place, key)
-            for value, key in zip(record.values, ("source_field", "target_field"), strict=True)
-        )
-        tokens = tokenizer.encode_whole(self.pairs.prefix + source, self.settings.seq_len)
-        labels = tokenizer.encode_whole(target, self.settings.target_len)
+        source = self.pairs.prefix + text_of(record.values[0], record.place, "source_field")
+        tokens = tokens_of(source, record.place, "source_field", tokenizer, self.settings.seq_len)
+        labels = tokens_of(record.values[1], record.place, "target_field", tokenizer, self.settings.target_len)
         return Labelled(np.asarray(tokens, "<i4").tobytes(), labels)
 
     def build_dataset(self, split: str) -> RowSamples:

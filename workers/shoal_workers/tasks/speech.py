@@ -25,7 +25,7 @@ from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, text_of
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, tokens_of
 from shoal_workers.tasks.seq2seq import DecoderTokens
 
 _EXTRACTOR = "preprocessor_config.json"
@@ -65,9 +65,8 @@ class SpeechToText(PretrainedModel):
         )
 
     def _encoded(self, record: Record, tokenizer: Tokenizer, rate: int, most_s: float) -> Labelled:
-        text = text_of(record.values[1], record.place, "text_field")
         # The decoder reads the first token of the prompt before any label.
-        labels = tokenizer.encode_whole(text, self.settings.target_len + 1)
+        labels = tokens_of(record.values[1], record.place, "text_field", tokenizer, self.settings.target_len + 1)
         labels = labels[1:] if labels[0] == self._start() else labels[: self.settings.target_len]
         return Labelled(stored_audio(record.values[0], record.file, rate, most_s, record.place), labels)
 

@@ -23,7 +23,7 @@ from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.class_heads import Classifier
 from shoal_workers.tasks.pretrained import refuse_small_vocabulary
-from shoal_workers.tasks.rows import RowSamples, class_of, padded, text_of
+from shoal_workers.tasks.rows import RowSamples, class_of, padded, tokens_of
 
 
 class TextClassification(Classifier):
@@ -55,8 +55,7 @@ class TextClassification(Classifier):
         )
 
     def _encoded(self, record: Record, tokenizer: Tokenizer, classes: tuple[str, ...], num_labels: int) -> Labelled:
-        text = text_of(record.values[0], record.place, "text_field")
-        tokens = tokenizer.encode_whole(text, self.settings.seq_len)
+        tokens = tokens_of(record.values[0], record.place, "text_field", tokenizer, self.settings.seq_len)
         label = class_of(record.values[1], record.place, classes, num_labels)
         return Labelled(np.asarray(tokens, "<i4").tobytes(), (label,))
 
