@@ -1,10 +1,10 @@
 """The table of docs/hugging-face.md: `make bench-hugging-face`, or `python bench/hugging_face.py [FAMILY ...]`.
 
-Small random models of every family that has a plan, offline. For each, the difference of the task's loss from the one
-that transformers computes itself, that of the logits after an export, and for each axis the largest relative difference
-between one micro-batch whole, in one process, and split over two: of the loss, and of the gradient of each parameter.
-The sentence of an axis that a family does not have stands below its row. The exit status is 0 if no difference is
-larger than TOLERANCE.
+Small random models of every family that has a plan, and of those that are no causal language models, offline. For each,
+the difference of the task's loss from the one that transformers computes itself, that of the logits after an export,
+and for each axis the largest relative difference between one micro-batch whole, in one process, and split over two: of
+the loss, and of the gradient of each parameter. The sentence of an axis that a family does not have stands below its
+row. The exit status is 0 if no difference is larger than TOLERANCE.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_data
 from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -34,6 +36,8 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model import HF_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, plan_of
+from shoal_workers.engine.sample_order import training_order
+from shoal_workers.engine.task.task import load_task
 from shoal_workers.proofs import prove_layouts
 from shoal_workers.tasks.hf import HuggingFaceLM
 
@@ -114,7 +118,35 @@ def export_difference(spec: JobSpec, out: Path) -> float:
     task = HuggingFaceLM(spec.model, spec.data, spec.seed)
     torch.manual_seed(1)
     model: Any = task.build_model().eval()
-    described = task.export_config(model)
+    loaded, report = written(model, task.export_config(model), out, AutoModelForCausalLM)
+    if report["missing_keys"] or report["unexpected_keys"]:
+        return math.inf
+    tokens = torch.arange(32).reshape(2, 16)
+    with torch.no_grad():
+        return float((loaded.eval()(tokens).logits - model.network(tokens).logits).abs().max())
+
+
+def encoder_differences(spec: JobSpec, out: Path) -> tuple[float, float]:
+    """As the two above, of a model that is no causal language model."""
+    task = load_task(spec)
+    task.open_data()
+    batch = task.collate([task.train_data[index] for index in training_order(task.train_data, range(4), seed=3)])
+    torch.manual_seed(1)
+    model: Any = task.build_model().eval()
+    inputs = their_inputs(spec.task, batch)
+    with torch.no_grad():
+        returned, theirs = task.evaluate(model, batch), model.network(**inputs)
+    own = returned.loss if returned.weight is None else returned.loss / returned.weight
+    loaded, report = written(model, task.export, out, getattr(transformers, task._task.auto_class))
+    if report["missing_keys"] or report["unexpected_keys"]:
+        return float((own - theirs.loss).abs()), math.inf
+    with torch.no_grad():
+        again = loaded.eval()(**inputs).logits
+    return float((own - theirs.loss).abs()), float((again - theirs.logits).abs().max())
+
+
+def written(model: Any, described: dict[str, Any], out: Path, auto: Any) -> tuple[Any, dict[str, Any]]:
+    """What transformers loads from the files that `shoal export` writes of a model, and its report."""
     out.mkdir()
     (out / "config.json").write_text(json.dumps({**described["config"], "dtype": "float32"}))
     own = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}  # tied ones once
@@ -125,22 +157,24 @@ def export_difference(spec: JobSpec, out: Path) -> float:
             given = re.sub(pattern, replacement, given)
         tensors[given] = model.state_dict()[name].contiguous()
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    loaded, report = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-    if report["missing_keys"] or report["unexpected_keys"]:
-        return math.inf
-    tokens = torch.arange(32).reshape(2, 16)
-    with torch.no_grad():
-        return float((loaded.eval()(tokens).logits - model.network(tokens).logits).abs().max())
+    loaded, report = auto.from_pretrained(out, output_loading_info=True)
+    return loaded, report
 
 
 def rows(names: Iterable[str]) -> Iterator[Row]:
     """One for each family or variant. Forks as many processes as a layout has ranks: the process must have one
     thread."""
     with tempfile.TemporaryDirectory() as folder:
+        write_data(Path(folder))
         for name in names:
             family, changes = VARIANTS.get(name, (name, {}))
-            spec = spec_of(family, folder, **changes)
-            row = Row(name, loss_difference(spec), export_difference(spec, Path(folder, f"export of {name}")))
+            place = Path(folder, f"export of {name}")
+            if name in MODELS:
+                spec = parse_spec(small_spec(name, Path(folder)))
+                row = Row(name, *encoder_differences(spec, place))
+            else:
+                spec = spec_of(family, folder, **changes)
+                row = Row(name, loss_difference(spec), export_difference(spec, place))
             layouts = LAYOUTS | {one.describe(): one for one in PRODUCTS.get(name, ())}
             broken = {axis: violations(layout, spec, plan_of(spec)) for axis, layout in layouts.items()}
             row.refused = {axis: found[0].message for axis, found in broken.items() if found}
@@ -156,7 +190,7 @@ def rows(names: Iterable[str]) -> Iterator[Row]:
 def main() -> int:
     """Prints one row per family."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("families", nargs="*", default=[*sorted(FAMILIES), *VARIANTS])
+    parser.add_argument("families", nargs="*", default=[*sorted(FAMILIES), *VARIANTS, *MODELS])
     parser.add_argument("--json", metavar="FILE", help="write the rows to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

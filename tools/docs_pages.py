@@ -30,6 +30,7 @@ from shoal_service.telemetry.exposition import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields
+from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model import (
     AnswersConfig,
@@ -227,6 +228,11 @@ def spec_page() -> str:
         ("model.dpo", "preferences", DpoConfig),
         ("data", "fine-tuning on answers", AnswersConfig),
         ("data", "preferences", PreferencesConfig),
+        *(
+            (name, f"the task `{task.rpartition(':')[2]}`", section)
+            for task, sections in SECTIONS.items()
+            for name, section in zip(("model", "data"), sections, strict=True)
+        ),
     )
     for key, task, model in tasks:
         task_schema = model.model_json_schema()

@@ -31,9 +31,10 @@ import torch
 
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.encoders import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
-from shoal_workers.contract.model import DPO_TASK, HF_TASK, LM_TASK, SFT_TASK
+from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
 from shoal_workers.contract.worker_reports import (
@@ -159,10 +160,10 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
     has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
     micro_size = spec.batch.micro_size
     data = spec.data
-    if spec.task in (LM_TASK, HF_TASK):
+    if spec.task in (LM_TASK, HF_TASK, MASKED_TASK):
         most = min(_TEXT_BYTES, data.get("max_bytes") or _TEXT_BYTES)
         data = {**data, "max_bytes": most, "cache_dir": str(directory / "text")}
-    if spec.task in (SFT_TASK, DPO_TASK):
+    elif spec.task in PRETRAINED_TASKS:
         most = min(_EXAMPLES, data.get("max_examples") or _EXAMPLES)
         data = {**data, "max_examples": most, "cache_dir": str(directory / "text")}
     return spec.model_copy(

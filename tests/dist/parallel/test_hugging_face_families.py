@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.encoder_worlds import MODELS
 from shoal_workers.contract.families import FAMILIES
 
 pytest.importorskip("transformers")
@@ -36,7 +37,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS])
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS, *MODELS])
 def test_a_family_trains_and_exports_as_transformers_does(rows: dict[str, dict[str, Any]], name: str) -> None:
     row = rows[name]
     assert row["loss"] < TOLERANCE, "the loss of transformers"

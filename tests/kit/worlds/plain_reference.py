@@ -127,7 +127,7 @@ def train(spec_data, steps):
         if weights:
             total, metrics = total / sum(weights), {name: value / sum(weights) for name, value in metrics.items()}
             for parameter in model.parameters():
-                if parameter.grad is not None:
+                if parameter.grad is not None:  # a frozen one has none
                     parameter.grad /= sum(weights)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]

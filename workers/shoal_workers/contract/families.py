@@ -186,6 +186,24 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_BERT_DROPOUTS = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+DROPOUTS_OF_ENCODERS: dict[str, Mapping[str, float]] = {
+    "bart": {"dropout": 0.1},
+    "bert": _BERT_DROPOUTS,
+    "deberta-v2": _BERT_DROPOUTS,
+    "distilbert": {"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1, "seq_classif_dropout": 0.2},
+    "electra": {**_BERT_DROPOUTS, "summary_last_dropout": 0.1},
+    "mbart": {"dropout": 0.1},
+    "mt5": {"dropout_rate": 0.1},
+    "pegasus": {"dropout": 0.1},
+    "roberta": _BERT_DROPOUTS,
+    "swin": {"drop_path_rate": 0.1},
+    "t5": {"dropout_rate": 0.1},
+    "xlm-roberta": _BERT_DROPOUTS,
+}
+"""Dropouts that are not zero by default, of model types that are no family: of encoders, with or without a decoder."""
+
+
 TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Layers that get no adapter in a family with experts: peft takes these names, also in an exported adapter, for the
 weights of the experts and of the router, which transformers has stacked since its version 5."""

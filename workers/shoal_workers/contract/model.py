@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
-from shoal_workers.contract.families import FAMILIES, TAKEN_FOR_EXPERTS, Sizes, sizes_in
+from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS, FAMILIES, TAKEN_FOR_EXPERTS, Sizes, sizes_in
 from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, InForce, WeightChange
 from shoal_workers.contract.plain_text import OfTask
 
@@ -459,7 +459,7 @@ HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
 DPO_TASK = "shoal_workers.tasks.dpo:DirectPreferenceOptimization"
 HF_TASKS = (HF_TASK, SFT_TASK, DPO_TASK)
-"""The tasks whose model is one of transformers."""
+"""The tasks whose model is a causal language model of transformers."""
 TEXT_TASKS = (LM_TASK, HF_TASK)
 """The tasks whose data is a `TextDataConfig`."""
 PREFIX = "network."
@@ -516,8 +516,8 @@ class LoraConfig(Frozen):
 _QUANTIZATION = frozenset({"load_in_4bit", "load_in_8bit", "quantization_config", "quantization", "bits", "qlora"})
 
 
-class HuggingFaceConfig(Frozen):
-    """A causal language model from a local directory, with its weights, or from a config, with random weights."""
+class PretrainedConfig(Frozen):
+    """A model of transformers from a local directory, with its weights, or from a config, with random weights."""
 
     model_config = ConfigDict(json_schema_extra=exactly_one_of("path", "config"))
 
@@ -527,13 +527,9 @@ class HuggingFaceConfig(Frozen):
         None, json_schema_extra={"required": ["model_type"], "properties": {"model_type": {"type": "string"}}}
     )
     """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
-    seq_len: int = Field(256, ge=1, le=1 << 22)
-    """Tokens per sample."""
-    lora: LoraConfig | None = None
-    """Adapters, by the library peft. Null: the whole model is trained."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> HuggingFaceConfig:
+    def _one_source(self) -> PretrainedConfig:
         if (self.path is None) == (self.config is None):
             raise ValueError(
                 "model must contain exactly one of path (a local directory) and config (the content of a config.json)."
@@ -541,6 +537,15 @@ class HuggingFaceConfig(Frozen):
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError('model.config must contain a model_type, for example {"model_type": "llama"}.')
         return self
+
+
+class HuggingFaceConfig(PretrainedConfig):
+    """A causal language model from a local directory, with its weights, or from a config, with random weights."""
+
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+    lora: LoraConfig | None = None
+    """Adapters, by the library peft. Null: the whole model is trained."""
 
 
 class PreferenceLoss(StrEnum):
@@ -597,8 +602,8 @@ class PreferenceModelConfig(HuggingFaceConfig):
 
 
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
-    """Settings of a Hugging Face model; None for another task, and for invalid settings, which the submit check
-    refuses."""
+    """Settings of a causal language model of transformers; None for another task, and for invalid settings, which the
+    submit check refuses."""
     if task not in HF_TASKS:
         return None
     try:
@@ -613,7 +618,7 @@ def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
     return sizes_in(config_of(settings))
 
 
-def config_of(settings: HuggingFaceConfig) -> dict[str, Any]:
+def config_of(settings: PretrainedConfig) -> dict[str, Any]:
     """The content of the model's config.json; {} if it cannot be read here."""
     return settings.config if settings.config is not None else read_config(settings.path or "")
 
@@ -644,7 +649,7 @@ def quantized(config: Mapping[str, Any]) -> str:
     )
 
 
-def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
+def lacks_tokenizer(settings: PretrainedConfig) -> bool:
     """Whether the model's directory is on this machine and has no tokenizer that can be read."""
     if settings.path is None:
         return False
@@ -652,13 +657,13 @@ def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
     return (directory / CONFIG_NAME).is_file() and not (directory / TOKENIZER_NAME).is_file()
 
 
-def slow_tokenizer_of(settings: HuggingFaceConfig) -> tuple[str, ...]:
+def slow_tokenizer_of(settings: PretrainedConfig) -> tuple[str, ...]:
     """Names of the tokenizer files in the model's directory whose format Shoal does not read."""
     directory = Path(settings.path or "").expanduser()
     return tuple(name for name in SLOW_TOKENIZER_NAMES if settings.path and (directory / name).is_file())
 
 
-def architecture_of(settings: HuggingFaceConfig) -> str:
+def architecture_of(settings: PretrainedConfig) -> str:
     """`model_type` of the config; empty if the config cannot be read here."""
     return str(config_of(settings).get("model_type", ""))
 
@@ -667,17 +672,24 @@ OF_OTHER_HEADS = frozenset({"classifier_dropout", "summary_first_dropout", "summ
 """Dropouts in a config that a causal language model does not have."""
 
 
-def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
+_DROPOUTS = ("dropout", "pdrop", "drop_path", "layerdrop")
+
+
+def dropout_of(settings: PretrainedConfig) -> tuple[str, float] | None:
     """Key and value of the first dropout of the model that is larger than 0; None: there is none."""
-    if settings.lora is not None and settings.lora.dropout:
-        return "lora.dropout", settings.lora.dropout
-    config = config_of(settings)
-    family = FAMILIES.get(architecture_of(settings))
-    values = {**(family.dropouts if family is not None else {}), **config}
+    config, architecture = config_of(settings), architecture_of(settings)
+    if isinstance(settings, HuggingFaceConfig):
+        if settings.lora is not None and settings.lora.dropout:
+            return "lora.dropout", settings.lora.dropout
+        defaults = FAMILIES[architecture].dropouts if architecture in FAMILIES else {}
+        others = OF_OTHER_HEADS
+    else:
+        defaults, others = DROPOUTS_OF_ENCODERS.get(architecture, {}), frozenset()
+    values = {**defaults, **config}
     found = (
         (key, value)
         for key, value in values.items()
-        if ("dropout" in key or "pdrop" in key) and key not in OF_OTHER_HEADS and isinstance(value, int | float)
+        if any(word in key for word in _DROPOUTS) and key not in others and isinstance(value, int | float)
     )
     return next((one for one in found if one[1] > 0), None)
 
@@ -773,8 +785,10 @@ def _widths_of_family(sizes: Sizes) -> dict[str, int]:
     return widths
 
 
-def _lacks(settings: HuggingFaceConfig) -> dict[str, str]:
+def _lacks(settings: PretrainedConfig) -> dict[str, str]:
     """Axes that the model does not have -> why, as the end of a sentence."""
+    if not isinstance(settings, HuggingFaceConfig):
+        return dict.fromkeys(("tp", "pp", "ep", "cp"), "Shoal knows how to split causal language models only")
     family, config = FAMILIES.get(architecture_of(settings)), config_of(settings)
     if family is None:
         others = f"these have: {', '.join(sorted(name for name, one in FAMILIES.items() if 'tp' not in one.without))}"
@@ -792,23 +806,23 @@ def _lacks(settings: HuggingFaceConfig) -> dict[str, str]:
     return {**found, **family.without}
 
 
-def _has_reference(settings: HuggingFaceConfig) -> bool:
+def _has_reference(settings: PretrainedConfig) -> bool:
     return isinstance(settings, PreferenceModelConfig) and settings.has_reference
 
 
-def axes_of_family(settings: HuggingFaceConfig) -> tuple[str, ...]:
+def axes_of_family(settings: PretrainedConfig) -> tuple[str, ...]:
     """The axes that a layout of the model may have."""
     data = ("dp_replicate", "dp_shard")
-    plan = plan_of_hugging_face(settings)
+    plan = plan_of_hugging_face(settings) if isinstance(settings, HuggingFaceConfig) else None
     if plan is None:
         return data
     has = {"tp": bool(plan.tensor), "pp": bool(plan.hidden_size), "ep": bool(plan.experts)}
     return (*data, *(axis for axis, is_there in has.items() if is_there))
 
 
-def why_not(settings: HuggingFaceConfig, axis: str) -> str:
+def why_not(settings: PretrainedConfig, axis: str) -> str:
     """Why a layout of the model cannot have this axis, as the end of a sentence."""
-    if axis in (reasons := _lacks(settings)):
+    if axis in (reasons := _lacks(settings)) or not isinstance(settings, HuggingFaceConfig):
         return reasons[axis]
     config = config_of(settings)
     if not config:

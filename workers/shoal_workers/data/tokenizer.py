@@ -8,9 +8,10 @@ tokens. Called by `prepare`, by the processes of `tokenising`, and by tasks for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,8 +43,22 @@ class Tokenizer(Protocol):
     def bytes_per_process(self) -> int | None:
         """Text for which one more process that tokenises is worth its start; None: none ever is."""
 
+    @property
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that begin and end a text which is given to a model whole, such as [CLS] and [SEP]."""
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that are in no text."""
+
     def encode(self, text: bytes) -> NDArray[Any]:
         """The tokens of UTF-8 text, in any unsigned integer dtype."""
+
+    def encode_whole(self, text: str, max_tokens: int) -> list[int]:
+        """The tokens of a text between those of `ends`, cut to `max_tokens` with these."""
+
+    def token_of(self, names: Sequence[str]) -> int | None:
+        """The first of these tokens that the vocabulary has."""
 
 
 class ByteTokenizer:
@@ -56,8 +71,17 @@ class ByteTokenizer:
     bytes_per_process: int | None = None
     """Hashing and writing the tokens takes longer than encoding them."""
 
+    ends: tuple[tuple[int, ...], tuple[int, ...]] = ((), (BYTE_VOCABULARY - 1,))
+    special_tokens = frozenset({BYTE_VOCABULARY - 1})
+
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.frombuffer(text, dtype=np.uint8)
+
+    def encode_whole(self, text: str, max_tokens: int) -> list[int]:
+        return [*text.encode()[: max_tokens - 1], BYTE_VOCABULARY - 1]
+
+    def token_of(self, names: Sequence[str]) -> int | None:
+        return None
 
 
 class JsonTokenizer:
@@ -73,8 +97,26 @@ class JsonTokenizer:
         ends = (tokenizer.token_to_id(name) for name in _END_NAMES)
         self.end_of_document: int | None = next((end for end in ends if end is not None), None)
 
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        whole, text = (self._tokenizer.encode("a", add_special_tokens=adds).ids for adds in (True, False))
+        first = next(at for at in range(len(whole) + 1) if whole[at : at + len(text)] == text)
+        return tuple(whole[:first]), tuple(whole[first + len(text) :])
+
+    @cached_property
+    def special_tokens(self) -> frozenset[int]:
+        return frozenset(one for one, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, dtype=np.uint32)
+
+    def encode_whole(self, text: str, max_tokens: int) -> list[int]:
+        begin, end = self.ends
+        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [*begin, *tokens[: max(0, max_tokens - len(begin) - len(end))], *end][:max_tokens]
+
+    def token_of(self, names: Sequence[str]) -> int | None:
+        return next((one for name in names if (one := self._tokenizer.token_to_id(name)) is not None), None)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -105,7 +147,12 @@ def load_tokenizer(name: str) -> Tokenizer:
         loaded = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the package raises bare Exception for a file that it does not understand
         raise TokenizerError(f"data.tokenizer {name!r} is not a tokenizers JSON file: {error}") from error
-    return JsonTokenizer(loaded, hashlib.sha256(content).hexdigest())
+    fingerprint = hashlib.sha256(content).hexdigest()
+    if loaded.truncation is not None or loaded.padding is not None:  # for single texts of some other program
+        loaded.no_truncation()
+        loaded.no_padding()
+        fingerprint += "-whole"  # earlier releases cut every document
+    return JsonTokenizer(loaded, fingerprint)
 
 
 class Split(StrEnum):

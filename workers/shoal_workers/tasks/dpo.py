@@ -61,7 +61,7 @@ class DirectPreferenceOptimization(ExamplesTask):
         without_dropout(network)
         if not self.preferences.has_reference:
             return PreferenceLM(network, None)
-        reference = self.network()
+        reference = self.causal_network()
         without_dropout(reference)
         self.reloads_frozen = self.initial_weights is not None
         return PreferenceLM(network, reference.requires_grad_(False))

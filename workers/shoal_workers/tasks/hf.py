@@ -4,58 +4,34 @@
     model: {config: {model_type: llama, hidden_size: ...}}  random weights
     model: {path: /models/tiny-llama, lora: {r: 16}}        adapters beside frozen weights, see lora.py
 
-Nothing is downloaded, and no code from a model's directory is run. Weights are drawn, and those of a directory read,
-after the model is split, so that no worker holds all of them. Parameters are fp32, whatever the dtype in the files. The
-extra `hf` installs the requirements. Loaded by the engine by its name.
+How a model is read and built is in pretrained.py. Loaded by the engine by its name.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.checkpoint.errors import InitialWeightsUnusable
-from shoal_workers.checkpoint.safetensors_reader import SafetensorsReader
-from shoal_workers.contract.model import (
-    BYTE_TOKENIZER,
-    CONFIG_NAME,
-    PREFIX,
-    TOKENIZER_NAME,
-    HuggingFaceConfig,
-    TextDataConfig,
-    config_of,
-    plan_of_hugging_face,
-    quantized,
-)
-from shoal_workers.data.tokenizer import load_tokenizer
+from shoal_workers.contract.model import TOKENIZER_NAME, HuggingFaceConfig, TextDataConfig, plan_of_hugging_face
 from shoal_workers.tasks.lora import BASE_RENAMES, add_adapters, export_of_adapters
+from shoal_workers.tasks.pretrained import PretrainedModel, refuse_small_vocabulary
 from shoal_workers.tasks.text import TextTask
 
-_TOKENIZER_FILES = (
-    *(TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *("vocab.json", "merges.txt", "tokenizer.model"),
-)
-"""What transformers keeps of a tokenizer in a model's directory."""
 
-
-class HuggingFaceModel:
+class HuggingFaceModel(PretrainedModel):
     """The model half of a task: any architecture of AutoModelForCausalLM."""
 
-    deferred_init = True
+    auto_class = "AutoModelForCausalLM"
     reloads_frozen = False
     """Set once a model is built: the base of adapters is in the directory's files, and need not be saved."""
 
     def __init__(self, settings: HuggingFaceConfig) -> None:
+        super().__init__(settings)
         self.settings = settings
         self.router_loss_weight = 0.0
-        self.initial_weights: str | None = None
-        """Once a model is built: the directory, if its files hold the model's tensors under their own names. Otherwise
-        transformers has read and converted all of them."""
 
     @property
     def tokenizer(self) -> str:
@@ -70,17 +46,12 @@ class HuggingFaceModel:
             FileNotFoundError: model.path has no config.json.
             ValueError: the model has fewer tokens than the tokenizer, or differs from its config.json.
         """
-        network = self.network()
+        network = self.causal_network()
         if self.settings.lora is not None:
             add_adapters(network, self.settings.lora)
             self.reloads_frozen = self.initial_weights is not None
         self.router_loss_weight = _router_loss_weight(network.config)
-        needed = load_tokenizer(self.tokenizer).vocab_size
-        if network.config.vocab_size < needed:
-            raise ValueError(
-                f"the model's vocab_size {network.config.vocab_size} is smaller than the {needed} tokens of "
-                f"data.tokenizer {self.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
-            )
+        refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
         model = self.wrapped(network)
         plan = plan_of_hugging_face(self.settings)
         if plan is not None and bool(plan.tied) != _is_tied(network):
@@ -97,55 +68,17 @@ class HuggingFaceModel:
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """config.json as transformers writes it, and how its names follow from this model's."""
         assert isinstance(model, CausalLM)
-        config = json.loads(model.network.config.to_json_string())
-        config |= {"architectures": [type(model.network).__name__]}
-        renames = [[f"^{PREFIX}", ""]]
-        described = {"config": config, "renames": renames, "files": self._tokenizer_files()}
+        described = self.described(model.network, self.tokenizer_files(self.tokenizer))
         if self.settings.lora is None:
             return described
         adapter = export_of_adapters(model.network, self.settings.lora, self.settings.path)
-        return {**described, "renames": [*renames, *BASE_RENAMES], "adapter": adapter}
+        return {**described, "renames": [*described["renames"], *BASE_RENAMES], "adapter": adapter}
 
-    def _tokenizer_files(self) -> dict[str, str]:
-        """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""
-        if self.tokenizer == BYTE_TOKENIZER:
-            return {}
-        own = Path(self.tokenizer).expanduser().resolve()
-        if self.settings.path is None or own.parent != Path(self.settings.path).expanduser().resolve():
-            return {TOKENIZER_NAME: str(own)}
-        return {name: str(own.parent / name) for name in _TOKENIZER_FILES if (own.parent / name).is_file()}
-
-    def network(self) -> Any:
+    def causal_network(self) -> Any:
         """A model of transformers. Raises as `build_model`."""
-        network = self._network()
+        network = self.build_network()
         _split_scale(network)
         return network
-
-    def _network(self) -> Any:
-        try:
-            from transformers import AutoConfig, AutoModelForCausalLM
-        except ImportError as error:
-            raise ImportError(f"task HuggingFaceLM needs transformers ({error}): pip install 'shoal[hf]'.") from error
-        self.initial_weights = None
-        if problem := quantized(config_of(self.settings)):  # the server may not see model.path
-            raise ValueError(problem)
-        if self.settings.path is None:
-            config = AutoConfig.for_model(**(self.settings.config or {}))
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        directory = Path(self.settings.path).expanduser()
-        if not (directory / CONFIG_NAME).is_file():
-            raise FileNotFoundError(
-                f"model.path {self.settings.path!r} has no {CONFIG_NAME} on this node. Name a directory that every "
-                "node can read."
-            )
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        if _are_stored(network, directory):
-            self.initial_weights = str(directory)
-            return network
-        return AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
 
 
 class HuggingFaceLM(HuggingFaceModel, TextTask):
@@ -232,17 +165,6 @@ def _split_scale(network: Any) -> None:
         return
     embedding.__class__ = nn.Embedding
     embedding.register_forward_hook(lambda module, _, rows: rows * module.embed_scale.to(rows.dtype))
-
-
-def _are_stored(network: nn.Module, directory: Path) -> bool:
-    """Whether the directory's files hold all tensors of the model under its own names."""
-    try:
-        stored = SafetensorsReader(str(directory)).tensors
-    except InitialWeightsUnusable:
-        return False
-    state = network.state_dict(keep_vars=True)
-    held = {id(value) for name, value in state.items() if name in stored and stored[name].shape == tuple(value.shape)}
-    return all(id(value) in held for value in state.values())
 
 
 def _is_tied(network: Any) -> bool:

@@ -153,7 +153,7 @@ def test_the_tokenizer_of_the_directory_is_used_and_named_for_the_export(tmp_pat
     files = task.export_config(task.build_model())["files"]
     assert {"tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert all(Path(path) == tmp_path / name for name, path in files.items())
-    assert _task(config={"model_type": "llama", **SIZES})._tokenizer_files() == {}, "bytes have no tokenizer"
+    assert _task(config={"model_type": "llama", **SIZES}).tokenizer_files("bytes") == {}, "bytes have no tokenizer"
 
 
 def test_a_directory_without_a_tokenizer_is_remarked_at_submit(tmp_path: Path) -> None:
@@ -188,12 +188,13 @@ def test_a_slow_tokenizer_is_named_and_the_command_of_the_remark_makes_one_that_
     document = {"task": HF_TASK, "model": {"path": str(tmp_path), "seq_len": 8}, "data": data, "stop": {"steps": 2}}
     [remark] = [remark for remark in remarks(parse_spec(document)) if "tokenizer" in remark]
     assert "vocab.json and merges.txt there cannot be read, and are not exported" in remark
-    assert HuggingFaceLM({"path": str(tmp_path)}, data, 0)._tokenizer_files() == {}
+    slow = HuggingFaceLM({"path": str(tmp_path)}, data, 0)
+    assert slow.tokenizer_files(slow.tokenizer) == {}
     program = remark.partition('python -c "')[2].partition('"')[0]
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     task = HuggingFaceLM({"path": str(tmp_path)}, data, 0)
     assert load_tokenizer(task.text.tokenizer).encode(b"the fish").tolist() == pieces.encode("the fish").ids
-    assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(task._tokenizer_files())
+    assert {"tokenizer.json", "vocab.json", "merges.txt"} <= set(task.tokenizer_files(task.text.tokenizer))
 
 
 def _lora(family: str, **lora: Any) -> Any:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, pretrained_of
 from shoal_workers.contract.families import FAMILIES
 from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
 from shoal_workers.contract.model import (
     BYTE_TOKENIZER,
     BYTE_VOCABULARY,
-    HF_TASK,
     LM_TASK,
+    SFT_TASK,
     TOKENIZER_NAME,
     HuggingFaceConfig,
     LanguageModelConfig,
@@ -64,6 +65,8 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
             "the same values.",
         )
+    if (pretrained := pretrained_of(spec.task, spec.model)) is not None and (words := quantized(config_of(pretrained))):
+        yield Conflict("model", words)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
         yield from _with_hugging_face(spec, hugging_face)
     if spec.task == LM_TASK:
@@ -78,8 +81,6 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
 
 
 def _with_hugging_face(spec: JobSpec, model: HuggingFaceConfig) -> Iterator[Conflict]:
-    if problem := quantized(config_of(model)):
-        yield Conflict("model", problem)
     if model.lora is not None and spec.init_from is not None:
         yield Conflict(
             "init_from",
@@ -212,16 +213,16 @@ def remarks(spec: JobSpec) -> Iterator[str]:
             "checkpoint.every_steps and checkpoint.every_s are both null: the only durable checkpoints are those of a "
             "pause and of the end. If the whole cluster is lost, the job starts from step 0."
         )
-    hugging_face = hugging_face_of(spec.task, spec.model) if spec.task == HF_TASK else None
-    if hugging_face is not None and "tokenizer" not in spec.data and lacks_tokenizer(hugging_face):
-        slow = slow_tokenizer_of(hugging_face)
+    reads_text = spec.task not in (SFT_TASK, IMAGE_CLASS_TASK)
+    model = pretrained_of(spec.task, spec.model) if reads_text else None
+    if model is not None and "tokenizer" not in spec.data and lacks_tokenizer(model):
+        slow = slow_tokenizer_of(model)
         also = f" ({' and '.join(slow)} there cannot be read, and are not exported)" if slow else ""
         convert = (
-            f"from transformers import AutoTokenizer as A; p = {hugging_face.path!r}; "
-            "A.from_pretrained(p).save_pretrained(p)"
+            f"from transformers import AutoTokenizer as A; p = {model.path!r}; A.from_pretrained(p).save_pretrained(p)"
         )
         yield (
-            f"model.path {hugging_face.path!r} has no {TOKENIZER_NAME}{also}, so the text is read as bytes, which the "
+            f"model.path {model.path!r} has no {TOKENIZER_NAME}{also}, so the text is read as bytes, which the "
             "model was not trained on: name its tokenizer in data.tokenizer, or make one there: "
             f'python -c "{convert}".'
         )

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.encoders import SECTIONS, pretrained_of
 from shoal_workers.contract.layout import (
     MAX_PADDING,
     ContextMethod,
@@ -27,12 +28,11 @@ from shoal_workers.contract.layout import (
 )
 from shoal_workers.contract.model import (
     LM_TASK,
-    HuggingFaceConfig,
     ParallelPlan,
+    PretrainedConfig,
     architecture_of,
     axes_of_family,
     dropout_of,
-    hugging_face_of,
     why_not,
 )
 from shoal_workers.contract.spec import JobSpec, plan_of, varies_in_length
@@ -102,9 +102,9 @@ def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Ite
     if layout.pp > 1:
         yield from _pipeline_fed(layout, spec)
     if layout.ep > 1:
-        hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
-        if hugging_face is not None and not known.experts:
-            yield _architecture("ep", layout.ep, hugging_face, spec)
+        pretrained = pretrained_of(spec.task, spec.model) if spec.plan is None else None
+        if pretrained is not None and not known.experts:
+            yield _architecture("ep", layout.ep, pretrained, spec)
         else:
             yield from _experts(layout, known)
 
@@ -125,8 +125,10 @@ def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
 
 def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     name, dropout = "dropout", spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
-    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
-        name, dropout = dropout_of(hugging_face) or (name, 0)
+    if (pretrained := pretrained_of(spec.task, spec.model)) is not None:
+        if spec.plan is None and spec.task in SECTIONS:
+            return  # these axes are refused in any case
+        name, dropout = dropout_of(pretrained) or (name, 0)
     if not dropout:
         return
     for axis in ("tp", "cp", "pp"):
@@ -167,9 +169,9 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         if degree == 1 or (plan is not None and is_there(plan)):
             continue
         why = f"task {spec.task!r} declares no plan" if plan is None else f"the plan has no {section}"
-        hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
-        if hugging_face is not None:
-            yield _architecture(axis, degree, hugging_face, spec)
+        pretrained = pretrained_of(spec.task, spec.model) if spec.plan is None else None
+        if pretrained is not None:
+            yield _architecture(axis, degree, pretrained, spec)
             continue
         yield Violation(
             rule=Rule.NEEDS_PLAN,
@@ -179,7 +181,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         )
 
 
-def _architecture(axis: str, degree: int, settings: HuggingFaceConfig, spec: JobSpec) -> Violation:
+def _architecture(axis: str, degree: int, settings: PretrainedConfig, spec: JobSpec) -> Violation:
     """The violation by a Hugging Face model that Shoal cannot split along this axis."""
     if axis == "pp" and varies_in_length(spec):
         return Violation(

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.model import BYTE_TOKENIZER, HF_TASKS, LM_TASK
+from shoal_workers.contract.encoders import PRETRAINED_TASKS
+from shoal_workers.contract.model import BYTE_TOKENIZER, LM_TASK
 from shoal_workers.contract.spec import JobSpec
 
 LOCAL = "file"
@@ -132,10 +133,11 @@ def _places_of(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name, source in spec.secrets.items():
         if source.file is not None:
             yield f"secrets.{name}.file", source.file
-    if spec.task not in (LM_TASK, *HF_TASKS):
+    if spec.task not in (LM_TASK, *PRETRAINED_TASKS):
         return
     yield from _texts(spec.model, "model", ("path",))
-    yield from _texts(spec.data, "data", ("cache_dir", "tokenizer", "paths", "validation_paths"))
+    files = ("cache_dir", "tokenizer", "paths", "validation_paths", "folder", "validation_folder")
+    yield from _texts(spec.data, "data", files)
     sources = spec.data.get("sources")
     for number, source in enumerate(sources if isinstance(sources, list | tuple) else ()):
         if isinstance(source, Mapping):

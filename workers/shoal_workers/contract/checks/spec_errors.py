@@ -21,6 +21,7 @@ from pydantic.json_schema import models_json_schema
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
+from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.model import (
     DPO_TASK,
@@ -95,9 +96,9 @@ def parse_spec(data: Any) -> JobSpec:
     elif isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
-    if isinstance(data, dict) and (sections := _OF_HUGGING_FACE.get(str(data.get("task")))) is not None:
-        for key, section in zip(("model", "data"), sections, strict=True):
-            _validate(section, data.get(key, {}), key, problems)
+    if isinstance(data, dict) and (sections := _SECTIONS.get(str(data.get("task")))) is not None:
+        for name, section in zip(("model", "data"), sections, strict=True):
+            _validate(section, data.get(name, {}), name, problems)
     if not problems and spec is not None:
         problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
         problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
@@ -106,12 +107,13 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
-_OF_HUGGING_FACE: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
+_SECTIONS: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
     HF_TASK: (HuggingFaceConfig, TextDataConfig),
     SFT_TASK: (HuggingFaceConfig, AnswersConfig),
     DPO_TASK: (PreferenceModelConfig, PreferencesConfig),
+    **SECTIONS,
 }
-"""The sections model and data of tasks with a model of transformers."""
+"""The sections `model` and `data` of tasks with a model of transformers."""
 
 
 def _not_of_programs(data: dict[str, Any], program: str, keys: Iterable[str]) -> Iterable[SpecProblem]:
@@ -366,8 +368,8 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """The JSON Schema of a spec; each call makes a new document."""
-    of_tasks = [one for sections in _OF_HUGGING_FACE.values() for one in sections]
-    models: list[type[BaseModel]] = [JobSpec, LanguageModelConfig, *dict.fromkeys(of_tasks)]
+    sections = [one for pair in _SECTIONS.values() for one in pair]
+    models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]
     spec: dict[str, Any] = definitions.pop(JobSpec.__name__)
@@ -376,7 +378,7 @@ def job_spec_schema() -> dict[str, Any]:
         "allOf": [
             *spec.get("allOf", ()),
             _keys_of(LM_TASK, LanguageModelConfig, TextDataConfig, "data", is_default=True),
-            *(_keys_of(task, *sections, "model", "data") for task, sections in _OF_HUGGING_FACE.items()),
+            *(_keys_of(task, *sections, "model", "data") for task, sections in _SECTIONS.items()),
         ],
         "$defs": definitions,
     }

@@ -1,0 +1,91 @@
+"""Pixels are those of transformers' own processors that use Pillow."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal_workers.data.errors import BadRowError, DataError
+from shoal_workers.data.images import PixelSettings, pixels_of, settings_of
+
+_IMAGE = np.random.default_rng(3).integers(0, 256, (37, 53, 3), np.uint8)
+
+
+def _content(image: Any, kind: str = "png") -> bytes:
+    out = io.BytesIO()
+    if kind == "npy":
+        np.save(out, image)
+    else:
+        pytest.importorskip("PIL").Image.fromarray(image).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ViT", {"size": {"height": 20, "width": 24}}),
+        ("ViT", {"size": {"height": 20, "width": 24}, "resample": 3, "do_normalize": False}),
+        ("CLIP", {"do_resize": False, "size": {"shortest_edge": 384}, "crop_size": {"height": 16, "width": 16}}),
+        ("CLIP", {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}),
+        ("CLIP", {"size": {"shortest_edge": 16}, "crop_size": {"height": 24, "width": 20}}),
+        ("CLIP", {"do_resize": False, "size": {"shortest_edge": 16}, "crop_size": {"height": 44, "width": 41}}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(37, 53), (53, 37)])
+def test_pixels_are_those_of_transformers(name: str, changes: dict[str, Any], shape: tuple[int, int]) -> None:
+    pytest.importorskip("PIL")
+    transformers = pytest.importorskip("transformers")
+    processor = getattr(transformers, f"{name}ImageProcessorPil")(**changes)
+    image = np.ascontiguousarray(_IMAGE.transpose(1, 0, 2) if shape == (53, 37) else _IMAGE)
+    pixels = pixels_of(_content(image), settings_of(processor.to_dict(), {}), "image")
+    opened = pytest.importorskip("PIL").Image.open(io.BytesIO(_content(image)))
+    theirs = processor(opened, return_tensors="pt")["pixel_values"][0]
+    assert pixels.shape == theirs.shape
+    assert float((pixels - theirs).abs().max()) < 1e-5
+
+
+def test_without_a_processor_the_size_is_that_of_the_model() -> None:
+    settings = settings_of({}, {"image_size": [20, 24], "num_channels": 1})
+    assert (settings.height, settings.width, settings.num_channels) == (20, 24, 1)
+    assert settings_of({}, {}) == PixelSettings(height=224, width=224)
+
+
+def test_an_array_of_the_right_size_needs_no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    settings = PixelSettings(height=37, width=53)
+    pixels = pixels_of(_content(_IMAGE, "npy"), settings, "image")
+    assert np.allclose(pixels.numpy(), (_IMAGE.transpose(2, 0, 1) / 255 - 0.5) / 0.5, atol=1e-6)
+    grey = pixels_of(_content(_IMAGE[..., 0], "npy"), settings, "image")
+    assert np.array_equal(grey[2].numpy(), pixels[0].numpy())
+    for content, height in ((_content(_IMAGE, "npy"), 20), (b"\x89PNG", 37)):
+        with pytest.raises(ImportError, match=r"need the package pillow .*: pip install 'shoal\[images\]'"):
+            pixels_of(content, PixelSettings(height=height, width=53), "image")
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp", "gif", "tiff", "webp"])
+def test_kinds_of_files_are_read(kind: str) -> None:
+    pytest.importorskip("PIL")
+    flat = np.full((8, 8, 3), 200, np.uint8)
+    pixels = pixels_of(_content(flat, kind), PixelSettings(height=8, width=8), "image")
+    assert pixels.shape == (3, 8, 8) and float((pixels - (200 / 255 - 0.5) / 0.5).abs().max()) < 0.05
+    grey = pixels_of(_content(flat[..., 0], "png"), PixelSettings(height=8, width=8, num_channels=1), "image")
+    assert grey.shape == (1, 8, 8)
+
+
+def test_what_is_no_image_is_named() -> None:
+    pytest.importorskip("PIL")
+    settings = PixelSettings(height=8, width=8)
+    with pytest.raises(BadRowError, match=r"cat/7\.png is no image that can be read"):
+        pixels_of(b"not an image", settings, "cat/7.png")
+    with pytest.raises(BadRowError, match=r"is an array \[8, 8, 2\] of float64"):
+        pixels_of(_content(np.zeros((8, 8, 2)), "npy"), settings, "image")
+    with pytest.raises(BadRowError, match="is no image that can be read"):
+        pixels_of(b"\x93NUMPY\x01\x00", settings, "image")
+    with pytest.raises(DataError, match="without do_center_crop"):
+        settings_of({"size": {"shortest_edge": 8}}, {})
+    with pytest.raises(DataError, match="Shoal knows height and width"):
+        settings_of({"size": {"longest_edge": 8}}, {})

@@ -1,0 +1,280 @@
+"""Tasks for encoders of transformers compute the losses of transformers, and what they export is the model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_data
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
+from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.data.errors import BadRowError, MissingTextError
+from shoal_workers.engine.sample_order import training_order
+from shoal_workers.engine.task.task import LoadedTask, load_task
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore:.*token_id.*")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("data")
+    write_data(found)
+    return found
+
+
+def _loaded(spec: dict[str, Any]) -> tuple[JobSpec, LoadedTask, Any]:
+    parsed = parse_spec(spec)
+    task = load_task(parsed)
+    task.prepare(lambda _: None)
+    task.open_data()
+    return parsed, task, task._task
+
+
+def _batch(parsed: JobSpec, task: LoadedTask, positions: range = range(4)) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = task.collate(
+        [task.train_data[index] for index in training_order(task.train_data, positions, seed=parsed.seed)]
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loss_is_that_of_transformers(folder: Path, name: str) -> None:
+    parsed, task, own = _loaded(small_spec(name, folder))
+    model: Any = task.build_model().eval()
+    batch = _batch(parsed, task)
+    with torch.no_grad():
+        returned = task.evaluate(model, batch)
+        theirs = model.network(**their_inputs(parsed.task, batch)).loss
+    loss = returned.loss if returned.weight is None else returned.loss / returned.weight
+    assert float(loss) == pytest.approx(float(theirs), abs=1e-5)
+    assert type(model.network) in _known(own.auto_class)
+
+
+def _known(auto_class: str) -> set[Any]:
+    """All classes that an Auto class of transformers makes."""
+    return {kind for kinds in getattr(transformers, auto_class)._model_mapping.values() for kind in _each(kinds)}
+
+
+def _each(kinds: Any) -> tuple[Any, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_exported_is_the_model(folder: Path, tmp_path: Path, name: str) -> None:
+    from safetensors.torch import save_file
+
+    parsed, task, own = _loaded(small_spec(name, folder))
+    model: Any = task.build_model().eval()
+    described = task.export
+    (tmp_path / "config.json").write_text(json.dumps({**described["config"], "dtype": "float32"}))
+    first = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    tensors = {}
+    for given in first.values():
+        [[pattern, replacement]] = described["renames"]
+        tensors[re.sub(pattern, replacement, given)] = model.state_dict()[given].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    auto = getattr(transformers, own.auto_class)
+    loaded, report = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    inputs = their_inputs(parsed.task, _batch(parsed, task))
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**inputs).logits, model.network(**inputs).logits)
+    again = small_spec(name, folder)
+    del again["model"]["config"]
+    model_section = {**again["model"], "path": str(tmp_path)}
+    _, from_files, own = _loaded({**again, "model": model_section})
+    from_files.build_model()
+    assert own.initial_weights == str(tmp_path), "each worker reads its part"
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "ep", "cp"])
+def test_other_axes_are_refused_with_the_architecture_and_the_axes_that_there_are(folder: Path, axis: str) -> None:
+    for name in ("bert", "t5", "vit", "whisper", "bert, classes"):
+        spec = {**small_spec(name, folder), "parallelism": {axis: 2, **({"dp_shard": 2} if axis == "ep" else {})}}
+        with pytest.raises(
+            SpecError, match=f"{axis} is 2, but the architecture '{name.split(',')[0]}' has no plan"
+        ) as e:
+            parse_spec(spec)
+        assert "Its axes are dp_replicate, dp_shard. Set" in str(e.value)
+
+
+def test_unknown_keys_of_a_section_are_refused_by_name(folder: Path) -> None:
+    for name in ("bert", "t5", "vit", "whisper", "bert, classes"):
+        spec = small_spec(name, folder)
+        spec["model"]["lora"] = {"r": 4}
+        spec["data"]["mask_fracton"] = 0.3
+        with pytest.raises(SpecError) as refused:
+            parse_spec(spec)
+        assert "unknown key 'lora'" in str(refused.value) and "unknown key 'mask_fracton'" in str(refused.value)
+
+
+def test_defaults_of_dropout_are_those_of_the_installed_transformers() -> None:
+    for model_type, known in DROPOUTS_OF_ENCODERS.items():
+        written = transformers.AutoConfig.for_model(model_type).to_dict()
+        theirs = {key: value for key, value in written.items() if "drop" in key and isinstance(value, float) and value}
+        assert theirs == known, model_type
+    types = {config["model_type"] for _, config, _ in MODELS.values()}
+    for model_type in types - set(DROPOUTS_OF_ENCODERS):
+        written = transformers.AutoConfig.for_model(model_type).to_dict()
+        assert not any(value for key, value in written.items() if "drop" in key and isinstance(value, float))
+
+
+def test_a_new_number_of_classes_makes_a_new_head_of_a_pretrained_model(folder: Path, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(**MODELS["bert"][1])
+    torch.manual_seed(1)
+    stored = transformers.AutoModelForMaskedLM.from_config(config)
+    stored.save_pretrained(tmp_path)
+    spec = small_spec("bert, classes", folder)
+    spec["model"] = {"path": str(tmp_path), "seq_len": 16}
+    spec["data"]["classes"] = ["none", "one", "two"]
+    states = []
+    for _ in range(2):
+        _, task, own = _loaded(spec)
+        states.append(task.build_model().state_dict())
+        assert own.initial_weights is None
+        assert task.export["config"]["id2label"] == {"0": "none", "1": "one", "2": "two"}
+    embedding = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(states[0][f"network.{embedding}"], stored.state_dict()[embedding])
+    assert states[0]["network.classifier.weight"].shape == (3, 32)
+    assert torch.equal(states[0]["network.classifier.weight"], states[1]["network.classifier.weight"]), "from the seed"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"source": "a", "label": 3}, r"row 1: data\.label_field is 3, and the model has 3 classes: .* from 0 to 2\."),
+        ({"source": "a", "label": "none"}, r"data\.label_field is 'none', and the model has 3 classes"),
+        ({"source": "a"}, r"row 1: field 'label' is missing: at 'label' there is source\."),
+        ({"source": 5, "label": 1}, r"data\.text_field is int, not text"),
+    ],
+)
+def test_a_bad_row_is_named_or_left_out(folder: Path, tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = [{"source": "b", "label": number % 3} for number in range(6)]
+    file.write_text("\n".join(map(json.dumps, [row, *good])))
+    spec = small_spec("bert, classes", folder)
+    spec["data"] = {**spec["data"], "paths": [str(file)], "validation_fraction": 0, "cache_dir": str(tmp_path)}
+    with pytest.raises(BadRowError, match=words) as refused:
+        _loaded(spec)
+    assert str(file) in str(refused.value) and 'data.bad_rows: "skip"' in str(refused.value)
+    spec["data"]["bad_rows"] = "skip"
+    _, task, _ = _loaded(spec)
+    assert len(task.train_data) == 6
+
+
+def test_pairs_are_read_from_parquet_arrow_and_csv_as_from_json_lines(folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    nested = pyarrow.table({"translation": [{"source": row["source"], "target": row["target"]} for row in rows]})
+    parquet.write_table(nested, tmp_path / "pairs.parquet", row_group_size=7)
+    flat = pyarrow.table({name: [row[name] for row in rows] for name in ("source", "target")})
+    feather.write_feather(flat, str(tmp_path / "pairs.arrow"))
+    (tmp_path / "pairs.csv").write_text("target,source\n" + "\n".join(f"{r['target']},{r['source']}" for r in rows))
+    hashes = set()
+    for file, prefix in (("jsonl", ""), ("parquet", "translation."), ("arrow", ""), ("csv", "")):
+        spec = small_spec("t5", folder)
+        path = str((folder if file == "jsonl" else tmp_path) / f"pairs.{file}")
+        fields = {f"{name}_field": f"{prefix}{name}" for name in ("source", "target")}
+        spec["data"] = {**spec["data"], **fields, "paths": [path], "cache_dir": str(tmp_path / "cache")}
+        _, task, _ = _loaded(spec)
+        hashes.add(task.content_hash)
+    assert len(hashes) == 1, "the same examples, in the same splits"
+
+
+def test_a_target_ends_with_the_end_of_a_text_and_is_cut_before_it(folder: Path) -> None:
+    spec = small_spec("t5", folder)
+    spec["model"] |= {"seq_len": 4, "target_len": 2}
+    _, task, own = _loaded(spec)
+    sample = task.train_data[0]
+    assert sample["tokens"].tolist()[-1] == 256 and sample["labels"].tolist()[-1] == 256
+    assert own._decoder is None
+    task.build_model()
+    before = own._decoder.before(torch.tensor([[5, 256, -100]]))
+    assert before.tolist() == [[260, 5, 256]], "the start, and padding where there is no label"
+
+
+def test_images_of_a_folder_are_those_of_rows_and_every_second_one_is_flipped(folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    files = sorted((folder / "images").rglob("*.npy"), key=lambda one: one.relative_to(folder).as_posix())
+    table = {
+        "image": [{"bytes": file.read_bytes(), "path": file.name} for file in files],
+        "label": [file.parent.name for file in files],
+    }
+    parquet.write_table(pyarrow.table(table), tmp_path / "images.parquet")
+    spec = small_spec("vit", folder)
+    spec["data"] |= {"validation_fraction": 0}
+    parsed, task, _ = _loaded(spec)
+    spec["data"] = {
+        "paths": [str(tmp_path / "images.parquet")],
+        "classes": ["class 0", "class 1", "class 2"],
+        "validation_fraction": 0,
+        "cache_dir": str(tmp_path / "cache"),
+    }
+    _, rows, _ = _loaded(spec)
+    assert len(rows.train_data) == len(task.train_data) == 36
+    positions = range(5 * 36)
+    chosen = training_order(task.train_data, positions, seed=parsed.seed)
+    assert sorted(one % 36 for one in chosen) == sorted([*range(36)] * 5), "each image once in an epoch"
+    num_flipped = 0
+    for index in chosen:
+        ours, theirs = task.train_data[index], rows.train_data[index % 36]
+        assert ours["label"] == theirs["label"]
+        is_flipped = not torch.equal(ours["pixels"], theirs["pixels"])
+        assert torch.equal(ours["pixels"].flip(-1) if is_flipped else ours["pixels"], theirs["pixels"])
+        num_flipped += is_flipped
+    assert 70 <= num_flipped <= 110
+    assert chosen == training_order(task.train_data, positions, seed=parsed.seed)
+    assert task.export["config"] == {"task": IMAGE_CLASS_TASK, "model": parsed.model}, "no model yet"
+    task.build_model()
+    assert task.export["config"]["id2label"] == {"0": "class 0", "1": "class 1", "2": "class 2"}
+
+
+def test_an_image_of_the_folder_that_has_changed_is_named(folder: Path, tmp_path: Path) -> None:
+    image = np.zeros((16, 16, 3), np.uint8)
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        np.save(tmp_path / "images" / name / "0.npy", image)
+    spec = small_spec("vit", folder)
+    del spec["model"]["num_labels"]
+    spec["data"] = {"folder": str(tmp_path / "images"), "validation_fraction": 0, "cache_dir": str(tmp_path)}
+    _, task, _ = _loaded(spec)
+    assert len(task.train_data) == 2
+    np.save(tmp_path / "images" / "a" / "0.npy", image[:8])
+    with pytest.raises(MissingTextError, match=r"a/0\.npy has changed: it had 896 bytes, and has 512"):
+        task.train_data[0]
+    spec["model"]["num_labels"] = 3
+    with pytest.raises(ValueError, match=r"data\.classes has 2 names, and model\.num_labels is 3"):
+        _loaded(spec)
+
+
+def test_each_task_has_its_sections_in_the_schema() -> None:
+    from shoal_workers.contract.checks.spec_errors import job_spec_schema
+
+    schema = job_spec_schema()
+    rules = {
+        rule["if"]["properties"]["task"].get("const"): rule for rule in schema["allOf"] if "task" in str(rule["if"])
+    }
+    for task, (model, data) in SECTIONS.items():
+        keys = rules[task]["then"]["properties"]
+        assert [keys[name]["$ref"].rpartition("/")[2] for name in ("model", "data")] == [model.__name__, data.__name__]
+
+
+def test_a_model_of_another_kind_is_refused_by_transformers_with_its_architecture(folder: Path) -> None:
+    spec = small_spec("bert", folder)
+    spec["model"]["config"] = MODELS["vit"][1] | {"vocab_size": 300}
+    _, task, _ = _loaded(spec)
+    with pytest.raises(ValueError, match=r"AutoModelForMaskedLM.*ViTConfig|ViTConfig.*AutoModelForMaskedLM"):
+        task.build_model()

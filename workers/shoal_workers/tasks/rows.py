@@ -1,0 +1,129 @@
+"""The data half of tasks that learn from rows: examples on disk as samples, padded to one size.
+
+    Examples (data/labelled.py)  --  read(payload, labels)  ->  sample, a dict of tensors
+
+Called by the tasks for pairs, labelled texts, images and speech.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal_workers.contract.batch_partition import sample_at
+from shoal_workers.data.errors import BadRowError, CorpusTooSmallError
+from shoal_workers.data.labelled import LabelledExamples
+from shoal_workers.data.tokenizer import Split, Tokenizer
+
+NO_LABEL = -100
+
+
+class RowSamples(Dataset[dict[str, Tensor]]):
+    """The samples of a split."""
+
+    def __init__(
+        self,
+        examples: LabelledExamples,
+        split: str,
+        read: Callable[[bytes, NDArray[Any]], dict[str, Tensor]],
+        settings: str = "",
+    ) -> None:
+        """`settings`: all that `read` depends on, in words. Raises CorpusTooSmallError if the training split has no
+        sample; a validation split may be empty."""
+        self._examples = examples
+        self._numbers = examples.numbers(Split(split))
+        self._read = read
+        if not len(self._numbers) and Split(split) is Split.TRAIN:
+            raise CorpusTooSmallError(
+                f"data has {len(examples):,} examples, and none of them is in the training split. Add some, or lower "
+                "data.validation_fraction."
+            )
+        described = f"{examples.content_hash} {split} {settings}"
+        self.content_hash = hashlib.sha256(described.encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self._numbers):
+            raise IndexError(f"sample {index} of {len(self._numbers)}")
+        return self._read(*self._examples.of(int(self._numbers[index])))
+
+
+class FlippedSamples(Dataset[dict[str, Tensor]]):
+    """Images of a training split, every second one mirrored: a coin for each position of the run, from the seed."""
+
+    def __init__(self, samples: RowSamples, seed: int) -> None:
+        self._samples = samples
+        self._seed = seed & 0xFFFFFFFFFFFFFFFF
+        self.content_hash = hashlib.sha256(f"{samples.content_hash} flipped {seed}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def samples_at(self, positions: range, seed: int) -> list[int]:
+        """The samples at these positions of the run, each with its position, which decides."""
+        size = len(self._samples)
+        return [position * size + sample_at(position, num_samples=size, seed=seed) for position in positions]
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        sample = self._samples[index % len(self._samples)]
+        word = np.random.Philox(key=np.array([self._seed, index & 0xFFFFFFFFFFFFFFFF], np.uint64)).random_raw()
+        return {**sample, "pixels": sample["pixels"].flip(-1)} if int(word) & 1 else sample
+
+
+def padded(values: Sequence[int] | NDArray[Any], size: int, padding: int) -> Tensor:
+    """(size,) int64."""
+    found = torch.full((size,), padding, dtype=torch.int64)
+    found[: len(values)] = torch.as_tensor(np.asarray(values, np.int64)[:size])
+    return found
+
+
+def text_of(value: Any, place: str, key: str) -> str:
+    """A text of a row. BadRowError: it is none."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if not isinstance(value, str):
+        raise BadRowError(f"{place}: data.{key} is {type(value).__name__}, not text. Name the field of the text in it.")
+    return value
+
+
+def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
+    """The tokens of a text of a row. BadRowError: it is no text, or has no token."""
+    found = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
+    if not found:
+        raise BadRowError(f"{place}: data.{key} is an empty text. Remove the row.")
+    return found
+
+
+def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:
+    """The number of a class of a row. BadRowError: there is no such class."""
+    if isinstance(value, str) and value in classes:
+        return classes.index(value)
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < num_labels:
+        named = (
+            f", or one of {', '.join(map(repr, classes[:8]))}{' ...' if len(classes) > 8 else ''}" if classes else ""
+        )
+        raise BadRowError(
+            f"{place}: data.label_field is {value!r}, and the model has {num_labels} classes: a label is a number from "
+            f"0 to {num_labels - 1}{named}. Set model.num_labels and data.classes."
+        )
+    return number
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the cross entropies (nats) of all labels, in fp32, and their number; NO_LABEL is none. Logits
+    (..., V), labels (...)."""
+    flat = labels.flatten()
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), flat, ignore_index=NO_LABEL, reduction="sum"
+    )
+    return total, torch.count_nonzero(flat != NO_LABEL)

@@ -1,0 +1,129 @@
+"""The task that trains an encoder with a decoder of transformers (T5, BART) on pairs of texts.
+
+    task: shoal_workers.tasks.seq2seq:SequenceToSequence
+    model: {path: /models/tiny-t5, seq_len: 512, target_len: 128}
+    data: {paths: [/pairs/*.jsonl], prefix: "summarize: "}            {"source": text, "target": text}
+
+Both texts have the tokens that the tokenizer puts around a text. What the decoder reads is the target, shifted right
+behind `decoder_start_token_id`, as transformers does it. Loaded by the engine by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shoal_workers.contract.encoders import PairsConfig, Seq2SeqModelConfig
+from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
+from shoal_workers.data.records import Record
+from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
+from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, text_of, tokens_of
+
+
+class SequenceToSequence(PretrainedModel):
+    """Targets of sources."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+
+    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
+        self.settings = Seq2SeqModelConfig.model_validate(model)
+        super().__init__(self.settings)
+        self.pairs = PairsConfig.model_validate(data)
+        self.tokenizer = self.pairs.tokenizer or self.own_tokenizer()
+        self._examples: LabelledExamples | None = None
+        self._decoder: DecoderTokens | None = None
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.settings.seq_len + self.settings.target_len
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """Tokenise the pairs, unless that was done before."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        self._examples = prepare_rows(
+            self.pairs,
+            (self.pairs.source_field, self.pairs.target_field),
+            "pairs",
+            [tokenizer.fingerprint, self.pairs.prefix, self.settings.seq_len, self.settings.target_len],
+            lambda record: self._encoded(record, tokenizer),
+            progress,
+        )
+
+    def _encoded(self, record: Record, tokenizer: Tokenizer) -> Labelled:
+        source = self.pairs.prefix + text_of(record.values[0], record.place, "source_field")
+        tokens = tokens_of(source, record.place, "source_field", tokenizer, self.settings.seq_len)
+        labels = tokens_of(record.values[1], record.place, "target_field", tokenizer, self.settings.target_len)
+        return Labelled(np.asarray(tokens, "<i4").tobytes(), labels)
+
+    def build_dataset(self, split: str) -> RowSamples:
+        """Samples: `tokens` and `is_token` (seq_len,), `labels` (target_len,); "train" or "validation".
+
+        Raises:
+            DataError: the files cannot be read, or have no sample for training.
+        """
+        if self._examples is None:
+            self.prepare(lambda _: None)
+        assert self._examples is not None
+        return RowSamples(self._examples, split, self._sample)
+
+    def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
+        tokens = np.frombuffer(payload, "<i4")
+        return {
+            "tokens": padded(tokens, self.settings.seq_len, self.padding),
+            "is_token": padded(np.ones(len(tokens)), self.settings.seq_len, 0),
+            "labels": padded(labels, self.settings.target_len, NO_LABEL),
+        }
+
+    def build_model(self) -> nn.Module:
+        """See PretrainedModel. ValueError: the model has fewer tokens than the tokenizer, or its config does not say
+        what a decoder reads first."""
+        network = self.build_network()
+        refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
+        self._decoder = DecoderTokens(network.config)
+        return Network(network)
+
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """See PretrainedModel."""
+        files = self.tokenizer_files(self.tokenizer) | self.files_beside(("generation_config.json",))
+        return self.described(model.network, files)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The sum of the cross entropies (nats) of a micro-batch's targets, and the number of their tokens: a step's
+        loss is the mean over all tokens of targets in it."""
+        assert self._decoder is not None, "build_model comes first"
+        logits = model(
+            input_ids=batch["tokens"],
+            attention_mask=batch["is_token"],
+            decoder_input_ids=self._decoder.before(batch["labels"]),
+            use_cache=False,
+        )
+        return summed_cross_entropy(logits, batch["labels"])
+
+
+class DecoderTokens:
+    """What a decoder reads where labels are to be predicted."""
+
+    def __init__(self, config: Any) -> None:
+        """ValueError: the config does not say what is read first, or what fills a sample."""
+        self.start, self._padding = (_token(config, name) for name in ("decoder_start_token_id", "pad_token_id"))
+
+    def before(self, labels: Tensor) -> Tensor:
+        """Labels (B, T) -> the tokens before each of them, (B, T)."""
+        shifted = torch.cat([torch.full_like(labels[:, :1], self.start), labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == NO_LABEL, self._padding)
+
+
+def _token(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    if not isinstance(value, int):
+        raise ValueError(
+            f"the model's config has {name} {value!r}, and the decoder needs a token there. Set it in model.config, or "
+            "in config.json of model.path."
+        )
+    return value

@@ -1,0 +1,93 @@
+"""The task that trains a classifier of texts of transformers (BERT, RoBERTa, ModernBERT) on labelled texts.
+
+    task: shoal_workers.tasks.text_classification:TextClassification
+    model: {path: /models/tiny-bert, seq_len: 128, num_labels: 2}
+    data: {paths: [/reviews/*.jsonl], classes: [bad, good]}            {"text": text, "label": class}
+
+Loaded by the engine by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shoal_workers.contract.encoders import LabelledTextConfig, TextClassModelConfig
+from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
+from shoal_workers.data.records import Record
+from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
+from shoal_workers.tasks.class_heads import Classifier
+from shoal_workers.tasks.pretrained import refuse_small_vocabulary
+from shoal_workers.tasks.rows import RowSamples, class_of, padded, tokens_of
+
+
+class TextClassification(Classifier):
+    """Classes of texts."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
+        self.settings = TextClassModelConfig.model_validate(model)
+        self.texts = LabelledTextConfig.model_validate(data)
+        super().__init__(self.settings, self.texts.classes)
+        self.tokenizer = self.texts.tokenizer or self.own_tokenizer()
+        self._examples: LabelledExamples | None = None
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return self.settings.seq_len
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """Tokenise the texts, unless that was done before."""
+        tokenizer, (classes, num_labels) = load_tokenizer(self.tokenizer), self.classes()
+        self._examples = prepare_rows(
+            self.texts,
+            (self.texts.text_field, self.texts.label_field),
+            "texts",
+            [tokenizer.fingerprint, self.settings.seq_len, classes, num_labels],
+            lambda record: self._encoded(record, tokenizer, classes, num_labels),
+            progress,
+        )
+
+    def _encoded(self, record: Record, tokenizer: Tokenizer, classes: tuple[str, ...], num_labels: int) -> Labelled:
+        tokens = tokens_of(record.values[0], record.place, "text_field", tokenizer, self.settings.seq_len)
+        label = class_of(record.values[1], record.place, classes, num_labels)
+        return Labelled(np.asarray(tokens, "<i4").tobytes(), (label,))
+
+    def build_dataset(self, split: str) -> RowSamples:
+        """Samples: `tokens` and `is_token` (seq_len,), `label` (); "train" or "validation".
+
+        Raises:
+            DataError: the files cannot be read, or have no sample for training.
+        """
+        if self._examples is None:
+            self.prepare(lambda _: None)
+        assert self._examples is not None
+        return RowSamples(self._examples, split, self._sample)
+
+    def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
+        tokens = np.frombuffer(payload, "<i4")
+        return {
+            "tokens": padded(tokens, self.settings.seq_len, self.padding),
+            "is_token": padded(np.ones(len(tokens)), self.settings.seq_len, 0),
+            "label": torch.tensor(int(labels[0])),
+        }
+
+    def build_model(self) -> nn.Module:
+        """See Classifier. ValueError: the model has fewer tokens than the tokenizer."""
+        model = super().build_model()
+        refuse_small_vocabulary(model.network.config.vocab_size, self.tokenizer)  # type: ignore[union-attr, arg-type]
+        return model
+
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """See Classifier."""
+        return self.described(model.network, self.tokenizer_files(self.tokenizer))
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean cross entropy (nats) of the labels, and the metric `accuracy`."""
+        return self.judged(model(input_ids=batch["tokens"], attention_mask=batch["is_token"]), batch["label"])
