@@ -96,6 +96,21 @@ def test_a_checkpoint_goes_on_in_other_precisions(make_job: Any, reference: Any)
     assert [one.kind for one in job.run(job.workers(1))] == [ExitKind.FINISHED]
 
 
+def test_a_kill_costs_no_completed_step(make_job: Any) -> None:
+    spec = {**SPEC, **MIXED, "snapshot": {"budget": 1.0}}
+    alone = _losses(make_job, fully_sharded(2), "alone", **spec)
+    job = make_job(memory=True, **spec)
+    *workers, spare = job.workers(3)
+    workers[1].strike("backward", 3, "kill")
+    job.start(workers)
+    assert workers[1].died()
+    group = [workers[0], spare]
+    source = job.in_memory(job.interrupt(workers[:1]), group)
+    assert source.step == 3
+    assert [one.kind for one in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(group) == alone
+
+
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
