@@ -165,9 +165,10 @@ def routes(context: Context) -> APIRouter:
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
         """Changes elasticity, parallelism, priority, deadline, the end, the learning rate, validation, weights of a
-        mixture, code and `worker.cluster`, with which a job moves (see `/move`). Absent keys stay as they are; `parallelism` and `stop`
-        are replaced as a whole. A running job follows at a step boundary. `labels` and `annotations` are merged (null
-        removes one), also those of a job that has ended. With `If-Match`, only if the ETag is still this one."""
+        mixture, code and `worker.cluster`, with which a job moves (see `/move`). Absent keys stay as they are;
+        `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary. `labels` and
+        `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`, only if the
+        ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         if patch.code is not None:
             require_no_directory_of_server(patch.code.working_dir, principal_of(request))
