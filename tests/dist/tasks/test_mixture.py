@@ -60,7 +60,7 @@ def test_a_kill_and_a_change_of_size_leave_the_order_as_it_is(make_job: Any, ref
 
 
 def _changed(spec: dict[str, Any], at_step: int) -> tuple[dict[str, Any], TrainingSettings]:
-    """The spec with other weights from a step on, and what a group is told of them."""
+    """The spec with other weights from a step on, and what a group learns of them."""
     changes = [{"at_step": at_step, "weights": {"web": 0.1, "chats": 0.9}}]
     spec = {**spec, "data": {**spec["data"], "changes": changes}}
     return spec, settings_of(parse_spec(spec))
@@ -80,7 +80,7 @@ def _lose(job: Any, workers: list[Any], step: int, checkpoint: int, **changes: A
     return workers[:-1]
 
 
-def test_weights_change_at_their_step_whoever_dies_before_and_after_it(
+def test_weights_change_at_their_step_also_if_workers_die_before_and_after_it(
     make_job: Any, reference: Any, tmp_path: Path
 ) -> None:
     spec = _spec(tmp_path) | {"stop": {"steps": 12}}

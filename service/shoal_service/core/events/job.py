@@ -169,7 +169,7 @@ class JobPatched(JobEvent):
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
     weights: dict[str, float] | None = None
-    """Of a mixture's sources; `generation.settings` says when the workers have learned of them."""
+    """New weights of a mixture's sources; `generation.settings` says when the workers have learned of them."""
     at_step: int | None = None
     """First step with these weights."""
     worker: dict[str, str] | None = None
