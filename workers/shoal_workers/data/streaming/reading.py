@@ -1,0 +1,285 @@
+"""Reads samples of shards in a store: from the local copy if there is one, by a range of the file if not, and as the
+last resort by fetching the whole shard at once.
+
+    sample of a shard --- open in this process? ------------------------------ read
+                      |-- whole in the cache? -> open, verify its size ------- read
+                      |-- the format has a table of places? -> range requests  read
+                      `-- fetch the shard, or wait for the process that does -> open, verify its size -> read
+
+`fetch` is also what prefetching calls. Names that are no URL are files of this node, which are opened where they are.
+A shard whose number of samples is not the expected one ends in an error, however it is opened. Called by
+`StreamedShards`.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal_workers.data.errors import CacheError, DataError, MissingTextError, ShardSizeError
+from shoal_workers.data.remote import BLOCK_BYTES, is_url, read_range, remote_size
+from shoal_workers.data.streaming.cache import Held, NoClaim, ShardCache
+from shoal_workers.data.streaming.kinds import ShardKind
+from shoal_workers.data.streaming.shard_list import ShardList
+
+_PATIENCE_S = 300.0
+"""For so long a store that is down holds up training before the job fails."""
+_ROOM_PATIENCE_S = 60.0
+_POLL_S = 0.02
+_RANGE_THREADS = 16
+_KNOWN_TABLES = 4
+"""Tables of shards that are read by ranges, as a multiple of the open shards."""
+_FILE = "file://"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    samples: Sequence[Any]
+    held: Held | None
+    """None: a file that is not in the cache."""
+
+
+class ShardReading:
+    """Any thread, of one process."""
+
+    def __init__(
+        self,
+        shards: ShardList,
+        kind: ShardKind,
+        cache: ShardCache,
+        *,
+        most_open: int,
+        size_of: Callable[[int], int | None],
+    ) -> None:
+        """
+        Args:
+            most_open: shards of which this process holds the local copies.
+            size_of: the number of samples that a shard must have; None: it is not known yet.
+        """
+        self._shards, self._kind, self._cache = shards, kind, cache
+        self._most_open = most_open
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._tables: OrderedDict[int, Sequence[Any]] = OrderedDict()
+        self._lengths: dict[int, int] = {}
+        self._damaged: set[int] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    def samples(self, wanted: Sequence[tuple[int, int]]) -> list[Any]:
+        """The samples at these places: (shard, number in the shard). Those that are not here are asked for together.
+
+        Raises:
+            DataError: a shard cannot be read, is damaged, or has another number of samples than expected.
+        """
+        local = {shard: self._local(shard) for shard, _ in wanted}
+        missing = [place for place in wanted if local[place[0]] is None]
+        if len(missing) <= 1:
+            return [self.sample(shard, at) for shard, at in wanted]
+        found = dict(zip(missing, self._threads().map(lambda place: self.sample(*place), missing), strict=True))
+        return [found[shard, at] if (here := local[shard]) is None else here[at] for shard, at in wanted]
+
+    def sample(self, shard: int, at: int) -> Any:
+        """As `samples`."""
+        return (self._local(shard) or self._by_ranges(shard) or self._fetched(shard))[at]
+
+    def num_samples(self, shard: int) -> int:
+        """How many a shard has."""
+        return len(self._local(shard) or self._by_ranges(shard) or self._fetched(shard))
+
+    def has(self, shard: int) -> bool:
+        """Whether nothing is to be fetched for this shard."""
+        name = self._shards.name(shard)
+        return not _is_stored(name) or self._cache.has(name)
+
+    def fetch(self, shard: int, keep: Collection[int] = ()) -> NoClaim | None:
+        """Fetches the whole shard into the cache; or says why not. None: it is there now.
+
+        Args:
+            keep: shards that are not deleted for it.
+
+        Raises:
+            DataError: the store fails for good, or the cache cannot be written.
+        """
+        name = self._shards.name(shard)
+        num_bytes = self._length(shard)
+        claim = self._cache.claim(name, num_bytes, [self._shards.name(one) for one in keep])
+        if isinstance(claim, NoClaim):
+            return claim
+        try:
+            for start in range(0, num_bytes, BLOCK_BYTES):
+                if self._is_closed:
+                    self._cache.abandon(claim)
+                    return NoClaim.FULL
+                claim.write(start, self._read(name, start, min(start + BLOCK_BYTES, num_bytes)))
+        except OSError as error:
+            self._cache.abandon(claim)
+            if error.errno == errno.ENOSPC:
+                return NoClaim.FULL
+            raise CacheError(
+                f"cache_dir {self._cache.directory} cannot be written: {error}. Set another one."
+            ) from error
+        except BaseException:
+            self._cache.abandon(claim)
+            raise
+        self._cache.commit(claim)
+        return None
+
+    def close(self) -> None:
+        """Gives everything back; a fetch on another thread ends with its present range."""
+        self._is_closed = True
+        with self._lock:
+            for one in self._open.values():
+                if one.held is not None:
+                    one.held.close()
+            self._open.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _local(self, shard: int) -> Sequence[Any] | None:
+        with self._lock:
+            if (known := self._open.get(shard)) is not None:
+                self._open.move_to_end(shard)
+                return known.samples
+        name = self._shards.name(shard)
+        if not _is_stored(name):
+            path = Path(name.removeprefix(_FILE)).expanduser()
+            return self._kept(shard, _Open(self._checked(shard, self._kind.opened(path, name)), None))
+        held = self._cache.opened(name)
+        if held is None:
+            return None
+        try:
+            samples = self._checked(shard, self._kind.opened(held.path, name))
+        except ShardSizeError:
+            held.close()
+            raise
+        except DataError:
+            held.close()
+            if shard in self._damaged:  # it was fetched again, and is the same: the store has it so
+                raise
+            self._damaged.add(shard)
+            self._cache.discard(name)
+            return None
+        return self._kept(shard, _Open(samples, held))
+
+    def _kept(self, shard: int, opened: _Open) -> Sequence[Any]:
+        with self._lock:
+            dropped = [self._open.pop(shard)] if shard in self._open else []
+            self._open[shard] = opened
+            while len(self._open) > self._most_open:
+                dropped.append(self._open.popitem(last=False)[1])
+            self._tables.pop(shard, None)
+            for one in dropped:
+                if one.held is not None:
+                    one.held.close()  # a thread that still reads has it mapped
+        return opened.samples
+
+    def _by_ranges(self, shard: int) -> Sequence[Any] | None:
+        with self._lock:
+            if (known := self._tables.get(shard)) is not None:
+                return known
+        samples = self._kind.by_ranges(_Stored(self, shard))
+        if samples is None:
+            return None
+        self._checked(shard, samples)
+        with self._lock:
+            self._tables[shard] = samples
+            while len(self._tables) > _KNOWN_TABLES * self._most_open:
+                self._tables.popitem(last=False)
+        return samples
+
+    def _fetched(self, shard: int) -> Sequence[Any]:
+        """Fetches the shard now, or waits for the process that does."""
+        full_since_mono: float | None = None
+        while True:
+            if (samples := self._local(shard)) is not None:
+                return samples
+            why = self.fetch(shard)
+            if why is NoClaim.FULL:
+                full_since_mono = full_since_mono or time.monotonic()
+                self._let_one_go()
+                if time.monotonic() - full_since_mono > _ROOM_PATIENCE_S:
+                    raise CacheError(
+                        f"there is no room for {self._shards.name(shard)} of {self._length(shard):,} bytes in "
+                        f"cache_dir {self._cache.directory}: all of cache_bytes={self._cache.max_bytes:,} is in use, "
+                        "or the disk is full. Raise cache_bytes, or lower block_shards."
+                    )
+            if why is not None:
+                time.sleep(_POLL_S)
+
+    def _let_one_go(self) -> None:
+        with self._lock:
+            if self._open and (held := self._open.popitem(last=False)[1].held) is not None:
+                held.close()
+
+    def _checked(self, shard: int, samples: Sequence[Any]) -> Sequence[Any]:
+        expected = self._size_of(shard)
+        if expected is not None and len(samples) != expected:
+            raise ShardSizeError(
+                f"{self._shards.name(shard)} has {len(samples):,} samples, and {expected:,} are expected there: by "
+                "the index, by samples_per_shard, or as in the first shard. Name the index of the data set, or shards of one "
+                "size; if only the last shard is smaller, give num_samples."
+            )
+        return samples
+
+    def _length(self, shard: int) -> int:
+        known = self._shards.num_bytes(shard) or self._lengths.get(shard)
+        if known is None:
+            name = self._shards.name(shard)
+            known = _stored(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
+            if len(self._lengths) > _KNOWN_TABLES * self._most_open:
+                self._lengths.clear()
+            self._lengths[shard] = known
+        return known
+
+    def _read(self, name: str, start: int, end: int) -> bytes:
+        data = _stored(name, lambda: read_range(name, start, end, patience_s=_PATIENCE_S))
+        if len(data) != end - start:
+            raise MissingTextError(
+                f"{name} cannot be read: {end - start:,} bytes were asked for at {start:,}, and {len(data):,} came. "
+                "The shard may have changed, or the index may be an old one."
+            )
+        return data
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_RANGE_THREADS, "shoal-shard-range")
+            return self._pool
+
+
+class _Stored:
+    """See `kinds.StoredShard`."""
+
+    def __init__(self, reading: ShardReading, shard: int) -> None:
+        self._reading, self._shard = reading, shard
+        self.name = reading._shards.name(shard)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._reading._length(self._shard)
+
+    def read(self, start: int, end: int) -> bytes:
+        return self._reading._read(self.name, start, end)
+
+
+def _is_stored(name: str) -> bool:
+    return is_url(name) and not name.startswith(_FILE)
+
+
+def _stored(name: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except FileNotFoundError as error:
+        raise MissingTextError(
+            f"{name} does not exist. Check the pattern and the number of the shards, or write the shard again."
+        ) from error

@@ -1,0 +1,104 @@
+"""Which shards there are: a pattern, a list, the index of a data set, or a function of the number. No list is made of a
+pattern or a function, so millions of shards take no memory.
+
+    "s3://bucket/c4/{00..99}/shard-{0000..9999}.tar"     1,000,000 shards; the last range counts fastest
+    ["https://host/a.mds", "https://host/b.mds"]
+    "s3://bucket/c4/index.json"                          read once: MDS and litdata write one
+    lambda number: f"https://host/{number // 1000}/{number}.bin"      with num_shards
+
+Called by `StreamedShards`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_workers.data.errors import MissingTextError
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardList:
+    """The shards of a data set, numbered from 0 on."""
+
+    num_shards: int
+    name: Callable[[int], str]
+    identity: str
+    """Another one for other shards. The directory that all are in does not count: a copy elsewhere is the same data."""
+    num_bytes: Callable[[int], int | None] = lambda shard: None
+    """None: the store says it."""
+    sizes: tuple[int, ...] | None = None
+    """Samples of each shard, if there is an index."""
+
+
+def of_pattern(pattern: str) -> ShardList:
+    """Raises ValueError if a range of the pattern has no number."""
+    ranges = [(int(low), int(high), len(low)) for low, high in _RANGE.findall(pattern)]
+    for low, high, _ in ranges:
+        if high < low:
+            raise ValueError(f"shards={pattern!r}: the range {low}..{high} has no number. Write the smaller one first.")
+    texts = _RANGE.split(pattern)[::3]
+
+    def name(shard: int) -> str:
+        numbers = []
+        for low, high, width in reversed(ranges):
+            shard, at = divmod(shard, high - low + 1)
+            numbers.append(f"{low + at:0{width}d}")
+        return texts[0] + "".join(number + text for number, text in zip(reversed(numbers), texts[1:], strict=True))
+
+    folder = texts[0].rpartition("/")[0]
+    return ShardList(
+        math.prod(high - low + 1 for low, high, _ in ranges), name, pattern.removeprefix(folder) if ranges else ""
+    )
+
+
+def of_names(names: Sequence[str]) -> ShardList:
+    """Raises ValueError if there is none."""
+    if not names:
+        raise ValueError("shards=[]: there is no shard. Name at least one.")
+    folder = _folder(names)
+    return ShardList(len(names), names.__getitem__, _digest(name.removeprefix(folder) for name in names))
+
+
+def of_index(url: str, shards: Sequence[Any]) -> ShardList:
+    """`shards`: those of `shard_formats.read_index`, whose names are relative to the index."""
+    if not shards:
+        raise MissingTextError(f"{url} names no shard. Write the index again.")
+    folder = url.partition("?")[0].rpartition("/")[0]
+    sizes = tuple(shard.num_samples for shard in shards)
+    return ShardList(
+        len(shards),
+        lambda number: f"{folder}/{shards[number].name}",
+        _digest(f"{shard.name} {shard.num_bytes}" for shard in shards),
+        lambda number: shards[number].num_bytes or None,
+        sizes,
+    )
+
+
+def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:
+    """Raises ValueError without the number of shards."""
+    if num_shards is None or num_shards < 1:
+        raise ValueError(f"num_shards={num_shards}: shards named by a function need their number. Give num_shards.")
+    folder = _folder([name(0), name(num_shards - 1)])
+    ends = [name(number).removeprefix(folder) for number in (0, num_shards - 1)]
+    return ShardList(num_shards, name, f"{num_shards} {ends}")
+
+
+def _folder(names: Sequence[str]) -> str:
+    """The directory that all of them are in."""
+    low, high = min(names), max(names)
+    same = next((at for at, letter in enumerate(low) if letter != high[at]), len(low))
+    return low[:same].rpartition("/")[0]
+
+
+def _digest(texts: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(f"{text}\n".encode())
+    return digest.hexdigest()
