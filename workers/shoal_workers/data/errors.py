@@ -7,6 +7,7 @@ DataError(ValueError)
   UndecodableTextError   not UTF-8, with data.encoding_errors "strict"
   BadRowError            a row, or every row of a file, has no text in the field
   TextChangedError       a file changed while it was read
+  DamagedShardError      a shard or an index is not what its format demands, or contains what is not read
   TokenizerError         data.tokenizer cannot be loaded
   CacheError             data.cache_dir cannot be written
   ShardSizeError         a shard has another number of samples than the others, or than its index says
@@ -45,6 +46,10 @@ class BadRowError(DataError):
 
 class TextChangedError(DataError):
     code = "data_text_changed"
+
+
+class DamagedShardError(DataError):
+    code = "data_damaged_shard"
 
 
 class TokenizerError(DataError):

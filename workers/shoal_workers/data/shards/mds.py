@@ -1,0 +1,162 @@
+"""MDS shards, as MosaicML Streaming (version 2) writes them.
+
+    uint32 number of samples | uint32 offsets [number + 1] | the columns, as JSON | samples
+    a sample: uint32 sizes of the columns without a fixed size | the columns, sorted by name
+
+A shard says by itself what its columns are; the index is needed only for the names of the shards. Values are those of
+the library, but images stay bytes (`jpeg`, `png`, and `pil`: width, height, length of the mode as uint32, mode, raw
+pixels), and pickled columns are refused because unpickling runs code. Called through `shard_formats`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from shoal_workers.data.shards.shard import Sample, Shard, checked, mapped
+
+_LARGEST_HEADER_BYTES = 1 << 24
+_VALUE_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+_SCALARS = frozenset(_VALUE_DTYPES.values())
+_SHAPE_DTYPES = ("uint8", "uint16", "uint32", "uint64")
+
+
+class MdsShard(Shard):
+    format = "an MDS shard"
+
+    def _open(self) -> int:
+        self._content = mapped(self.path)
+        num_samples = int(np.frombuffer(self._content, "<u4", 1)[0])
+        if 4 * (num_samples + 2) > len(self._content):
+            raise ValueError(
+                f"its header names {num_samples:,} samples, more than {len(self._content):,} bytes can hold"
+            )
+        self._offsets = checked(np.frombuffer(self._content, "<u4", num_samples + 1, 4), len(self._content))
+        start, end = 4 * (num_samples + 2), int(self._offsets[0])
+        if not 0 < end - start < _LARGEST_HEADER_BYTES:
+            raise ValueError("it does not say what its columns are")
+        columns = json.loads(self._content[start:end])
+        if columns.get("version") != 2 or columns.get("format") != "mds":
+            raise ValueError(
+                f"it is format {columns.get('format')!r} of version {columns.get('version')}, and version 2 of mds is "
+                "read"
+            )
+        self._columns: list[tuple[str, int | None, Callable[[bytes], Any]]] = [
+            (name, size, _decoder(name, encoding))
+            for name, encoding, size in zip(
+                columns["column_names"], columns["column_encodings"], columns["column_sizes"], strict=True
+            )
+        ]
+        self._num_sizes = sum(1 for _, size, _ in self._columns if not size)
+        return num_samples
+
+    def _read(self, number: int) -> Sample:
+        raw = self._content[int(self._offsets[number]) : int(self._offsets[number + 1])]
+        sizes = iter(np.frombuffer(raw, "<u4", self._num_sizes).tolist())
+        at = 4 * self._num_sizes
+        sample: Sample = {}
+        for name, size, decode in self._columns:
+            end = at + (size or next(sizes))
+            if end > len(raw):
+                raise ValueError(f"column {name!r} would end at byte {end:,} of {len(raw):,}")
+            sample[name] = decode(raw[at:end])
+            at = end
+        return sample
+
+
+def _decoder(name: str, encoding: str) -> Callable[[bytes], Any]:
+    kind, _, details = encoding.partition(":")
+    if kind == "pkl":
+        raise ValueError(
+            f"column {name!r} is pickled Python objects, and unpickling runs code that the file contains. Write it as "
+            "json, ndarray or bytes"
+        )
+    if kind == "ndarray":
+        return _array_decoder(details)
+    if kind in _SCALARS:
+        return lambda raw: np.frombuffer(raw, kind, 1)[0]
+    if kind not in _DECODERS:
+        raise ValueError(f"column {name!r} has encoding {encoding!r}, and those that are read are {_known()}")
+    return _DECODERS[kind]
+
+
+def _array_decoder(details: str) -> Callable[[bytes], Any]:
+    """The dtype and the shape may be those of the column, or are in front of each array."""
+    dtype_name, _, shape_text = details.partition(":")
+    if dtype_name and dtype_name not in _VALUE_DTYPES.values():
+        raise ValueError(f"its arrays have dtype {dtype_name!r}, which MDS does not have")
+    fixed = tuple(int(dim) for dim in shape_text.split(",")) if shape_text else None
+
+    def decode(raw: bytes) -> Any:
+        at, dtype, shape = 0, dtype_name, fixed
+        if not dtype:
+            dtype, at = _VALUE_DTYPES[raw[0]], 1
+        if shape is None:
+            num_dims, shape_dtype = raw[at] >> 2, np.dtype(_SHAPE_DTYPES[raw[at] & 3])
+            shape = tuple(np.frombuffer(raw, shape_dtype, num_dims, at + 1).tolist())
+            at += 1 + num_dims * shape_dtype.itemsize
+        return np.frombuffer(raw, dtype, math.prod(shape), at).reshape(shape).copy()
+
+    return decode
+
+
+def _list(raw: bytes) -> list[bytes]:
+    """Of encoded images: a number that is not used, how many, their sizes, and they themselves."""
+    return _parts(raw, 4)
+
+
+def _jpeg_array(raw: bytes) -> list[bytes]:
+    return _parts(raw, 0)
+
+
+def _parts(raw: bytes, at: int) -> list[bytes]:
+    num = int(np.frombuffer(raw, "<u4", 1, at)[0])
+    ends = np.cumsum(np.frombuffer(raw, "<u4", num, at + 4), dtype=np.int64) + at + 4 + 4 * num
+    if num and int(ends[-1]) > len(raw):
+        raise ValueError(f"a list would end at byte {int(ends[-1]):,} of {len(raw):,}")
+    starts = [at + 4 + 4 * num, *ends[:-1].tolist()]
+    return [raw[start:end] for start, end in zip(starts, ends.tolist(), strict=bool(num))]
+
+
+def _same(raw: bytes) -> bytes:
+    return raw
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "bytes": _same,
+    "str": lambda raw: raw.decode(),
+    "int": lambda raw: int(np.frombuffer(raw, "<i8", 1)[0]),
+    "str_int": lambda raw: int(raw.decode()),
+    "str_float": lambda raw: float(raw.decode()),
+    "str_decimal": lambda raw: Decimal(raw.decode()),
+    "json": lambda raw: json.loads(raw.decode()),
+    "pil": _same,
+    "jpeg": _same,
+    "png": _same,
+    "jpeg_array": _jpeg_array,
+    "jpegarray": _jpeg_array,
+    "list[pil]": _list,
+    "list[jpeg]": _list,
+    "list[png]": _list,
+}
+
+
+def _known() -> str:
+    return ", ".join(sorted([*_DECODERS, *_SCALARS, "ndarray"]))

@@ -1,0 +1,131 @@
+"""What all formats share: a file that is mapped into memory, random access with checked numbers, and what is said about
+damage.
+
+A compressed file is unpacked once, into a temporary file without a name: the kernel removes it with the last process
+that has it open, however that process ends. Extended by the modules of the formats.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, overload
+
+from shoal_workers.data.errors import DamagedShardError, MissingTextError
+
+Sample = dict[str, Any]
+COMPRESSIONS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".br": "brotli"}
+"""By the last suffix of a file's name; the words are those of pyarrow."""
+OTHER = "sample"
+"""The field of a sample that is no dictionary, but an array, a number or a list."""
+_DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+    *(struct.error, EOFError, OSError, MemoryError, zlib.error),
+)
+"""What reading bytes as what they are not has raised in tests that damage files at random."""
+_COPIED_BYTES = 1 << 20
+
+
+class Shard(Sequence[Sample]):
+    """The samples of one file. Forked processes may share one; threads take turns.
+
+    Slices are lists. A sample shares no memory with the file, so it may be changed and outlives the shard.
+    """
+
+    format: str
+    """As a message names it."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the table of contents.
+
+        Raises:
+            MissingTextError: there is no such file.
+            DamagedShardError: it is not what its format demands.
+        """
+        self.path = path
+        try:
+            self._num_samples = self._open()
+        except FileNotFoundError as error:
+            raise MissingTextError(f"{path} does not exist. Check the path, or write the shard again.") from error
+        except _DAMAGE as error:
+            raise self._damaged(error) from error
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        """Raises DamagedShardError if the sample's bytes are not what the format demands."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not -self._num_samples <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples} in {self.path}")
+        number = index % self._num_samples
+        try:
+            return self._read(number)
+        except _DAMAGE as error:
+            raise self._damaged(error, number) from error
+
+    def _open(self) -> int:
+        """Returns the number of samples."""
+        raise NotImplementedError
+
+    def _read(self, number: int) -> Sample:
+        raise NotImplementedError
+
+    def _damaged(self, error: Exception, number: int | None = None) -> Exception:
+        if isinstance(error, DamagedShardError):
+            return error
+        place = self.path if number is None else f"{self.path}, sample {number:,}"
+        said = str(error) or type(error).__name__
+        return DamagedShardError(
+            f"{place} cannot be read as {self.format}: {said}. Write the shard again, or give its format if it has "
+            "another one."
+        )
+
+
+def mapped(path: Path, compression: str | None = None) -> mmap.mmap:
+    """The content of a file without compression, read only. Raises ValueError if it is empty.
+
+    Args:
+        compression: as pyarrow names it; None: what the name says.
+    """
+    compression = compression or COMPRESSIONS.get(path.suffix)
+    with path.open("rb") as stored:
+        if compression is None:
+            return _mapped(stored)
+        with tempfile.TemporaryFile(prefix="shoal-shard-") as plain:
+            _unpack(stored, plain, compression)
+            return _mapped(plain)
+
+
+def checked(offsets: Any, num_bytes: int) -> Any:
+    """The offsets of samples, which must neither fall nor lead out of the file."""
+    import numpy as np
+
+    if len(offsets) and (int(offsets[-1]) > num_bytes or bool(np.any(offsets[1:] < offsets[:-1]))):
+        raise ValueError(f"its samples would end at byte {int(np.max(offsets)):,}, and it has {num_bytes:,} bytes")
+    return offsets
+
+
+def _mapped(file: Any) -> mmap.mmap:
+    file.seek(0, 2)
+    if not file.tell():
+        raise ValueError("it is empty")
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _unpack(stored: BinaryIO, plain: Any, compression: str) -> None:
+    import pyarrow
+
+    with pyarrow.CompressedInputStream(stored, compression) as stream:
+        shutil.copyfileobj(stream, plain, _COPIED_BYTES)
+    plain.flush()
