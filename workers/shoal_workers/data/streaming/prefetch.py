@@ -21,6 +21,8 @@ from shoal_workers.data.streaming.cache import NoClaim
 
 _AGAIN_S = {NoClaim.FETCHED_BY_OTHER: 0.25, NoClaim.FULL: 1.0}
 _FAILED_AGAIN_S = 2.0
+PATIENCE_S = 10.0
+"""For how long one try of a fetch asks a store again that does not answer."""
 
 Fetch = Callable[[int, Collection[int]], NoClaim | None]
 """A shard, and those that are not to be deleted for it."""
@@ -84,7 +86,7 @@ class Prefetching:
         self._changed = threading.Condition()
         self._window = Window()
         self._num_threads = num_threads
-        self._has_begun = False
+        self._threads: list[threading.Thread] = []
         self._is_closed = False
 
     def move(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -92,16 +94,23 @@ class Prefetching:
         with self._changed:
             self._window.move(blocks, os.getpid())
             self._changed.notify_all()
-            if not self._has_begun and not self._is_closed:
-                self._has_begun = True
+            if not self._threads and not self._is_closed:
                 for number in range(self._num_threads):
-                    threading.Thread(target=self._run, name=f"shoal-prefetch-{number}", daemon=True).start()
+                    self._threads.append(
+                        threading.Thread(target=self._run, name=f"shoal-prefetch-{number}", daemon=True)
+                    )
+                    self._threads[-1].start()
 
     def close(self) -> None:
         """The threads end when their present range is read."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits for the threads, after `close`."""
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         while (work := self._taken()) is not None:

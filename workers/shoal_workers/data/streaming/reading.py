@@ -101,17 +101,18 @@ class ShardReading:
         name = self._shards.name(shard)
         return not _is_stored(name) or self._cache.has(name)
 
-    def fetch(self, shard: int, keep: Collection[int] = ()) -> NoClaim | None:
+    def fetch(self, shard: int, keep: Collection[int] = (), *, patience_s: float = _PATIENCE_S) -> NoClaim | None:
         """Fetches the whole shard into the cache; or says why not. None: it is there now.
 
         Args:
             keep: shards that are not deleted for it.
+            patience_s: for how long a store that does not answer is asked again.
 
         Raises:
             DataError: the store fails for good, or the cache cannot be written.
         """
         name = self._shards.name(shard)
-        num_bytes = self._length(shard)
+        num_bytes = self._length(shard, patience_s)
         claim = self._cache.claim(name, num_bytes, [self._shards.name(one) for one in keep])
         if isinstance(claim, NoClaim):
             return claim
@@ -120,7 +121,7 @@ class ShardReading:
                 if self._is_closed:
                     self._cache.abandon(claim)
                     return NoClaim.FULL
-                claim.write(start, self._read(name, start, min(start + BLOCK_BYTES, num_bytes)))
+                claim.write(start, self._read(name, start, min(start + BLOCK_BYTES, num_bytes), patience_s))
         except OSError as error:
             self._cache.abandon(claim)
             if error.errno == errno.ENOSPC:
@@ -226,23 +227,23 @@ class ShardReading:
         if expected is not None and len(samples) != expected:
             raise ShardSizeError(
                 f"{self._shards.name(shard)} has {len(samples):,} samples, and {expected:,} are expected there: by "
-                "the index, by samples_per_shard, or as in the first shard. Name the index of the data set, or shards of one "
-                "size; if only the last shard is smaller, give num_samples."
+                "an index, by samples_per_shard, or as in the first shard. Name the index of the data set, or shards "
+                "of one size; if only the last shard is smaller, give num_samples."
             )
         return samples
 
-    def _length(self, shard: int) -> int:
+    def _length(self, shard: int, patience_s: float = _PATIENCE_S) -> int:
         known = self._shards.num_bytes(shard) or self._lengths.get(shard)
         if known is None:
             name = self._shards.name(shard)
-            known = _stored(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
+            known = _stored(name, lambda: remote_size(name, patience_s=patience_s))
             if len(self._lengths) > _KNOWN_TABLES * self._most_open:
                 self._lengths.clear()
             self._lengths[shard] = known
         return known
 
-    def _read(self, name: str, start: int, end: int) -> bytes:
-        data = _stored(name, lambda: read_range(name, start, end, patience_s=_PATIENCE_S))
+    def _read(self, name: str, start: int, end: int, patience_s: float = _PATIENCE_S) -> bytes:
+        data = _stored(name, lambda: read_range(name, start, end, patience_s=patience_s))
         if len(data) != end - start:
             raise MissingTextError(
                 f"{name} cannot be read: {end - start:,} bytes were asked for at {start:,}, and {len(data):,} came. "
@@ -255,6 +256,17 @@ class ShardReading:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_RANGE_THREADS, "shoal-shard-range")
             return self._pool
+
+
+def whole_file(name: str) -> bytes:
+    """The content of a small file, in a store or of this node. Raises MissingTextError if it cannot be read."""
+    if not _is_stored(name):
+        try:
+            return Path(name.removeprefix(_FILE)).expanduser().read_bytes()
+        except OSError as error:
+            raise MissingTextError(f"{name} cannot be read: {error.strerror or error}. Check the path.") from error
+    num_bytes = _stored(name, lambda: remote_size(name, patience_s=_PATIENCE_S))
+    return _stored(name, lambda: read_range(name, 0, num_bytes, patience_s=_PATIENCE_S))
 
 
 class _Stored:

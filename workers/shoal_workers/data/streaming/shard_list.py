@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_workers.data.errors import MissingTextError
+from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, format_of
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
@@ -66,8 +67,8 @@ def of_names(names: Sequence[str]) -> ShardList:
     return ShardList(len(names), names.__getitem__, _digest(name.removeprefix(folder) for name in names))
 
 
-def of_index(url: str, shards: Sequence[Any]) -> ShardList:
-    """`shards`: those of `shard_formats.read_index`, whose names are relative to the index."""
+def of_index(url: str, shards: Sequence[IndexedShard]) -> ShardList:
+    """`shards`: their names are relative to the index. Raises MissingTextError if there is none."""
     if not shards:
         raise MissingTextError(f"{url} names no shard. Write the index again.")
     folder = url.partition("?")[0].rpartition("/")[0]
@@ -75,8 +76,8 @@ def of_index(url: str, shards: Sequence[Any]) -> ShardList:
     return ShardList(
         len(shards),
         lambda number: f"{folder}/{shards[number].name}",
-        _digest(f"{shard.name} {shard.num_bytes}" for shard in shards),
-        lambda number: shards[number].num_bytes or None,
+        _digest(f"{shard.name} {shard.num_bytes} {shard.num_samples}" for shard in shards),
+        lambda number: None if format_of(shards[number].name) is ShardFormat.LITDATA else shards[number].num_bytes,
         sizes,
     )
 

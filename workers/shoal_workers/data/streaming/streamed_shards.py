@@ -2,7 +2,8 @@
 
 It is a data set by number, which a task returns from `build_dataset` or a loop gives to `run.batches`; its order is its
 own (`samples_at`). There is no state: after a kill, with another number of ranks and in another cluster the same
-samples are read at the same positions. Each process reads and prefetches for itself, over a cache that all of a node share.
+samples are read at the same positions. Each process reads and prefetches for itself, over a cache that all of a node
+share.
 Hidden here: the size of shards that nobody has declared, the data set's identity, and processes that fork.
 """
 
@@ -19,19 +20,20 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from shoal_workers.data.shard_formats import ShardFormat, read_index
 from shoal_workers.data.streaming import shard_list
 from shoal_workers.data.streaming.cache import ShardCache
-from shoal_workers.data.streaming.kinds import ShardKind
+from shoal_workers.data.streaming.kinds import ShardKind, StoredFormat
 from shoal_workers.data.streaming.order import Block, BlockOrder, EqualSizes, ListedSizes, ShardSizes
-from shoal_workers.data.streaming.prefetch import Prefetching
-from shoal_workers.data.streaming.reading import ShardReading
+from shoal_workers.data.streaming.prefetch import PATIENCE_S, Prefetching
+from shoal_workers.data.streaming.reading import ShardReading, whole_file
 from shoal_workers.data.streaming.shard_list import ShardList
 
 DEFAULT_CACHE_BYTES = 32 << 30
 _BLOCKS_AHEAD = 2
 _OPEN_BESIDES = 4
 """Open local copies beside those of one block."""
-_INDEX_PATIENCE_S = 60.0
+_INDEX = "index.json"
 
 Shards = str | Sequence[str] | Callable[[int], str]
 
@@ -42,7 +44,7 @@ class StreamedShards(Dataset[Any]):
     def __init__(
         self,
         shards: Shards,
-        kind: ShardKind,
+        kind: ShardKind | ShardFormat | None = None,
         *,
         decode: Callable[[Any], Any] | None = None,
         num_shards: int | None = None,
@@ -55,7 +57,9 @@ class StreamedShards(Dataset[Any]):
     ) -> None:
         """
         Args:
-            shards: a URL pattern with ranges such as {000..999}, a list of URLs, or a function of a shard's number.
+            shards: a URL pattern with ranges such as {000..999}, a list of URLs, the URL of an index.json, or a
+                function of a shard's number. Paths of this node are read where they are.
+            kind: a format, or FixedRecords. Default: the format that the names of the shards say.
             decode: makes of what a shard has as a sample what training gets. Not part of the identity of the data.
             num_shards: of a function.
             samples_per_shard: of each shard, of which only the last one may have fewer. Default: as many as the first
@@ -74,7 +78,9 @@ class StreamedShards(Dataset[Any]):
         """
         if block_shards < 1 or num_threads < 1:
             raise ValueError(f"block_shards={block_shards}, num_threads={num_threads}: each is at least 1.")
-        self._list, self._kind, self._decode = _listed(shards, num_shards), kind, decode
+        self._list, index = _listed(shards, num_shards)
+        self._kind: ShardKind = StoredFormat(kind, index) if kind is None or isinstance(kind, ShardFormat) else kind
+        self._decode = decode
         self._settings = _Settings(
             Path(cache_dir).expanduser() if cache_dir is not None else Path.home() / ".cache" / "shoal" / "shards",
             cache_bytes,
@@ -85,7 +91,7 @@ class StreamedShards(Dataset[Any]):
         self._sizes: ShardSizes | None = None  # not known while the first shard is asked for its own
         self._sizes = self._known_sizes(samples_per_shard, num_samples)
         self._order = BlockOrder(self._sizes, block_shards)
-        described = [self._list.identity, self._list.num_shards, len(self), block_shards, kind.identity]
+        described = [self._list.identity, self._list.num_shards, len(self), block_shards, self._kind.identity]
         self.content_hash = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
@@ -112,9 +118,11 @@ class StreamedShards(Dataset[Any]):
         return self._order.samples_at(positions, seed)
 
     def close(self) -> None:
-        """Ends the threads and gives the shards of the cache back. A later call opens them again."""
+        """Gives the shards of the cache back, and waits for the threads, which end with what they are asking the store
+        for. A later call opens everything again."""
         if self._reader is not None:
             self._reader.close()
+            self._reader.join()
             self._reader = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +177,11 @@ class _Reader:
             most_open=settings.block_shards + _OPEN_BESIDES,
             size_of=size_of,
         )
-        self._prefetching = Prefetching(self.reading.fetch, self.reading.has, settings.num_threads)
+        self._prefetching = Prefetching(
+            lambda shard, keep: self.reading.fetch(shard, keep, patience_s=PATIENCE_S),
+            self.reading.has,
+            settings.num_threads,
+        )
         self._block: tuple[int, int, int] | None = None
 
     def move(self, order: BlockOrder, block: Block, seed: int) -> None:
@@ -183,10 +195,20 @@ class _Reader:
             self._prefetching.close()
             self.reading.close()
 
+    def join(self) -> None:
+        if self.pid == os.getpid():
+            self._prefetching.join()
 
-def _listed(shards: Shards, num_shards: int | None) -> ShardList:
+
+def _listed(shards: Shards, num_shards: int | None) -> tuple[ShardList, bytes | None]:
+    """Returns also the content of the index, if there is one."""
     if callable(shards):
-        return shard_list.of_function(shards, num_shards)
+        return shard_list.of_function(shards, num_shards), None
     if num_shards is not None:
         raise ValueError(f"num_shards={num_shards}, but the pattern or the list says how many there are. Leave it out.")
-    return shard_list.of_pattern(shards) if isinstance(shards, str) else shard_list.of_names(shards)
+    if not isinstance(shards, str):
+        return shard_list.of_names(shards), None
+    if not shards.partition("?")[0].endswith(_INDEX):
+        return shard_list.of_pattern(shards), None
+    index = whole_file(shards)
+    return shard_list.of_index(shards, read_index(shards, index)), index
