@@ -147,6 +147,7 @@ def _check(samples: list[int], statistics: dict[str, int], shards: dict[str, int
     assert all(statistics[fault] for fault in FAULTS), statistics
 
 
+@pytest.mark.cells(2)
 @pytest.mark.parametrize(("shards", "num_workers"), [(FEW, 2), (MANY, 0)], ids=["epochs", "500 TB"])
 def test_four_incidents_repeat_no_sample_and_leave_none_out(
     make_job: Any, tmp_path: Path, shards: dict[str, int], num_workers: int
@@ -156,6 +157,7 @@ def test_four_incidents_repeat_no_sample_and_leave_none_out(
 
 
 @pytest.mark.slow
+@pytest.mark.cells(4)
 @pytest.mark.parametrize(("shards", "num_workers"), [(FEW, 0), (FEW, 2), (MANY, 0), (MANY, 2)])
 def test_twenty_incidents_repeat_no_sample_and_leave_none_out(
     make_job: Any, tmp_path: Path, shards: dict[str, int], num_workers: int

@@ -121,7 +121,7 @@ class GeneratedShards:
         return f"http://127.0.0.1:{self.port}/{format}/{samples}x{num_bytes}/shard-{{{0:0{width}d}..{last}}}.{suffix}"
 
     def statistics(self) -> dict[str, int]:
-        """Requests, bytes, and answers of each kind of fault so far."""
+        """Requests, bytes, shards that were sent whole in one answer, and answers of each kind of fault so far."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/statistics", timeout=30) as answer:
             found: dict[str, int] = json.load(answer)
         return found
@@ -200,7 +200,7 @@ def _handler(latency_s: float, faults: dict[str, float], counts: Counter[str]) -
                 body = body[: len(body) // 2]
                 self.close_connection = True
             self.wfile.write(body)
-            count(bytes=len(body))
+            count(bytes=len(body), whole=int(len(body) == shard.num_bytes))
             return None
 
         def _send(self, status: int, body: bytes) -> None:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,6 +73,9 @@ class ShardReading:
         self._lengths: dict[int, int] = {}
         self._damaged: set[int] = set()
         self._pool: ThreadPoolExecutor | None = None
+        self._expected: dict[tuple[int, int], Future[Any]] = {}
+        self._reads_here = True
+        """What was expected the last time was also asked for."""
         self._is_closed = False
 
     def samples(self, wanted: Sequence[tuple[int, int]]) -> list[Any]:
@@ -81,15 +84,31 @@ class ShardReading:
         Raises:
             DataError: a shard cannot be read, is damaged, or has another number of samples than expected.
         """
-        local = {shard: self._local(shard) for shard, _ in wanted}
-        missing = [place for place in wanted if local[place[0]] is None]
-        if len(missing) <= 1:
-            return [self.sample(shard, at) for shard, at in wanted]
-        found = dict(zip(missing, self._threads().map(lambda place: self.sample(*place), missing), strict=True))
-        return [found[shard, at] if (here := local[shard]) is None else here[at] for shard, at in wanted]
+        self._reads_here = True
+        if len(wanted) > 1:
+            self._ask_for(wanted)
+        return [
+            self._sample(*place) if (future := self._expected.pop(place, None)) is None else future.result()
+            for place in wanted
+        ]
 
-    def sample(self, shard: int, at: int) -> Any:
-        """As `samples`."""
+    def expect(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """These samples will be wanted next, perhaps one after the other: those that are not here are asked for now.
+
+        If other processes read what this one expects, only the first ones are asked for in vain.
+        """
+        self._expected.clear()
+        if self._reads_here:
+            self._reads_here = False
+            self._ask_for(wanted)
+
+    def _ask_for(self, wanted: Sequence[tuple[int, int]]) -> None:
+        local = {shard: self._local(shard) is not None for shard in {shard for shard, _ in wanted}}
+        for place in wanted:
+            if not local[place[0]] and place not in self._expected:
+                self._expected[place] = self._threads().submit(self._sample, *place)
+
+    def _sample(self, shard: int, at: int) -> Any:
         return (self._local(shard) or self._by_ranges(shard) or self._fetched(shard))[at]
 
     def num_samples(self, shard: int) -> int:

@@ -24,6 +24,10 @@ from shoal_workers.data.shard_formats import IndexedShard, ShardFormat, format_o
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
+def _unknown(shard: int) -> int | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ShardList:
     """The shards of a data set, numbered from 0 on."""
@@ -32,7 +36,7 @@ class ShardList:
     name: Callable[[int], str]
     identity: str
     """Another one for other shards. The directory that all are in does not count: a copy elsewhere is the same data."""
-    num_bytes: Callable[[int], int | None] = lambda shard: None
+    num_bytes: Callable[[int], int | None] = _unknown
     """None: the store says it."""
     sizes: tuple[int, ...] | None = None
     """Samples of each shard, if there is an index."""
@@ -40,23 +44,34 @@ class ShardList:
 
 def of_pattern(pattern: str) -> ShardList:
     """Raises ValueError if a range of the pattern has no number."""
-    ranges = [(int(low), int(high), len(low)) for low, high in _RANGE.findall(pattern)]
+    ranges = tuple((int(low), int(high), len(low)) for low, high in _RANGE.findall(pattern))
     for low, high, _ in ranges:
         if high < low:
             raise ValueError(f"shards={pattern!r}: the range {low}..{high} has no number. Write the smaller one first.")
-    texts = _RANGE.split(pattern)[::3]
-
-    def name(shard: int) -> str:
-        numbers = []
-        for low, high, width in reversed(ranges):
-            shard, at = divmod(shard, high - low + 1)
-            numbers.append(f"{low + at:0{width}d}")
-        return texts[0] + "".join(number + text for number, text in zip(reversed(numbers), texts[1:], strict=True))
-
+    texts = tuple(_RANGE.split(pattern)[::3])
     folder = texts[0].rpartition("/")[0]
     return ShardList(
-        math.prod(high - low + 1 for low, high, _ in ranges), name, pattern.removeprefix(folder) if ranges else ""
+        math.prod(high - low + 1 for low, high, _ in ranges),
+        _Pattern(texts, ranges),
+        pattern.removeprefix(folder) if ranges else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    texts: tuple[str, ...]
+    """Before, between and after the ranges."""
+    ranges: tuple[tuple[int, int, int], ...]
+    """First and last number, and how many digits there are at least."""
+
+    def __call__(self, shard: int) -> str:
+        numbers = []
+        for low, high, width in reversed(self.ranges):
+            shard, at = divmod(shard, high - low + 1)
+            numbers.append(f"{low + at:0{width}d}")
+        return self.texts[0] + "".join(
+            number + text for number, text in zip(reversed(numbers), self.texts[1:], strict=True)
+        )
 
 
 def of_names(names: Sequence[str]) -> ShardList:
@@ -71,15 +86,28 @@ def of_index(url: str, shards: Sequence[IndexedShard]) -> ShardList:
     """`shards`: their names are relative to the index. Raises MissingTextError if there is none."""
     if not shards:
         raise MissingTextError(f"{url} names no shard. Write the index again.")
-    folder = url.partition("?")[0].rpartition("/")[0]
-    sizes = tuple(shard.num_samples for shard in shards)
+    index = _Index(url.partition("?")[0].rpartition("/")[0], tuple(shards))
     return ShardList(
         len(shards),
-        lambda number: f"{folder}/{shards[number].name}",
+        index.name,
         _digest(f"{shard.name} {shard.num_bytes} {shard.num_samples}" for shard in shards),
-        lambda number: None if format_of(shards[number].name) is ShardFormat.LITDATA else shards[number].num_bytes,
-        sizes,
+        index.num_bytes,
+        tuple(shard.num_samples for shard in shards),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    folder: str
+    shards: tuple[IndexedShard, ...]
+
+    def name(self, shard: int) -> str:
+        return f"{self.folder}/{self.shards[shard].name}"
+
+    def num_bytes(self, shard: int) -> int | None:
+        """An index of LitData does not say how long a compressed file is."""
+        one = self.shards[shard]
+        return None if format_of(one.name) is ShardFormat.LITDATA else one.num_bytes
 
 
 def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:

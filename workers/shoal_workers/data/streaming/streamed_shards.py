@@ -112,10 +112,15 @@ class StreamedShards(Dataset[Any]):
         return found if self._decode is None else [self._decode(sample) for sample in found]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
-        """The samples at these positions of the run. Their shards, and the next ones, are then fetched ahead."""
-        if len(positions):
-            self._own_reader().move(self._order, self._order.block_at(positions.start, seed), seed)
-        return self._order.samples_at(positions, seed)
+        """The samples at these positions of the run, which are then expected to be read; the shards after them are
+        fetched ahead."""
+        found = self._order.samples_at(positions, seed)
+        if found:
+            assert self._sizes is not None
+            reader = self._own_reader()
+            reader.reading.expect([self._sizes.locate(sample) for sample in found])
+            reader.move(self._order, self._order.block_at(positions.start, seed), seed)
+        return found
 
     def close(self) -> None:
         """Gives the shards of the cache back, and waits for the threads, which end with what they are asking the store
