@@ -24,9 +24,8 @@ from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.data.errors import DataError, MissingTextError, ShardSizeError
 from shoal_workers.data.shard_formats import open_shard, read_index
+from shoal_workers.data.streaming import FixedRecords, StreamedShards
 from shoal_workers.data.streaming.cache import Claim, ShardCache
-from shoal_workers.data.streaming.kinds import FixedRecords
-from shoal_workers.data.streaming.streamed_shards import StreamedShards
 
 pytestmark = pytest.mark.dist
 
@@ -255,8 +254,7 @@ class _WholeOnly(FixedRecords):
 _READER = """
 import json, sys
 from pathlib import Path
-from shoal_workers.data.streaming.kinds import FixedRecords
-from shoal_workers.data.streaming.streamed_shards import StreamedShards
+from shoal_workers.data.streaming import FixedRecords, StreamedShards
 data = StreamedShards(kind=FixedRecords(512), **json.loads(sys.argv[1]))
 largest = 0
 for start in range(0, len(data), 50):

@@ -14,8 +14,7 @@ from torch import nn
 
 import shoal
 from kit.processes.generated_shards import verified
-from shoal_workers.data.streaming.kinds import FixedRecords
-from shoal_workers.data.streaming.streamed_shards import StreamedShards
+from shoal_workers.data.streaming import FixedRecords, StreamedShards
 
 GLOBAL_SIZE, MICRO_SIZE = 12, 3
 

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from kit.processes.generated_shards import verified
-from shoal_workers.data.streaming.kinds import FixedRecords
-from shoal_workers.data.streaming.streamed_shards import StreamedShards
+from shoal_workers.data.streaming import FixedRecords, StreamedShards
 
 
 def sample(record):

@@ -7,3 +7,8 @@
 
 Called by tasks and loops. It never lists or reads the whole data set, and never keeps a position.
 """
+
+from shoal_workers.data.streaming.kinds import FixedRecords
+from shoal_workers.data.streaming.streamed_shards import StreamedShards
+
+__all__ = ["FixedRecords", "StreamedShards"]

@@ -156,7 +156,7 @@ class Block:
     start: int
     """Samples of the epoch before it."""
     ends: tuple[int, ...]
-    """Of each shard: samples of the block up to its last one."""
+    """Samples of the block up to the last one of each shard."""
     key: int
 
 

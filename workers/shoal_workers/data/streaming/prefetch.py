@@ -5,12 +5,13 @@
 
 All processes of a node do this in the same cache: what one of them fetches the others pass over, and take over if that
 process is killed. A shard of the window is never deleted for a later one, so the window is filled as far as the cache
-allows. What fails is tried again later, and never ends training: the read that needs the shard says what is wrong.
-Called by `StreamedShards`.
+allows. What fails is logged and tried again later, and never ends training: the read that needs the shard says what is
+wrong. Called by `StreamedShards`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from shoal_workers.data.errors import DataError
 from shoal_workers.data.streaming.cache import NoClaim
 
+_log = logging.getLogger(__name__)
 _AGAIN_S = {NoClaim.FETCHED_BY_OTHER: 0.25, NoClaim.FULL: 1.0}
 _FAILED_AGAIN_S = 2.0
 PATIENCE_S = 10.0
@@ -33,6 +35,8 @@ class Window:
 
     def __init__(self) -> None:
         self.shards: list[int] = []
+        self.num_present = 0
+        """How many of them are those of the present block."""
         self._not_before: dict[int, float] = {}
         """Shards that are neither here nor to be asked for at once -> time of the next try."""
         self._done: set[int] = set()
@@ -41,6 +45,7 @@ class Window:
     def move(self, blocks: Sequence[Sequence[int]], first: int) -> None:
         """`first`: where to begin in each block. Processes that begin elsewhere seldom want the same shard."""
         self.shards = [block[(first + at) % len(block)] for block in blocks for at in range(len(block))]
+        self.num_present = len(blocks[0]) if blocks else 0
         kept = set(self.shards)
         self._done &= kept
         self._not_before = {shard: at for shard, at in self._not_before.items() if shard in kept}
@@ -88,6 +93,7 @@ class Prefetching:
         self._num_threads = num_threads
         self._threads: list[threading.Thread] = []
         self._is_closed = False
+        self._logged: set[str] = set()
 
     def move(self, blocks: Sequence[Sequence[int]]) -> None:
         """The shards that are needed from now on, block by block. Returns at once."""
@@ -119,11 +125,22 @@ class Prefetching:
             try:
                 if not self._has(shard):
                     why = self._fetch(shard, keep)
-            except (DataError, OSError):
+            except (DataError, OSError) as error:
                 failed = True
+                self._log_once("shards.not_fetched", str(error))
+            if why is NoClaim.FULL and len(keep) <= self._window.num_present:
+                self._log_once(
+                    "shards.no_room", "cache_bytes is less than the shards of one block; samples are read singly"
+                )
             with self._changed:
                 self._window.answered(shard, why, time.monotonic(), failed=failed)
                 self._changed.notify_all()
+
+    def _log_once(self, event: str, error: str) -> None:
+        with self._changed:
+            is_new, self._logged = event not in self._logged, self._logged | {event}
+        if is_new and not self._is_closed:
+            _log.warning(event, extra={"error": error})
 
     def _taken(self) -> tuple[int, list[int]] | None:
         """Waits for a shard to fetch; None: it is closed."""

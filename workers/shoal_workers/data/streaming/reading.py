@@ -17,8 +17,9 @@ import errno
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +33,9 @@ from shoal_workers.data.streaming.shard_list import ShardList
 _PATIENCE_S = 300.0
 """For so long a store that is down holds up training before the job fails."""
 _ROOM_PATIENCE_S = 60.0
-_POLL_S = 0.02
-_RANGE_THREADS = 16
+_POLL_S = (0.01, 0.2)
+"""First and last pause between two looks at a shard that another process fetches."""
+_RANGE_THREADS = 32
 _KNOWN_TABLES = 4
 """Tables of shards that are read by ranges, as a multiple of the open shards."""
 _FILE = "file://"
@@ -70,6 +72,8 @@ class ShardReading:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._tables: OrderedDict[int, Sequence[Any]] = OrderedDict()
+        self._asking: dict[int, threading.Lock] = {}
+        """Shards of which a thread asks for the table, or for all of it."""
         self._lengths: dict[int, int] = {}
         self._damaged: set[int] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -97,6 +101,8 @@ class ShardReading:
 
         If other processes read what this one expects, only the first ones are asked for in vain.
         """
+        for future in self._expected.values():
+            future.cancel()
         self._expected.clear()
         if self._reads_here:
             self._reads_here = False
@@ -204,37 +210,53 @@ class ShardReading:
         return opened.samples
 
     def _by_ranges(self, shard: int) -> Sequence[Any] | None:
-        with self._lock:
-            if (known := self._tables.get(shard)) is not None:
-                return known
-        samples = self._kind.by_ranges(_Stored(self, shard))
-        if samples is None:
-            return None
-        self._checked(shard, samples)
-        with self._lock:
-            self._tables[shard] = samples
-            while len(self._tables) > _KNOWN_TABLES * self._most_open:
-                self._tables.popitem(last=False)
+        with self._alone(shard):
+            with self._lock:
+                known = self._tables.get(shard)
+            samples = known if known is not None else self._kind.by_ranges(_Stored(self, shard))
+            if known is not None or samples is None:
+                return samples
+            self._checked(shard, samples)
+            with self._lock:
+                self._tables[shard] = samples
+                while len(self._tables) > _KNOWN_TABLES * self._most_open:
+                    self._tables.popitem(last=False)
         return samples
 
     def _fetched(self, shard: int) -> Sequence[Any]:
-        """Fetches the shard now, or waits for the process that does."""
+        """Fetches the shard now, or waits for the thread or the process that does."""
         full_since_mono: float | None = None
-        while True:
-            if (samples := self._local(shard)) is not None:
-                return samples
-            why = self.fetch(shard)
-            if why is NoClaim.FULL:
-                full_since_mono = full_since_mono or time.monotonic()
-                self._let_one_go()
-                if time.monotonic() - full_since_mono > _ROOM_PATIENCE_S:
-                    raise CacheError(
-                        f"there is no room for {self._shards.name(shard)} of {self._length(shard):,} bytes in "
-                        f"cache_dir {self._cache.directory}: all of cache_bytes={self._cache.max_bytes:,} is in use, "
-                        "or the disk is full. Raise cache_bytes, or lower block_shards."
-                    )
-            if why is not None:
-                time.sleep(_POLL_S)
+        pause_s = _POLL_S[0]
+        with self._alone(shard):
+            while True:
+                if (samples := self._local(shard)) is not None:
+                    return samples
+                why = self.fetch(shard)
+                if why is NoClaim.FULL:
+                    full_since_mono = full_since_mono or time.monotonic()
+                    self._let_one_go()
+                    if time.monotonic() - full_since_mono > _ROOM_PATIENCE_S:
+                        raise self._no_room(shard)
+                if why is not None:
+                    time.sleep(pause_s)
+                    pause_s = min(_POLL_S[1], 1.2 * pause_s)
+
+    @contextmanager
+    def _alone(self, shard: int) -> Iterator[None]:
+        """Several threads want samples of a shard: one of them asks the store for its table, or for all of it."""
+        with self._lock:
+            asking = self._asking.setdefault(shard, threading.Lock())
+        with asking:
+            yield
+            with self._lock:
+                self._asking.pop(shard, None)
+
+    def _no_room(self, shard: int) -> CacheError:
+        return CacheError(
+            f"there is no room for {self._shards.name(shard)} of {self._length(shard):,} bytes in cache_dir "
+            f"{self._cache.directory}: all of cache_bytes={self._cache.max_bytes:,} is in use, or the disk is full. "
+            "Raise cache_bytes, or lower block_shards."
+        )
 
     def _let_one_go(self) -> None:
         with self._lock:

@@ -43,7 +43,7 @@ def test_a_shard_is_there_once_all_of_it_is(cache: ShardCache) -> None:
     cache.commit(claim)
     assert content(cache, "s3://b/1.mds") == b"abcdef"
     assert cache.claim("s3://b/1.mds", 6) is NoClaim.PRESENT
-    assert claim.whole.suffix == ".mds", "formats are told apart by it"
+    assert claim.whole.suffix == ".mds", "the suffix says the format"
 
 
 def test_a_part_takes_its_whole_room_from_the_begin(cache: ShardCache) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+
+import pytest
+
+from shoal_workers.data.errors import MissingTextError
 from shoal_workers.data.streaming.cache import NoClaim
-from shoal_workers.data.streaming.prefetch import Window
+from shoal_workers.data.streaming.prefetch import Prefetching, Window
 
 
 def _window(first: int = 0) -> Window:
@@ -62,3 +68,28 @@ def test_what_is_here_is_not_fetched_again_when_the_window_moves() -> None:
     assert window.next(0.0) == 5
     window.move([[4, 5], [1], [2]], 0)
     assert [window.next(0.0) for _ in range(3)] == [1, 2, None], "4 is here, and 5 is being fetched"
+
+
+def test_threads_fetch_everything_and_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    fetched: list[int] = []
+    complete, failed = threading.Event(), threading.Semaphore(0)
+
+    def fetch(shard: int, keep: object) -> NoClaim | None:
+        if shard in (8, 5):
+            failed.release()
+            raise MissingTextError(f"{shard} is gone")
+        fetched.append(shard)
+        if len(fetched) == 3:
+            complete.set()
+        return None
+
+    with caplog.at_level(logging.WARNING):
+        prefetching = Prefetching(fetch, lambda shard: shard == 9, 2)
+        prefetching.move([[7, 8, 9], [4, 5], [1]])
+        assert complete.wait(60)
+        for _ in range(2):
+            assert failed.acquire(timeout=60)
+        prefetching.close()
+        prefetching.join()
+    assert sorted(fetched) == [1, 4, 7]
+    assert [record.message for record in caplog.records] == ["shards.not_fetched"]
