@@ -79,7 +79,7 @@ def test_a_table_of_samples_is_read_by_its_range(server: GeneratedShards, stream
 
 @pytest.mark.cells(24)
 @pytest.mark.parametrize("knows_ranges", [True, False])
-@pytest.mark.parametrize("name", sorted(folder.name for folder in FILES.iterdir()))
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in FILES.glob("*/index.json")))
 def test_shards_of_other_libraries_are_read_by_their_index(name: str, knows_ranges: bool, streaming: Streaming) -> None:
     index = (FILES / name / "index.json").read_bytes()
     expected = [
@@ -216,10 +216,12 @@ def test_the_identity_has_all_that_the_order_depends_on(streaming: Streaming, tm
     assert len({first, fewer, blocks, sizes, records_of_4}) == 5
 
 
+@pytest.mark.cells(2)
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_task_that_streams_loses_no_step_and_changes_no_loss(
-    make_job: Any, server: GeneratedShards, tmp_path: Path
+    make_job: Any, server: GeneratedShards, tmp_path: Path, num_workers: int
 ) -> None:
-    def job_of(name: str, steps: int) -> Any:
+    def job_of(name: str, steps: int, num_workers: int) -> Any:
         data = {
             "shards": server.pattern(30, samples=20, num_bytes=BYTES),
             "record_bytes": BYTES,
@@ -227,16 +229,16 @@ def test_a_task_that_streams_loses_no_step_and_changes_no_loss(
             "cache_dir": str(tmp_path / name),
             "cache_bytes": 10 * 20 * BYTES,
         }
-        batch = {"global_size": 8, "micro_size": 2}
+        batch = {"global_size": 8, "micro_size": 2, "num_workers": num_workers}
         return make_job(
             name, memory=True, task="streamed_tasks:Streamed", data=data, batch=batch, stop={"steps": steps}
         )
 
-    alone = job_of("alone", 9)
+    alone = job_of("alone", 9, 0)
     [worker] = alone.workers(1)
     [end] = alone.run([worker], layout=replicated(1))
     assert end.kind is ExitKind.FINISHED, end
-    job = job_of("killed", 9)
+    job = job_of("killed", 9, num_workers)
     survivor, source = job.lose_one_of_two("forward", 4)
     larger = [survivor, *job.workers(2)]
     ends = job.run(larger, layout=replicated(3), restore_snapshot=source)

@@ -93,5 +93,19 @@ def texts() -> list[dict[str, Any]]:
     return [{"text": f"row {n}", "label": "ab"[n % 2]} for n in range(5)]
 
 
+def saved() -> list[dict[str, Any]]:
+    """Rows of `datasets`, with features that it stores in its own types."""
+    return [
+        {
+            "text": f"row {n}",
+            "label": n % 2,
+            "raw": bytes([n]),
+            "tokens": list(range(n)),
+            "grid": [[float(n)] * 3, [0.0] * 3],
+        }
+        for n in range(7)
+    ]
+
+
 def tokens() -> list[torch.Tensor]:
     return [torch.arange(n + 3, dtype=torch.int32) for n in range(5)]

@@ -85,6 +85,23 @@ class Generated(Right):
         return (pair for pair in [])
 
 
+class SizedStream(Right):
+    def build_dataset(self, split):
+        class Counted(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                yield from Pairs(4)
+
+            def __len__(self):
+                return 4
+
+        return Counted()
+
+
+class Loader(Right):
+    def build_dataset(self, split):
+        return torch.utils.data.DataLoader(Pairs(4), batch_size=2)
+
+
 class NoIndex(Right):
     def build_dataset(self, split):
         return {"a": 1}.keys()

@@ -462,7 +462,8 @@ MISTAKES: tuple[Mistake, ...] = (
         r"^TypeError: object of type '(\w+)' has no len\(\)",
         "build_dataset",
         "build_dataset() returns an object of type {1}, which has no len(), but Shoal itself chooses which samples are "
-        "read; return a map-style dataset, with __len__ and __getitem__, not an iterable one, a generator or a loader.",
+        "read. Two ways out: return a map-style dataset, with __len__ and __getitem__, which batch.num_workers reads "
+        "ahead; or keep the stream and read it in a loop, with run.batches(...) (docs/loops.md).",
         phases=_PREPARING,
         raised=Raised.ON_ITS_OBJECT,
     ),

@@ -383,6 +383,11 @@ class BatchSpec(Frozen):
     """Samples per optimizer step, over all ranks."""
     micro_size: PositiveInt = 4
     """Samples per forward and backward pass on one rank. Must divide `global_size`."""
+    num_workers: int = Field(0, ge=0, le=256, exclude_if=lambda value: value == 0)
+    """Processes of each rank that read and collate samples ahead of the training thread, as those of a DataLoader. 0:
+    the training thread reads, which suits data in memory. Samples, order and losses are the same."""
+    prefetch_factor: int = Field(2, ge=1, le=256, exclude_if=lambda value: value == 2)
+    """Micro-batches that each of these processes reads ahead."""
 
     @model_validator(mode="after")
     def _divides(self) -> BatchSpec:

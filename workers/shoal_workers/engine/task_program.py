@@ -27,6 +27,7 @@ from shoal_workers.engine.program import Entered
 from shoal_workers.engine.proof.before_training import proof_of
 from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.step.batch_readers import BatchReaders
 from shoal_workers.engine.step.generation import Generation, Membership
 from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
 from shoal_workers.engine.task.task import LoadedTask, load_task
@@ -73,6 +74,7 @@ class TaskProgram:
         self._may_change_data = may_change_data
         self._remarks = Remarks()
         self._task: LoadedTask | None = None
+        self._readers: BatchReaders | None = None
         self._settings = spec
         """The spec with the settings of the generation that was begun last."""
         self.runtime: ModelRuntime | None = None
@@ -110,6 +112,11 @@ class TaskProgram:
             else:
                 prepare_once(task.prepare, self._position.note, self._node_directory)
             task.open_data()
+        batch = self._spec.batch
+        if (
+            batch.num_workers
+        ):  # before there is a model: what a forked process holds would be kept twice once it changes
+            self._readers = BatchReaders(task, batch.num_workers, batch.prefetch_factor, self._outbox.log_text)
         self._task = task
         warm_up(self._device)
         self._memory_toucher = MemoryToucher(expected_bytes if self._device.type == "cpu" else 0)
@@ -207,4 +214,5 @@ class TaskProgram:
             task=task,
             plan=plan_of(self._spec) or ParallelPlan(),
             remarks=self._remarks,
+            readers=self._readers,
         )

@@ -36,7 +36,7 @@ from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra, Identity, Recent
-from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.batches import training_batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -62,7 +62,7 @@ class Trainer:
         self._saver = saver
         self._store = store
         self._profiling = profiling
-        batches = Batches(task, task.train_data, generation.device)
+        batches = training_batches(generation)
         self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)

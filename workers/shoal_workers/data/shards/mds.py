@@ -118,7 +118,7 @@ def _array_decoder(details: str) -> Callable[[bytes], Any]:
 
 
 def _list(raw: bytes) -> list[bytes]:
-    """Of encoded images: a number that is not used, how many, their sizes, and they themselves."""
+    """Encoded images: a number that is not used, how many, their sizes, and they themselves."""
     return _parts(raw, 4)
 
 

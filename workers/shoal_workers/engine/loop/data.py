@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
-from shoal_workers.engine.loop.data_processes import DataProcesses
 from shoal_workers.engine.loop.samples import Fetch, LoaderOrder, Order, Samples, ShuffledOrder, Workers
 from shoal_workers.engine.loop.streams import Stream, StreamPlan, Streams, StreamStates, streams_for
+from shoal_workers.engine.process.data_processes import DataProcesses
 
 
 class Source(Protocol):

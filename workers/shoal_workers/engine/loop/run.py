@@ -37,11 +37,11 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Reader, Source, Wanted, is_stream, source_of
-from shoal_workers.engine.loop.data_processes import DataProcesses
 from shoal_workers.engine.loop.gradients import Gradients
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
+from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import sampler as torch_samplers
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
-from shoal_workers.engine.loop.data_processes import CONTEXT, DataProcesses
+from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.randomness import seed_everything
 

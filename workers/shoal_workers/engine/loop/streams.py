@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank, randomness_seed
 from shoal_workers.engine.generation_ends import DataDiffers
-from shoal_workers.engine.loop.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.loop.tracked import Stateful, state_of_text, text_of_state
+from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.torch_internals import tree_leaves
 

@@ -1,50 +1,94 @@
 """Micro-batches: selects the samples, lets the task collate them, moves them to the device. Has no position of its own.
 
-Called by the passes and by `Validation`.
+They are read on the training thread or, with `batch.num_workers`, ahead of it by processes (`batch_readers`): the same
+samples, with the same random numbers. Called by the passes and by `Validation`.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from shoal_workers.contract.batch_partition import sample_positions
+from shoal_workers.contract.batch_partition import randomness_seed, sample_positions
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.sample_order import training_order
+from shoal_workers.engine.step.batch_readers import Key, Request, Stream
+from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.task import Dataset, LoadedTask
 from shoal_workers.torch_internals import tree_map_only
 
 
 class Batches:
-    """Reads one split for one run."""
+    """Reads one split for one run. The caller has seeded the random generators."""
 
-    def __init__(self, task: LoadedTask, data: Dataset, device: torch.device) -> None:
+    def __init__(self, task: LoadedTask, data: Dataset, device: torch.device, ahead: Stream | None = None) -> None:
+        """`ahead`: reads ahead; None: the training thread reads."""
         self._task = task
         self._data = data
         self._device = device
+        self._ahead = ahead
         self.num_samples = len(data)
         self.spent_s = 0.0
-        """Seconds of the training thread in `of`. A copy to a GPU goes on after it."""
+        """Seconds of the training thread in `training` and `of`. A copy to a GPU goes on after it."""
 
     def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
         """The samples of a micro-batch of a step: the same for every world size."""
-        positions = sample_positions(
-            step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
-        )
-        return self.of(training_order(self._data, positions, seed=spec.seed))
-
-    def of(self, indices: list[int]) -> Any:
-        """The samples of these indices."""
         start = time.perf_counter()
         try:
-            return self._made(indices)
+            read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
+            return self._moved(*read) if read is not None else self._made(_indices(self._data, spec, step, micro_batch))
         finally:
             self.spent_s += time.perf_counter() - start
 
-    def _made(self, indices: list[int]) -> Any:
-        batch = self._task.collate([self._data[index] for index in indices])
+    def of(self, indices: Sequence[int]) -> Any:
+        """The samples of these indices; of a validation."""
+        start = time.perf_counter()
+        try:
+            read = self._ahead.get((0, indices[0])) if self._ahead is not None else None
+            return self._moved(*read) if read is not None else self._made(indices)
+        finally:
+            self.spent_s += time.perf_counter() - start
+
+    def _made(self, indices: Sequence[int]) -> Any:
+        return self._moved(self._task.collate([self._sample(index) for index in indices]))
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self._data[index]
+        except Exception as error:
+            error.add_note(f"Raised by sample {index:,} of {self.num_samples:,}.")
+            raise
+
+    def _moved(self, batch: Any) -> Any:
         if self._device.type == "cpu":
             return batch
         return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+
+
+def training_batches(generation: Generation) -> Batches:
+    """Those of the training in one generation."""
+    task, spec = generation.task, generation.spec
+    own = [one.index for one in generation.own_micro_batches()]
+    if task.has_batch_loss:
+        own *= 2  # each is read once for its embeddings, and once for its gradient
+
+    def requests(first: Key) -> Iterator[Request]:
+        for step in itertools.count(first[0]):
+            for index in own[own.index(first[1]) if step == first[0] and first[1] in own else 0 :]:
+                indices = tuple(_indices(task.train_data, spec, step, index))
+                yield Request((step, index), indices, randomness_seed(spec.seed, step, index))
+
+    readers = generation.readers
+    ahead = readers.stream("train", requests, generation.check) if readers is not None else None
+    return Batches(task, task.train_data, generation.device, ahead)
+
+
+def _indices(data: Dataset, spec: JobSpec, step: int, micro_batch: int) -> list[int]:
+    positions = sample_positions(
+        step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+    )
+    return training_order(data, positions, seed=spec.seed)

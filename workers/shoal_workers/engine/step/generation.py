@@ -22,6 +22,7 @@ from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.step.batch_readers import BatchReaders
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.engine.task.user_code import Remarks, UserCode
 
@@ -66,6 +67,8 @@ class Generation(Membership):
     """How the task's model may be split; empty for a task without a plan."""
     remarks: Remarks = field(default_factory=Remarks)
     """Remarks on the task, for the job's log."""
+    readers: BatchReaders | None = None
+    """Read samples ahead; None: the training thread reads them."""
 
     @property
     def user_code(self) -> UserCode:

@@ -9,8 +9,10 @@ the trainer.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -22,12 +24,14 @@ from shoal_workers.contract.worker_reports import ValidationReport
 from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks, sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.averaged_weights import averaged_weights
+from shoal_workers.engine.step.batch_readers import Key, Request
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import Passes
 from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Share
+from shoal_workers.engine.task.task import Dataset
 
 _STREAM = 0x56414C49
 """Separates these random numbers from the training's. All validations draw the same, so losses are comparable."""
@@ -37,19 +41,21 @@ class Validation:
     """Validates the model of one generation."""
 
     def __init__(
-        self, generation: Generation, update: Update, assembly: Assembly, batches: Batches, passes: Passes
+        self, generation: Generation, update: Update, assembly: Assembly, data: Dataset, passes: Passes
     ) -> None:
         spec, layout = generation.spec, generation.layout
         self._generation = generation
         self._update = update
         self._assembly = assembly
         self._passes = passes
-        self._batches = batches
         self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
-        self._num_samples = min(spec.validation.samples, batches.num_samples)
+        self._num_samples = min(spec.validation.samples, len(data))
         self._slices = validation_slices(
             self._num_samples, spec.batch.micro_size, layout.data_rank(generation.rank), layout.num_data_ranks
         )
+        readers = generation.readers
+        ahead = readers.stream("validation", self._requests, generation.check) if readers is not None else None
+        self._batches = Batches(generation.task, data, generation.device, ahead)
 
     def run(self, step: int) -> ValidationReport:
         """Called by all ranks; the report is the same on each."""
@@ -64,9 +70,9 @@ class Validation:
                 generation.check()
                 # also progress: a validation may take longer than a hang
                 generation.position.note(f"validating after step {step}, {100 * done // len(self._slices)} % done")
-                seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
+                seed_everything(self._seed(samples))
                 with generation.user_code:
-                    batch = self._batches.of(list(samples))
+                    batch = self._batches.of(samples)
                 share = self._passes.forward_only(batch)
                 if weight:
                     shares.append(share if share.weight is not None else _weighted(share, weight))
@@ -88,6 +94,14 @@ class Validation:
             samples=self._num_samples,
             metrics=self._metrics.by_name(other_sums, total),
         )
+
+    def _requests(self, first: Key) -> Iterator[Request]:
+        """What this rank reads, from its first micro-batch with this key on."""
+        own = [Request((0, samples.start), tuple(samples), self._seed(samples)) for samples, _ in self._slices]
+        return itertools.dropwhile(lambda request: request.key != first, own)
+
+    def _seed(self, samples: range) -> int:
+        return randomness_seed(self._generation.spec.seed ^ _STREAM, 0, samples.start)
 
     def _over_ranks(self, sums: Tensor) -> float:
         if self._generation.spec.deterministic:
@@ -127,7 +141,7 @@ def validation_of(generation: Generation, update: Update, assembly: Assembly, pa
     data = generation.task.validation_data
     if data is None or not len(data):
         return None
-    return Validation(generation, update, assembly, Batches(generation.task, data, generation.device), passes)
+    return Validation(generation, update, assembly, data, passes)
 
 
 def _weighted(share: Share, weight: int) -> Share:

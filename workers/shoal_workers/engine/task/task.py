@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
@@ -198,6 +198,13 @@ class LoadedTask:
             raise ValueError(
                 f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned "
                 f"{'None' if data is None else 'no samples'}. {way_out}"
+            )
+        if isinstance(data, DataLoader | IterableDataset):
+            raise TypeError(
+                f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned {_kind(data)}, but Shoal itself "
+                "chooses which samples are read, and makes the batches. Two ways out: return a map-style dataset, with "
+                "__len__ and __getitem__ (that of the loader), which batch.num_workers reads ahead; or read the loader "
+                "or the stream in a loop, with run.batches(...), see docs/loops.md."
             )
         return data  # type: ignore[no-any-return]
 

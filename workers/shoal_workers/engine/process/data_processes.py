@@ -1,12 +1,14 @@
-"""Processes that read data for a loop: forked by the training thread, ended when the loop is left, and killed by the
-kernel with their rank.
+"""Processes that read data: forked by the training thread, and killed by the kernel with their rank.
 
-    the rank is killed      the kernel kills them as well
-    its loop is left        those that were let go have 0.1 s; then SIGTERM ends them at once; after 0.5 s SIGKILL
+    of a task     forked once, before there is a model or a group; they serve all generations of the worker
+                  (`step/batch_readers.py`)
+    of a loop     forked while the loop runs, ended when it is left: those that were let go have 0.1 s; then SIGTERM
+                  ends them at once; after 0.5 s SIGKILL (`loop/samples.py`, `loop/streams.py`)
 
 A fork, because the data set of a program exists in its memory only: a new interpreter cannot import what the program's
-`__main__` defines. A forked process also holds the rank's sockets open. As long as it lives, the death of its rank
-shows on no connection, so it must not outlive the rank, and must be gone before the group is left. Called by `Run`.
+`__main__` defines. A process that is forked while a group runs also holds the rank's sockets open. As long as it
+lives, the death of its rank shows on no connection, so it must not outlive the rank, and must be gone before the group
+is left.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class _Context(ForkContext):
 
 CONTEXT = _Context()
 """For `multiprocessing_context` of a DataLoader. The kernel ends a process with the thread that has forked it, so fork
-on a thread that lives as long as the loop."""
+on a thread that lives as long as the processes are needed."""
 
 
 class DataProcesses:
