@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from shoal_workers.engine.loop.data import Reader, Wanted, source_of
-from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.loop.samples import LoaderOrder
 from shoal_workers.engine.loop.streams import Stream, StreamPlan, StreamStates
 from shoal_workers.engine.loop.tracked import state_of_text, text_of_state
+from shoal_workers.engine.process.data_processes import DataProcesses
 
 SAMPLES = list(range(24))
 
