@@ -1,6 +1,6 @@
 """Streamed shards on one machine: seconds until the first batch, waits for data, memory, quality of the shuffle.
 
-    python bench/shard_streaming/main.py [--rounds 3] [--steps 300] [--latency-ms 50]
+    python bench/shard_streaming/main.py [--rounds 3] [--steps 300] [--latency-ms 50] [--parts first,waits,shuffle]
 
 The shards come from tests/kit/processes/generated_shards.py, in a process of its own, which delays each answer and
 fails 2 % of them in each of three ways: 429, 503, a connection that breaks. Each measurement is a process of its own
@@ -39,13 +39,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--latency-ms", type=float, default=50.0)
+    parser.add_argument("--parts", default="first,waits,shuffle")
     arguments = parser.parse_args()
     print(f"{describe()}, load {os.getloadavg()[0]:.1f}\n")
     with generated_shards(latency_ms=arguments.latency_ms, throttled=_FAULT, failing=_FAULT, cut=_FAULT) as server:
-        _print_first(server, arguments.rounds)
-        _print_waits(server, arguments.steps)
+        if "first" in arguments.parts:
+            _print_first(server, arguments.rounds)
+        if "waits" in arguments.parts:
+            _print_waits(server, arguments.steps)
         print(f"\nThe server: {server.statistics()}, load {os.getloadavg()[0]:.1f}\n")
-    _print_shuffling()
+    if "shuffle" in arguments.parts:
+        _print_shuffling()
 
 
 def _print_first(server: GeneratedShards, rounds: int) -> None:

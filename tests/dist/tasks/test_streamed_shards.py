@@ -95,7 +95,7 @@ def test_shards_of_other_libraries_are_read_by_their_index(name: str, knows_rang
         assert local.content_hash == data.content_hash, "a copy elsewhere is the same data"
 
 
-@pytest.mark.cells(2)
+@pytest.mark.cells(1, 2)
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_processes_of_a_node_fetch_a_shard_once_and_stay_below_the_limit(
     server: GeneratedShards, tmp_path: Path, share: float
