@@ -19,6 +19,7 @@ _STARTED_BY_OTHERS = {
     "script.py",
     "ray_train.py",
     "trainer.py",
+    "reader.py",
 }
 """Programs that a benchmark starts."""
 _SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}

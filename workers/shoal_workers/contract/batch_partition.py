@@ -53,7 +53,7 @@ def sample_at(position: int, *, num_samples: int, seed: int) -> int:
     and position -> sample costs the same for 10 samples and for 10 billion.
     """
     epoch, index = divmod(position, num_samples)
-    return _permute(index, num_samples, epoch_key(seed, epoch))
+    return permute(index, num_samples, epoch_key(seed, epoch))
 
 
 @lru_cache(maxsize=8)
@@ -72,7 +72,8 @@ def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
     return _mix(_mix(_mix(seed) ^ step) ^ micro_batch) >> 1
 
 
-def _permute(index: int, size: int, key: int) -> int:
+def permute(index: int, size: int, key: int) -> int:
+    """The value at an index of the permutation of 0 .. size - 1 that belongs to the key."""
     half_bits = half_bits_of(size)
     while True:  # the network permutes 4**half_bits >= size values: go on until one is below size
         index = _feistel(index, half_bits, key)
@@ -80,11 +81,28 @@ def _permute(index: int, size: int, key: int) -> int:
             return index
 
 
+def unpermute(value: int, size: int, key: int) -> int:
+    """The index of a value in the permutation."""
+    half_bits = half_bits_of(size)
+    while True:
+        value = _unfeistel(value, half_bits, key)
+        if value < size:
+            return value
+
+
 def _feistel(value: int, half_bits: int, key: int) -> int:
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for round_number in range(ROUNDS):
         left, right = right, left ^ (_mix(key + round_number * ROUND_STEP ^ right) & mask)
+    return left << half_bits | right
+
+
+def _unfeistel(value: int, half_bits: int, key: int) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for round_number in reversed(range(ROUNDS)):
+        left, right = right ^ (_mix(key + round_number * ROUND_STEP ^ left) & mask), left
     return left << half_bits | right
 
 

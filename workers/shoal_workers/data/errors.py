@@ -10,6 +10,7 @@ DataError(ValueError)
   DamagedShardError      a shard or an index is not what its format demands, or contains what is not read
   TokenizerError         data.tokenizer cannot be loaded
   CacheError             data.cache_dir cannot be written
+  ShardSizeError         a shard has another number of samples than the others, or than its index says
 
 Raised by all modules of this package; the command line and the tasks show the message.
 """
@@ -57,3 +58,7 @@ class TokenizerError(DataError):
 
 class CacheError(DataError):
     code = "data_cache"
+
+
+class ShardSizeError(DataError):
+    code = "data_shard_size"

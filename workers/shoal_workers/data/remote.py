@@ -2,7 +2,7 @@
 
 Hidden here: fsspec, what its libraries raise (those of botocore and aiohttp are not all OSErrors), which failures pass
 by themselves, and servers that answer a range with the whole file. A file is read without a copy on disk. Called by
-`sources`.
+`sources`, and by the streaming of shards.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ BLOCK_BYTES = 8 << 20
 _RETRIES = 6
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
+_SILENT_S = 30.0
+"""The longest time for one request of a few MiB."""
 _PASSING_STATUS = frozenset({408, 425, 429})
 _HTTP = frozenset({"http", "https"})
 _VERSION_KEYS = ("ETag", "etag", "checksum", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime")
@@ -83,6 +85,42 @@ def open_remote(url: str, num_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> 
     return RemoteFile(
         url, num_bytes, lambda start, end: bytes(filesystem.cat_file(path, start=start, end=end)), block_bytes
     )
+
+
+def remote_size(url: str, *, patience_s: float) -> int:
+    """The length of a file. Raises as `read_range`."""
+    filesystem, path = _opened(url)
+    found: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays_within(patience_s))
+    if found.get("size") is None:
+        raise MissingTextError(f"{url} has no known length: the server does not say one. Use a server that does.")
+    return int(found["size"])
+
+
+def read_range(url: str, start: int, end: int, *, patience_s: float) -> bytes:
+    """The bytes of a file from `start` up to `end`, or to its end if that comes first. Any thread.
+
+    Args:
+        patience_s: for how long a server that is busy or cannot be reached is asked again.
+
+    Raises:
+        MissingTextError: it failed for good, or for too long.
+        FileNotFoundError: there is no such file.
+    """
+    filesystem, path = _opened(url)
+    data = _tried(
+        url,
+        lambda: bytes(_called(filesystem, "cat_file", path, start=start, end=end)),
+        _delays_within(patience_s),
+    )
+    return data if len(data) <= end - start else data[start:end]  # the second: this server knows no ranges
+
+
+def _called(filesystem: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    """A call of a file system; if its library can be interrupted, a connection that stays silent counts as broken."""
+    if not getattr(filesystem, "async_impl", False):
+        return getattr(filesystem, name)(*arguments, **named)
+    function = getattr(filesystem, f"_{name}")
+    return fsspec.asyn.sync(filesystem.loop, function, *arguments, timeout=_SILENT_S, **named)
 
 
 class RemoteFile(io.RawIOBase):
@@ -198,13 +236,13 @@ def _entry(filesystem: Any, entry: str, name: str, found: dict[str, Any], *, wal
     return RemoteEntry(url, int(found["size"]), version, walked)
 
 
-def _tried(url: str, call: Callable[[], T]) -> T:
+def _tried(url: str, call: Callable[[], T], delays: Iterator[float] | None = None) -> T:
     """Calls again after a failure that may pass. FileNotFoundError comes through.
 
     Raises:
         MissingTextError: it failed for good, or too often.
     """
-    delays = _delays()
+    delays = delays or _delays()
     while True:
         try:
             return call()
@@ -236,3 +274,10 @@ def _delays() -> Iterator[float]:
     """Seconds before each further try: doubled each time, and random, so that many nodes do not come back together."""
     for number in range(_RETRIES):
         yield min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**number) * random.uniform(0.5, 1.0)
+
+
+def _delays_within(patience_s: float) -> Iterator[float]:
+    deadline_mono, number = time.monotonic() + patience_s, 0
+    while time.monotonic() < deadline_mono:
+        yield min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**number) * random.uniform(0.5, 1.0)
+        number += 1

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal_workers.contract.batch_partition import ROUND_STEP, ROUNDS, epoch_key, half_bits_of, sample_at
+from shoal_workers.contract.batch_partition import epoch_key, sample_at
+from shoal_workers.data.permutation import permuted
 
 _MIN_POSITIONS = 32
 """Below it the arrays cost more than they save."""
@@ -35,30 +36,6 @@ def samples_at(positions: range, *, num_samples: int, seed: int) -> list[int]:
     while first < positions.stop:
         epoch, index = divmod(first, num_samples)
         num = min(positions.stop - first, num_samples - index)
-        found += _permuted(np.arange(index, index + num, dtype=np.uint64), num_samples, epoch_key(seed, epoch)).tolist()
+        found += permuted(np.arange(index, index + num, dtype=np.uint64), num_samples, epoch_key(seed, epoch)).tolist()
         first += num
     return found
-
-
-def _permuted(values: Any, size: int, key: int) -> Any:
-    half_bits = half_bits_of(size)
-    values = _feistel(values, half_bits, key)
-    while (outside := values >= size).any():
-        values[outside] = _feistel(values[outside], half_bits, key)
-    return values
-
-
-def _feistel(values: Any, half_bits: int, key: int) -> Any:
-    mask, bits = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
-    left, right = values >> bits, values & mask
-    for number in range(ROUNDS):
-        round_key = np.uint64((key + number * ROUND_STEP) & 0xFFFFFFFFFFFFFFFF)
-        left, right = right, left ^ (_mix(round_key ^ right) & mask)
-    return left << bits | right
-
-
-def _mix(values: Any) -> Any:
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

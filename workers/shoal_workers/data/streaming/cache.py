@@ -1,0 +1,227 @@
+"""Whole shards on the local disk, shared by all processes of a node and never more than a given number of bytes.
+
+    <directory>/cache.lock               held (flock) for milliseconds, to make room or to make a part whole
+                part-<digest>-<name>     is being fetched; has its final length from the begin; locked by its process
+                shard-<digest>-<name>    whole; locked (shared) by each process that reads it
+
+The kernel releases the locks of a process that is killed, so what it has left is seen at once: a part without a lock is
+deleted by the next one that makes room. A shard that is in use is never deleted; of the others the one that was not
+used for the longest time goes first. A part becomes whole by a rename after an fsync. Called by `reading`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from shoal_workers.data.errors import CacheError
+
+_LOCK = "cache.lock"
+_PART, _WHOLE = "part-", "shard-"
+_NAME_LETTERS = 100
+
+
+class NoClaim(StrEnum):
+    """Why a shard is not to be fetched by this process now."""
+
+    PRESENT = "present"
+    FETCHED_BY_OTHER = "fetched_by_other"
+    FULL = "full"
+    """Everything else in the cache is in use, or is needed first."""
+
+
+class Held:
+    """An open file with a lock. Closing gives the lock back also for processes that were forked meanwhile."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # the lock is that of the process that has forked this one
+        self._pid = -1
+        with suppress(OSError):
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A part that this process fetches: write all of it, then `ShardCache.commit`, or `abandon`."""
+
+    held: Held
+    whole: Path
+    num_bytes: int
+
+    def write(self, offset: int, content: bytes) -> None:
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(self.held.descriptor, view, offset)
+            view, offset = view[written:], offset + written
+
+
+class ShardCache:
+    """Any thread, any number of processes. Shards are named by their URL."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        """Raises CacheError if the directory cannot be used."""
+        self.directory = directory
+        self.max_bytes = max_bytes
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / _LOCK).touch()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def opened(self, name: str) -> Held | None:
+        """The whole shard, which stays until it is closed; None: it is not here."""
+        path = self._path(_WHOLE, name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink:
+                os.utime(descriptor)
+                return Held(path, descriptor)
+        except OSError:  # BlockingIOError: it is being deleted
+            pass
+        os.close(descriptor)
+        return None
+
+    def has(self, name: str) -> bool:
+        """Whether the whole shard is here. It then counts as just used."""
+        try:
+            os.utime(self._path(_WHOLE, name))
+        except OSError:
+            return False
+        return True
+
+    def claim(self, name: str, num_bytes: int, keep: Collection[str] = ()) -> Claim | NoClaim:
+        """Makes room for a shard, for this process to fetch it.
+
+        Args:
+            keep: names that are not deleted for it.
+
+        Raises:
+            CacheError: the shard alone is larger than the cache, or the directory cannot be written.
+        """
+        if num_bytes > self.max_bytes:
+            raise CacheError(
+                f"{name} has {num_bytes:,} bytes, and cache_bytes={self.max_bytes:,} is less than that. Raise "
+                "cache_bytes."
+            )
+        try:
+            with self._locked():
+                return self._claimed(name, num_bytes, {self._path(_WHOLE, one).name for one in keep})
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def commit(self, claim: Claim) -> None:
+        """Raises CacheError if the disk is full or fails."""
+        try:
+            os.fsync(claim.held.descriptor)
+            with self._locked():
+                claim.held.path.rename(claim.whole)
+        except OSError as error:
+            self.abandon(claim)
+            raise self._unusable(error) from error
+        claim.held.close()
+
+    def abandon(self, claim: Claim) -> None:
+        with suppress(OSError):
+            claim.held.path.unlink()
+        claim.held.close()
+
+    def discard(self, name: str) -> None:
+        """Deletes a shard that is damaged. Processes that read it keep what they have mapped."""
+        with suppress(OSError):
+            self._path(_WHOLE, name).unlink()
+
+    def num_bytes(self) -> int:
+        """All that is here, with the whole length of parts."""
+        with self._locked():
+            return sum(entry.num_bytes for entry in self._entries())
+
+    def _claimed(self, name: str, num_bytes: int, keep: Collection[str]) -> Claim | NoClaim:
+        whole, part = self._path(_WHOLE, name), self._path(_PART, name)
+        if whole.exists():
+            return NoClaim.PRESENT
+        entries = []
+        for entry in self._entries():
+            if not entry.path.name.startswith(_PART) or not self._deleted(entry.path):
+                entries.append(entry)  # a part that was left by a killed process is gone
+        if part.exists():
+            return NoClaim.FETCHED_BY_OTHER
+        excess = sum(entry.num_bytes for entry in entries) + num_bytes - self.max_bytes
+        for entry in sorted(entries, key=lambda one: one.used_ns):
+            if excess <= 0:
+                break
+            if entry.path.name.startswith(_WHOLE) and entry.path.name not in keep and self._deleted(entry.path):
+                excess -= entry.num_bytes
+        if excess > 0:
+            return NoClaim.FULL
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.truncate(descriptor, num_bytes)
+        return Claim(Held(part, descriptor), whole, num_bytes)
+
+    def _deleted(self, path: Path) -> bool:
+        """Deletes a file that no process holds."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        return True
+
+    def _entries(self) -> Iterator[_Entry]:
+        with os.scandir(self.directory) as found:
+            for entry in found:
+                if entry.name.startswith((_PART, _WHOLE)):
+                    with suppress(FileNotFoundError):  # `discard` takes no lock
+                        stat = entry.stat()
+                        yield _Entry(Path(entry.path), stat.st_size, stat.st_mtime_ns)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / _LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:  # by closing alone it would stay with a process that was forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _path(self, kind: str, name: str) -> Path:
+        digest = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+        shown = name.partition("?")[0].rstrip("/").rpartition("/")[2][-_NAME_LETTERS:]
+        return self.directory / f"{kind}{digest}-{shown}"
+
+    def _unusable(self, error: OSError) -> CacheError:
+        return CacheError(
+            f"cache_dir {self.directory} cannot be used: {error.strerror or error}. Set cache_dir to a directory on a "
+            f"local disk with {self.max_bytes:,} free bytes (cache_bytes), or lower cache_bytes."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    path: Path
+    num_bytes: int
+    used_ns: int

@@ -1,0 +1,185 @@
+"""How the samples of a shard are found: in a whole file on disk, and if the format has a table of places, also by
+ranges of a file that is still in the store, so that the first batches need not wait for whole shards.
+
+    FixedRecords    all samples have equally many bytes: numpy arrays, tokens
+    StoredFormat    the formats of `shard_formats`; by ranges only MDS, whose shards begin with their table
+
+Called by `reading`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from shoal_workers.data.errors import DamagedShardError, MissingTextError
+from shoal_workers.data.shard_formats import ShardFormat, format_of, open_shard
+from shoal_workers.data.shards.shard import COMPRESSIONS
+
+_MDS_HEAD_BYTES = 1 << 17
+"""What is asked for first: the table of 32,000 samples, and the columns."""
+
+
+class StoredShard(Protocol):
+    """A file in the store."""
+
+    name: str
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def read(self, start: int, end: int) -> bytes:
+        """From `start` up to `end`. Raises MissingTextError if the store fails for good, or has fewer bytes."""
+
+
+class ShardKind(Protocol):
+    """One way of reading shards. Any thread."""
+
+    @property
+    def identity(self) -> str:
+        """Another one whenever the samples would be others."""
+
+    def opened(self, path: Path, name: str) -> Sequence[Any]:
+        """`name`: the one in the store. Raises DataError if the file is damaged."""
+
+    def by_ranges(self, shard: StoredShard) -> Sequence[Any] | None:
+        """None: a shard of this kind has to be read whole."""
+
+
+class StoredFormat:
+    """A format of `shard_formats`, or for each shard the one that its name says."""
+
+    def __init__(self, format: ShardFormat | None = None, index: bytes | None = None) -> None:
+        """`index`: the content of the data set's index.json, which LitData needs."""
+        self._format, self._index = format, index
+
+    @property
+    def identity(self) -> str:
+        return str(self._format or "as named")
+
+    def opened(self, path: Path, name: str) -> Sequence[dict[str, Any]]:
+        return open_shard(path, self._format or format_of(_last(name)), index=self._index)
+
+    def by_ranges(self, shard: StoredShard) -> Sequence[dict[str, Any]] | None:
+        name = PurePosixPath(_last(shard.name))
+        is_mds = (self._format or format_of(name.name)) is ShardFormat.MDS
+        return _MdsByRanges(shard) if is_mds and name.suffix not in COMPRESSIONS else None
+
+
+class _MdsByRanges(Sequence[dict[str, Any]]):
+    """The table and the columns at the begin of an MDS shard are kept; each sample is one request.
+
+    A sample is decoded as a shard of one sample in memory, so that what its bytes mean stands in one place.
+    """
+
+    def __init__(self, shard: StoredShard) -> None:
+        self._shard = shard
+        head = shard.read(0, min(_MDS_HEAD_BYTES, shard.num_bytes))
+        if len(head) < 8:
+            raise self._damaged(f"it has {len(head)} bytes")
+        num_samples = int(np.frombuffer(head, "<u4", 1)[0])
+        table_bytes = 4 * (num_samples + 2)
+        if table_bytes > shard.num_bytes:
+            raise self._damaged(
+                f"its header names {num_samples:,} samples, more than {shard.num_bytes:,} bytes can hold"
+            )
+        if table_bytes > len(head):
+            head += shard.read(len(head), table_bytes)
+        self._offsets = np.frombuffer(head, "<u4", num_samples + 1, 4).copy()
+        start, end = table_bytes, int(self._offsets[0])
+        if not 0 < end - start < _MDS_HEAD_BYTES or int(self._offsets[-1]) > shard.num_bytes:
+            raise self._damaged("its table of samples leads out of the file")
+        self._columns = head[start:end] if end <= len(head) else head[start:] + shard.read(max(start, len(head)), end)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        raw = self._shard.read(int(self._offsets[index]), int(self._offsets[index + 1]))
+        start = 12 + len(self._columns)
+        content = np.array([1, start, start + len(raw)], "<u4").tobytes() + self._columns + raw
+        descriptor = os.memfd_create("shoal-sample")
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            return open_shard(Path(f"/proc/self/fd/{descriptor}"), ShardFormat.MDS)[0]
+        except DamagedShardError as error:
+            raise self._damaged(f"sample {index:,}: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def _damaged(self, how: str) -> DamagedShardError:
+        return DamagedShardError(f"{self._shard.name} cannot be read as an MDS shard: {how}. Write the shard again.")
+
+
+class FixedRecords:
+    """Samples of `record_bytes` bytes, one after the other, as `bytes`."""
+
+    def __init__(self, record_bytes: int, *, header_bytes: int = 0) -> None:
+        """`header_bytes`: what each shard begins with, before its first sample."""
+        if record_bytes < 1 or header_bytes < 0:
+            raise ValueError(
+                f"FixedRecords({record_bytes}, header_bytes={header_bytes}): a record has at least one byte."
+            )
+        self.record_bytes, self.header_bytes = record_bytes, header_bytes
+
+    @property
+    def identity(self) -> str:
+        return f"records of {self.record_bytes} after {self.header_bytes}"
+
+    def opened(self, path: Path, name: str) -> Sequence[bytes]:
+        try:
+            with path.open("rb") as file:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # the second: it is empty
+            raise MissingTextError(
+                f"{name} cannot be read: {error}. Check the path, or write the shard again."
+            ) from error
+        return _Records(self, len(content), lambda start, end: content[start:end], name)
+
+    def by_ranges(self, shard: StoredShard) -> Sequence[bytes]:
+        return _Records(self, shard.num_bytes, shard.read, shard.name)
+
+
+class _Records(Sequence[bytes]):
+    def __init__(self, kind: FixedRecords, num_bytes: int, read: Callable[[int, int], bytes], name: str) -> None:
+        self._kind, self._read = kind, read
+        self._num_samples, rest = divmod(max(0, num_bytes - kind.header_bytes), kind.record_bytes)
+        if rest:
+            raise MissingTextError(
+                f"{name} has {num_bytes:,} bytes, which are not whole records of {kind.record_bytes:,} bytes after a "
+                f"header of {kind.header_bytes:,}. Correct record_bytes or header_bytes, or write the shard again."
+            )
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        start = self._kind.header_bytes + index * self._kind.record_bytes
+        return self._read(start, start + self._kind.record_bytes)
+
+
+def _last(name: str) -> str:
+    """The file's own name, of a path or a URL."""
+    return name.partition("?")[0].rpartition("/")[2]
