@@ -208,3 +208,18 @@ def _private_bytes(pid: int) -> int:
     """Memory that no other process shares."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+
+
+def test_steps_that_are_skipped_and_micro_batches_that_are_replayed_change_nothing(
+    make_job: Any, tmp_path: Path
+) -> None:
+    """A replay reads micro-batches of other ranks before the step; a skipped step has been read ahead already."""
+    found = []
+    for name, ahead in (("plain", False), ("ahead", True)):
+        spec = _spec(tmp_path, name, ahead=ahead, health={"replay_every_steps": 2})
+        job = make_job(name, **spec)
+        workers = job.workers(3)
+        _finished(job.run(workers, layout=fully_sharded(3), skip_steps=(4,)))
+        found.append(job.losses(workers))
+    assert found[1] == found[0]
+    assert sorted(found[0]) == [1, 2, 3, 5, 6]

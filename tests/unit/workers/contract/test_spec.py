@@ -150,6 +150,15 @@ def _sections(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, A
             yield from _sections(value, f"{path}{key}.")
 
 
+def test_a_spec_without_readers_is_written_as_before_there_were_any() -> None:
+    """So an older release reads it, and one of an older release is equal to it."""
+    plain = JobSpec.model_validate({**LEAST, "batch": {"global_size": 8, "micro_size": 2}})
+    assert plain.model_dump(mode="json")["batch"] == {"global_size": 8, "micro_size": 2}
+    assert (plain.batch.num_workers, plain.batch.prefetch_factor) == (0, 2)
+    ahead = JobSpec.model_validate({**LEAST, "batch": {"num_workers": 3, "prefetch_factor": 4}})
+    assert JobSpec.model_validate_json(ahead.model_dump_json()).batch == ahead.batch
+
+
 def test_every_default_is_itself_valid_when_written_out() -> None:
     spec = parse_spec(LEAST)
     written = spec.model_dump(mode="json")
