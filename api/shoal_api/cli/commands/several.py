@@ -130,6 +130,8 @@ class Wanted:
     where: str = ""
     is_asked: bool = False
     """Whether a person confirms what labels or the condition have selected."""
+    are_ids: bool = False
+    """Whether the names are ids that were looked up already."""
 
     @property
     def is_search(self) -> bool:
@@ -158,6 +160,8 @@ def found_jobs(session: Session, client: Client, wanted: Wanted) -> list[str]:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
 
+    if wanted.are_ids:
+        return list(wanted.names)
     if not wanted.is_search:
         return list(dict.fromkeys(session.job_id(client, name) for name in wanted.names))
     kind, states = _states(wanted.verb)

@@ -48,7 +48,7 @@ def delete(
         with session.open_client() as client:
             if not wanted.is_search:
                 ids = tuple(dict.fromkeys(session.deletable(client, name) for name in wanted.names))
-                wanted = replace(wanted, names=ids)
+                wanted = replace(wanted, names=ids, are_ids=True)
                 if not yes:
                     if as_json or not sys.stdin.isatty():
                         raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
