@@ -251,3 +251,12 @@ def test_pairs_of_similar_lengths_train_as_one_process_does(
     exits = job.run(workers, layout=_LAYOUTS[layout])
     assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
     assert job.losses(workers) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("lora", "axes"), [(False, {"fsdp2", "tp2"}), (True, {"fsdp2", "tp2", "pp2"})])
+def test_its_layouts_are_proven(
+    answer_of: Callable[..., Any], base: Path, pairs: Path, lora: bool, axes: set[str]
+) -> None:
+    [proofs] = answer_of("layout_proofs.py", json.dumps([[_spec(base, pairs, lora=lora), None]]))
+    assert {name: proof["outcome"] for name, proof in proofs.items()} == dict.fromkeys(axes, "proven")
