@@ -99,8 +99,9 @@ bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with 
 	@$(BIN)/python bench/forming.py
 	@$(BIN)/python bench/scale/gathering.py
 
-bench-data: setup ## megabytes of text per second that one core tokenises
+bench-data: setup ## megabytes of text per second that one core tokenises; samples per second of local shards, beside a DataLoader
 	@$(BIN)/python bench/data.py
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/data_peers.py
 
 bench-streaming: setup ## shards that are streamed from a server which computes 500 TB: first batch, waits, memory, quality of the shuffle (5 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/shard_streaming/main.py

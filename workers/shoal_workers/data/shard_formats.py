@@ -62,8 +62,8 @@ class IndexedShard:
     name: str
     """Relative to the folder of the index."""
     num_bytes: int
-    """Length of the file; of a chunk of LitData that is compressed as a whole: without compression, since the index
-    does not say how long the file is."""
+    """Length of the file. For a chunk of LitData that is compressed as a whole, that of its content: the index has no
+    other."""
     num_samples: int
 
 

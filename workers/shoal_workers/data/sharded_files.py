@@ -96,7 +96,7 @@ class ShardedFiles(Dataset[Any]):
 
     @cached_property
     def content_hash(self) -> str:
-        """Of all shards, in their order, wherever they are. See `content_parts`."""
+        """A hash of all shards in their order, wherever they are. See `content_parts`."""
         text = json.dumps([self._ends, list(self.content_parts().values())])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

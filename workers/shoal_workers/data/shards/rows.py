@@ -19,7 +19,7 @@ from shoal_workers.data.shards.shard import Sample, Shard, mapped
 
 _ARROW_FILE = b"ARROW1"
 _KEPT_BYTES = 64 << 20
-"""Limit of decoded row groups or record batches; the last one is kept whatever its size."""
+"""Bytes of decoded row groups or record batches that are kept; the last one is, whatever its size."""
 _SCANNED_BYTES = 16 << 20
 _MARK = b"\xef\xbb\xbf"
 

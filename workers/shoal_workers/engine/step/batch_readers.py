@@ -51,7 +51,7 @@ class Request:
     key: Key
     indices: tuple[int, ...]
     seed: int
-    """Of the generators, when the first sample is read."""
+    """The generators have it when the first sample is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Stream:
         self._numbers = itertools.count()
         self._pending: deque[tuple[int, Key]] = deque()
         self._newest: Key | None = None
-        """Of all that was asked for."""
+        """The newest of all that was asked for."""
         self._noted = False
 
     def get(self, key: Key) -> tuple[Any] | None:
