@@ -106,3 +106,22 @@ def test_the_log_has_no_room_for_the_frozen_part(make_job: Any, tmp_path: Path) 
         job.interrupt(workers)
     whole, rest = sizes
     assert 0 < rest < 0.7 * whole
+
+
+def test_frozen_parameters_that_were_read_from_a_checkpoint_are_in_both_buffers(make_job: Any, reference: Any) -> None:
+    """Values are read into one buffer; the first update writes the other one, from which the next group goes on."""
+    spec = {**_spec(), "checkpoint": {"every_steps": 3}}
+    job = make_job(memory=True, **spec)
+    first = job.workers(2)
+    job.start(first)
+    job.wait_until_committed(first, 3)
+    job.interrupt(first)
+    job.commit(first)
+    workers = job.workers(3)
+    workers[2].strike("backward", 5, "kill")
+    job.start(workers)
+    assert workers[2].died()
+    source = job.in_memory(job.interrupt(workers[:2]), workers[:2])
+    assert source.step == 5
+    assert [e.kind for e in job.run(workers[:2], restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses([*first, *workers]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
