@@ -124,7 +124,7 @@ bench-layouts: setup ## what a change of layout costs, and the planner against t
 bench-proofs: setup ## the table of plans proven and refused: built-in models, a user's plan, and wrong ones (three minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/proofs.py
 
-bench-hugging-face: setup ## families of transformers on each axis: losses, gradients and exports beside one process (two minutes)
+bench-hugging-face: setup ## families of transformers on each axis: losses, gradients and exports beside one process (three minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/hugging_face.py
 
 bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
