@@ -58,7 +58,7 @@ def test_lists_of_samples_are_kept_as_they_are(tmp_path: Path) -> None:
         ([], r"row 3 has 0\.0 s of audio"),
     ],
 )
-def test_what_a_model_cannot_hear_is_named(tmp_path: Path, value: Any, words: str) -> None:
+def test_what_a_model_cannot_read_is_named(tmp_path: Path, value: Any, words: str) -> None:
     with pytest.raises(BadRowError, match=words):
         _read(value, tmp_path / "rows.jsonl")
 
