@@ -25,9 +25,13 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The answer of bench/hugging_face.py by row."""
+    return _rows(tmp_path_factory, *sorted(FAMILIES), *VARIANTS)
+
+
+def _rows(tmp_path_factory: pytest.TempPathFactory, *names: str) -> dict[str, dict[str, Any]]:
     file = tmp_path_factory.mktemp("rows") / "rows.json"
     program = subprocess.run(
-        [sys.executable, ROOT / "bench" / "hugging_face.py", "--json", file],
+        [sys.executable, ROOT / "bench" / "hugging_face.py", *names, "--json", file],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -36,10 +40,28 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {row["family"]: row for row in json.loads(file.read_text())}
 
 
+@pytest.fixture(scope="module")
+def rows_of_encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The same of models that are no causal language models."""
+    return _rows(tmp_path_factory, *MODELS)
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS, *MODELS])
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), *VARIANTS])
 def test_a_family_trains_and_exports_as_transformers_does(rows: dict[str, dict[str, Any]], name: str) -> None:
-    row = rows[name]
+    _check(rows[name], name)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MODELS)
+def test_an_encoder_trains_and_exports_as_transformers_does(
+    rows_of_encoders: dict[str, dict[str, Any]], name: str
+) -> None:
+    _check(rows_of_encoders[name], name)
+    assert set(rows_of_encoders[name]["differences"]) == {"dp"}
+
+
+def _check(row: dict[str, Any], name: str) -> None:
     assert row["loss"] < TOLERANCE, "the loss of transformers"
     assert row["export"] < TOLERANCE, "the logits of what is exported"
     assert not row["wrong"], row["wrong"]

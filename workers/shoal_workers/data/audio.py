@@ -29,8 +29,8 @@ def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) ->
 
     Args:
         file: that of the row; a path is relative to its directory.
-        rate: samples per second that the model hears.
-        most_s: seconds that it hears.
+        rate: samples per second that the model reads.
+        most_s: seconds that it reads.
 
     Raises:
         BadRowError: it is no audio, has another rate, or is longer.
@@ -49,7 +49,7 @@ def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) ->
             raise BadRowError(f"{place}: data.audio_field is {type(value).__name__}, not audio. {_WAY_OUT}.")
     seconds = len(samples_of(found, rate, place)) / rate
     if not 0 < seconds <= most_s:
-        raise BadRowError(f"{place} has {seconds:.1f} s of audio, and the model hears up to {most_s:g} s. Cut it.")
+        raise BadRowError(f"{place} has {seconds:.1f} s of audio, and the model reads up to {most_s:g} s. Cut it.")
     return found
 
 
@@ -125,5 +125,5 @@ def _of_wave(content: bytes, rate: int, place: str) -> NDArray[Any]:
 def _check_rate(found: int, rate: int, place: str) -> None:
     if found != rate:
         raise BadRowError(
-            f"{place} has {found} samples per second, and the model hears {rate}. Resample it (sox IN -r {rate} OUT)."
+            f"{place} has {found} samples per second, and the model reads {rate}. Resample it (sox IN -r {rate} OUT)."
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal_workers.data.errors import BadRowError, DataError
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".npy", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""Of the files of a folder that are images."""
+"""Files of a folder with these endings are images."""
 _BILINEAR = 2
 _NUMPY = b"\x93NUMPY"
 _DEFAULT_SIZE = 224
@@ -33,7 +33,7 @@ class PixelSettings:
 
     height: int
     width: int
-    """Of the result."""
+    """Size of the result."""
     shortest_edge: int | None = None
     """The image is resized to this shorter edge, and its centre is cut out; None: it is resized to height x width."""
     resizes: bool = True
@@ -41,7 +41,7 @@ class PixelSettings:
     """As in Pillow."""
     scale: float = 1 / 255
     mean: tuple[float, ...] = (0.5,)
-    """Of each channel, or of all."""
+    """One number for each channel, or one for all."""
     std: tuple[float, ...] = (0.5,)
     num_channels: int = 3
 

@@ -30,7 +30,7 @@ _ARROW_FILE = b"ARROW1"
 @dataclass(frozen=True, slots=True)
 class Record:
     values: tuple[Any, ...]
-    """Of each field, in the order in which they were asked for."""
+    """The value of each field, in the order in which they were asked for."""
     place: str
     """File and number of the row, for messages."""
     file: str

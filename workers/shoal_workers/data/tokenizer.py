@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +85,9 @@ class ByteTokenizer:
         return None
 
 
+_NUM_TRIED = 64
+
+
 class JsonTokenizer:
     """A tokenizer of the `tokenizers` package."""
 
@@ -99,9 +103,15 @@ class JsonTokenizer:
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        whole, text = (self._tokenizer.encode("a", add_special_tokens=adds).ids for adds in (True, False))
-        first = next(at for at in range(len(whole) + 1) if whole[at : at + len(text)] == text)
-        return tuple(whole[:first]), tuple(whole[first + len(text) :])
+        for word in ("a", *islice(self._tokenizer.get_vocab(), _NUM_TRIED)):
+            try:
+                whole, text = (self._tokenizer.encode(word, add_special_tokens=adds).ids for adds in (True, False))
+            except Exception:  # the package raises bare Exception for a word that it does not know
+                continue
+            if text and self.special_tokens.isdisjoint(text):
+                first = next(at for at in range(len(whole) + 1) if whole[at : at + len(text)] == text)
+                return tuple(whole[:first]), tuple(whole[first + len(text) :])
+        return (), ()
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:

@@ -24,7 +24,8 @@ from shoal_workers.contract.batch_partition import sample_at
 NO_LABEL = -100
 _TENTHS = 10
 _MASKED, _RANDOM = 8, 9
-"""Of ten tokens: numbers below the first become the mask, below the second a random token."""
+"""A chosen token has a number below ten. Below the first of these it becomes the mask, below the second a random
+token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

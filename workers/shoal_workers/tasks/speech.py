@@ -31,7 +31,7 @@ from shoal_workers.tasks.seq2seq import DecoderTokens
 _EXTRACTOR = "preprocessor_config.json"
 _KEPT = (_EXTRACTOR, "processor_config.json", "generation_config.json", "normalizer.json")
 _POSITIONS_PER_S = 50
-"""Of Whisper's encoder: a frame each 10 ms, and two frames become one position."""
+"""Whisper's encoder has a frame each 10 ms, and two frames become one position."""
 
 
 class SpeechToText(PretrainedModel):
@@ -98,7 +98,7 @@ class SpeechToText(PretrainedModel):
 
         Raises:
             ImportError: the extra `hf` is not installed.
-            ValueError: it makes no log-mel features, or the model hears no whole number of seconds.
+            ValueError: it makes no log-mel features, or the model reads no whole number of seconds.
         """
         try:
             from transformers import AutoFeatureExtractor, WhisperFeatureExtractor

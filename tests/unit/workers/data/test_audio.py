@@ -53,12 +53,12 @@ def test_lists_of_samples_are_kept_as_they_are(tmp_path: Path) -> None:
         (b"fLaC", r"row 3 is not a WAV file of PCM samples"),
         (["a"], "is a list, and not of numbers"),
         ([[0.0, 1.0]], r"has the shape \[1, 2\]"),
-        ({"array": [0.0], "sampling_rate": 8000}, "row 3 has 8000 samples per second, and the model hears 16000"),
-        ([0.0] * 20_000, r"row 3 has 1\.2 s of audio, and the model hears up to 1 s"),
+        ({"array": [0.0], "sampling_rate": 8000}, "row 3 has 8000 samples per second, and the model reads 16000"),
+        ([0.0] * 20_000, r"row 3 has 1\.2 s of audio, and the model reads up to 1 s"),
         ([], r"row 3 has 0\.0 s of audio"),
     ],
 )
-def test_what_a_model_cannot_hear_is_named(tmp_path: Path, value: Any, words: str) -> None:
+def test_what_a_model_cannot_read_is_named(tmp_path: Path, value: Any, words: str) -> None:
     with pytest.raises(BadRowError, match=words):
         _read(value, tmp_path / "rows.jsonl")
 

@@ -278,3 +278,34 @@ def test_a_model_of_another_kind_is_refused_by_transformers_with_its_architectur
     _, task, _ = _loaded(spec)
     with pytest.raises(ValueError, match=r"AutoModelForMaskedLM.*ViTConfig|ViTConfig.*AutoModelForMaskedLM"):
         task.build_model()
+
+
+def test_a_transcript_has_the_tokenizers_prompt_but_for_what_the_decoder_reads_first(
+    folder: Path, tmp_path: Path
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<|start|>", "<|en|>", "<|end|>", "tone", *map(str, range(16))]
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    own.add_special_tokens(words[:3])
+    prompt = [(word, at) for at, word in enumerate(words[:3])]
+    own.post_processor = tokenizers.processors.TemplateProcessing("<|start|> <|en|> $A <|end|>", special_tokens=prompt)
+    own.save(str(tmp_path / "tokenizer.json"))
+    spec = small_spec("whisper", folder, decoder_start_token_id=0)
+    spec["data"] |= {
+        "tokenizer": str(tmp_path / "tokenizer.json"),
+        "cache_dir": str(tmp_path),
+        "validation_fraction": 0,
+    }
+    _, task, own_task = _loaded(spec)
+    labels = task.train_data[7]["labels"].tolist()
+    assert labels == [1, 3, words.index("7"), 2, *[-100] * 8]
+    task.build_model()
+    assert own_task._decoder.before(torch.tensor([labels[:5]])).tolist() == [[0, 1, 3, words.index("7"), 2]]
+    assert task.export["files"] == {"tokenizer.json": str((tmp_path / "tokenizer.json").resolve())}
+    no_end = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(words)}))
+    no_end.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "rows.jsonl").write_text('{"audio": [0.5, 0.5], "text": ""}')
+    spec["data"]["paths"] = [str(tmp_path / "rows.jsonl")]
+    with pytest.raises(BadRowError, match=r"row 1: data\.text_field is an empty text"):
+        _loaded(spec)
