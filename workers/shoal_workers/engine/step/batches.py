@@ -30,8 +30,10 @@ class Batches:
 
     def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
         """The samples of a micro-batch of a step: the same for every world size."""
+        alternation = self._task.alternation
+        batch = step if alternation is None else alternation.batch(step)
         positions = sample_positions(
-            step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+            batch, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
         )
         return self.of(training_order(self._data, positions, seed=spec.seed))
 

@@ -75,6 +75,9 @@ class LocalPasses:
         self._order.begin_generation()
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
+        self._alternation = generation.task.alternation
+        if self._alternation is not None:
+            _refuse_split(generation)
         self._batch_loss = None
         if generation.task.has_batch_loss:
             self._batch_loss = BatchLoss(generation, self._model, buffers, self._order)
@@ -118,13 +121,14 @@ class LocalPasses:
         shares: list[Share] = []
         if self._batch_loss is not None:
             self._batch_loss.prepare(step, batches)
+        update = "" if self._alternation is None else f" of {self._alternation.name(step)}"
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
             self._prepare_backward(is_last=is_last)
             with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
                 run = partial(self._forward_backward, step, micro_batch, batches, scale)
-                share = self._order.run(f"training, last {is_last}", run)
+                share = self._order.run(f"training{update}, last {is_last}", run)
             if not is_padding and share is not None:
                 shares.append(share)
         return shares
@@ -159,7 +163,7 @@ class LocalPasses:
             batch = batches.training(generation.spec, step, micro_batch.index)
             with self._buffers.forward(micro_batch):
                 if self._batch_loss is None:
-                    returned = generation.task.evaluate(self._model, batch)
+                    returned = generation.task.evaluate_step(self._model, batch, step)
                 else:
                     returned = self._batch_loss.of(batch, micro_batch)
             refuse_written(self._order)
@@ -168,6 +172,16 @@ class LocalPasses:
             with self._buffers.backward():
                 torch.autograd.backward(returned.loss * weight * scale)
         return share
+
+
+def _refuse_split(generation: Generation) -> None:
+    layout = generation.layout
+    if max(layout.pp, layout.cp, layout.tp, layout.ep) > 1:
+        with generation.user_code:
+            raise ValueError(
+                f"the task has training_step(), and the layout {layout.describe()} splits the model over ranks. "
+                "Alternating updates run on the data axes: set parallelism.pp, cp, tp and ep to 1."
+            )
 
 
 def refuse_written(order: CollectiveOrder) -> None:

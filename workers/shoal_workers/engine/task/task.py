@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,6 +25,7 @@ from torch.utils.data import default_collate
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.sharding import default_shard_units
+from shoal_workers.engine.task.alternation import METRIC, Alternation, alternation_of
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Metrics, Returned, place_of, read_returned
@@ -74,6 +76,11 @@ class Task(Protocol):
         batch_loss(*embeddings: Tensor) -> Tensor | tuple[Tensor, Mapping[str, Any]]
             Both or none: the training's loss of a whole global batch, of what `embed` makes of each micro-batch. `loss`
             is then that of the validation. See docs/tasks.md.
+        optimizers: Mapping[str, str | list[str]]
+        updates: list[str]
+        training_step(model: nn.Module, batch, optimizers: Mapping[str, OptimizerState]) -> Mapping[str, Any]
+            Alternating updates: the patterns of the parameters that each optimizer updates, the order of a round, and a
+            loss for each, or a function that computes it. See docs/tasks.md and alternation.py.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
             If present, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
@@ -107,12 +114,26 @@ class LoadedTask:
         self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
         self.validation_data: Dataset | None = None
         self._train_data: Dataset | None = None
+        self.alternation: Alternation | None = alternation_of(task)
+        """None: each step updates all parameters with `loss`."""
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Returned:
         """The task's loss of a micro-batch, and its metrics. Raises also for what is neither."""
         return read_returned(self._task.loss(model, batch), self._task.loss)
+
+    def evaluate_step(self, model: nn.Module, batch: Any, step: int) -> Returned:
+        """The loss of a micro-batch in the training step that follows `step` completed ones, and its metrics."""
+        if self.alternation is None:
+            return self.evaluate(model, batch)
+        function = self._task.training_step
+        returned = function(model, batch, self.alternation.optimizers(step))
+        value = self.alternation.loss_of(returned, step, self.line_of("training_step"))
+        found = read_returned(value, function, "training_step")
+        loss = found.loss.detach().double().reshape(())
+        mean = loss if found.weight is None else loss / found.weight
+        return replace(found, metrics={**found.metrics, METRIC.format(self.alternation.name(step)): mean})
 
     @property
     def has_batch_loss(self) -> bool:
@@ -147,9 +168,11 @@ class LoadedTask:
         function: Any = getattr(self._task, member, None)
         return f"{place_of(function)} in {member}()" if hasattr(function, "__code__") else ""
 
-    def metrics(self, device: torch.device, *, writes_log: bool) -> Metrics:
-        """Returns an object for the metrics of one generation's training, or of its validation."""
-        return Metrics(self._task.loss, device, writes_log=writes_log)
+    def metrics(self, device: torch.device, *, writes_log: bool, of_steps: bool = False) -> Metrics:
+        """Returns an object for the metrics of one generation's training, or of its validation. `of_steps`: those of
+        `training_step`."""
+        function = self._task.training_step if of_steps else self._task.loss
+        return Metrics(function, device, writes_log=writes_log)
 
     @property
     def train_data(self) -> Dataset:
@@ -341,6 +364,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "build_model": (),
     "build_dataset": ("split",),
     "loss": ("model", "batch"),
+    "training_step": ("model", "batch", "optimizers"),
     "embed": ("model", "batch"),
     "prepare": ("progress",),
     "build_optimizer": ("model", "settings"),
