@@ -113,9 +113,7 @@ def test_an_optimizer_that_is_updated_twice_in_a_round_gets_a_new_batch(make_job
 
 
 def test_in_deterministic_mode_every_size_has_the_same_bits(make_job: Any) -> None:
-    one, three = (
-        run(make_job, fully_sharded(size), f"w{size}", **{**SPEC, "deterministic": True}) for size in (1, 3)
-    )
+    one, three = (run(make_job, fully_sharded(size), f"w{size}", **{**SPEC, "deterministic": True}) for size in (1, 3))
     assert [(step.loss, step.grad_norm) for step in one] == [(step.loss, step.grad_norm) for step in three]
     assert_as_plain(one, ["d", "g"])
 

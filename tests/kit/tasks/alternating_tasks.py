@@ -1,5 +1,7 @@
 """Tasks with alternating updates: each optimizer has parameters and a loss of its own."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -30,7 +32,7 @@ class Pair(nn.Module):
 
 
 class Gan:
-    optimizers = {"d": "judge.*", "g": ["maker.*"]}
+    optimizers: ClassVar = {"d": "judge.*", "g": ["maker.*"]}
 
     def __init__(self, model, data, seed):
         if "updates" in model:
@@ -71,15 +73,15 @@ class NoOptimizers(Gan):
 
 
 class Unowned(Gan):
-    optimizers = {"d": "judge.*", "g": "maker.0.*"}
+    optimizers: ClassVar = {"d": "judge.*", "g": "maker.0.*"}
 
 
 class OwnedTwice(Gan):
-    optimizers = {"d": "judge.*", "g": ["maker.*", "judge.2.*"]}
+    optimizers: ClassVar = {"d": "judge.*", "g": ["maker.*", "judge.2.*"]}
 
 
 class NoSuchName(Gan):
-    optimizers = {"d": "critic.*", "g": "*"}
+    optimizers: ClassVar = {"d": "critic.*", "g": "*"}
 
 
 class OneLoss(Gan):
@@ -93,4 +95,4 @@ class OtherLoss(Gan):
 
 
 class LeftOut(Gan):
-    updates = ["d"]
+    updates = ("d",)

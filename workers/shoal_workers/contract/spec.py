@@ -376,6 +376,13 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class BatchSync(StrEnum):
+    """Over which samples a BatchNorm normalises."""
+
+    MICRO_BATCH = "micro_batch"
+    GLOBAL = "global"
+
+
 class BatchSpec(Frozen):
     """The global batch is the same at every world size."""
 
@@ -383,6 +390,11 @@ class BatchSpec(Frozen):
     """Samples per optimizer step, over all ranks."""
     micro_size: PositiveInt = 4
     """Samples per forward and backward pass on one rank. Must divide `global_size`."""
+    sync: BatchSync = BatchSync.MICRO_BATCH
+    """Over which samples a BatchNorm normalises in training. micro_batch: each micro-batch on its own, as in a plain
+    loop. global: the whole global batch, as SyncBatchNorm; a rank then computes all of its micro-batches in one pass,
+    so it needs the memory of its whole share. On the data axes, without dropout and other random numbers in the
+    forward pass; see docs/tasks.md."""
 
     @model_validator(mode="after")
     def _divides(self) -> BatchSpec:

@@ -151,6 +151,12 @@ class CollectiveOrder:
             for one in group.fsdp_params:
                 one.sharded_param.grad = None
 
+    def stay_whole(self) -> None:
+        """All ranks, before the first pass of a generation: parameters stay whole during a step."""
+        if not self.is_whole:
+            self.is_whole, self._passes = True, None
+            self._root.set_reshard_after_forward(False)
+
     def _reset(self) -> None:
         """Called after a pass was left in the middle."""
         self._root.reset_iter_state()

@@ -1,5 +1,5 @@
-"""Alternating updates of several optimizers, as of a GAN or of an actor and a critic: which one a step updates, and with
-which batch.
+"""Alternating updates of several optimizers, as of a GAN or of an actor and a critic: which one a step updates, and
+with which batch.
 
     updates        critic   critic   actor  | critic   critic   actor  | ...      one round after the other
     step           0        1        2        3        4        5
@@ -122,14 +122,14 @@ class Alternation:
                 patterns = " and ".join(map(repr, self._patterns[name]))
                 near = difflib.get_close_matches(self._patterns[name][0].replace("*", ""), names, n=3, cutoff=0.3)
                 raise ValueError(
-                    f"optimizers[{name!r}] is {patterns}, which matches no parameter that needs a gradient. The nearest "
-                    f"names are {', '.join(map(repr, near or names[:3]))}; `*` stands for any characters."
+                    f"optimizers[{name!r}] is {patterns}, which matches no parameter that needs a gradient. The "
+                    f"nearest names are {', '.join(map(repr, near or names[:3]))}; `*` stands for any characters."
                 )
         for one, own_names in owners.items():
             if len(own_names) > 1:
                 raise ValueError(
-                    f"the parameter {one!r} belongs to the optimizers {' and '.join(own_names)}, and each of them would "
-                    "update it with a loss of its own. Make the patterns in optimizers narrower."
+                    f"the parameter {one!r} belongs to the optimizers {' and '.join(own_names)}, and each of them "
+                    "would update it with a loss of its own. Make the patterns in optimizers narrower."
                 )
             if not own_names:
                 raise ValueError(
@@ -189,14 +189,14 @@ def alternation_of(task: object) -> Alternation | None:
 def _patterns(name: Any, value: Any, kind: str) -> tuple[str, ...]:
     if not is_metric_name(name) or not is_metric_name(METRIC.format(name)):
         raise TypeError(
-            f"{kind}.optimizers has the name {name!r}, and the loss of its updates is the metric loss_NAME. Use a short "
-            "name of letters, digits and _ that begins with a letter."
+            f"{kind}.optimizers has the name {name!r}, and the loss of its updates is the metric loss_NAME. Use a "
+            "short name of letters, digits and _ that begins with a letter."
         )
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
     if not found or not all(isinstance(one, str) for one in found):
         raise TypeError(
-            f"{kind}.optimizers[{name!r}] is {value!r}. Give it a pattern of parameters' names, or a list of them, such "
-            'as "discriminator.*".'
+            f"{kind}.optimizers[{name!r}] is {value!r}. Give it a pattern of parameters' names, or a list of them, "
+            'such as "discriminator.*".'
         )
     return found
 
@@ -209,4 +209,3 @@ def _updates(value: Any, patterns: Mapping[str, Any], kind: str) -> tuple[str, .
             f"({', '.join(map(repr, patterns))}) stands at least once."
         )
     return found
-

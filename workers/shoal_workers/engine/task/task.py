@@ -23,8 +23,9 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from shoal_workers.contract.optimizers import OptimizerSpec
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import BatchSync, JobSpec
 from shoal_workers.engine.parallel.sharding import default_shard_units
+from shoal_workers.engine.step.global_norm import synchronise
 from shoal_workers.engine.task.alternation import METRIC, Alternation, alternation_of
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything
@@ -233,6 +234,8 @@ class LoadedTask:
                 f"{self.line_of('build_model')}: build_model() returned {_kind(model)}, not a torch.nn.Module. Does it "
                 "end with `return model`?"
             )
+        if self._spec.batch.sync is BatchSync.GLOBAL:
+            synchronise(model, self.line_of("build_model"))
         refuse_wrapped(model, self.line_of("build_model"))
         if describe := getattr(self._task, "export_config", None):
             described = describe(model)
