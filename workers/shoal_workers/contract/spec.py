@@ -408,6 +408,13 @@ class BatchSpec(Frozen):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _without_the_default(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        document = handler(self)
+        if self.sync is BatchSync.MICRO_BATCH:  # earlier versions refuse the key
+            document.pop("sync", None)
+        return document
+
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per optimizer step, over all ranks."""

@@ -154,7 +154,7 @@ class GlobalBatchNorm(BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the statistics of all ranks. x: (samples, channels, ..)"""
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the statistics of all ranks; x: (n, channels, ...)"""
 
     @staticmethod
     def forward(
@@ -234,6 +234,6 @@ def synchronise(model: nn.Module, line: str) -> nn.Module:
     return model
 
 
-@cache
+@cache  # type: ignore[arg-type]
 def _global_class(kind: Any) -> Any:
     return type(kind.__name__, (GlobalBatchNorm, kind), {"__module__": kind.__module__})

@@ -180,7 +180,7 @@ class LocalPasses:
             # Seeded by micro-batch: its draws do not depend on the rank that runs it, or on what ran before.
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
-            with self._buffers.forward(micro_batch):
+            with self._buffers.forward(micro_batch), self._order.in_loss():
                 if self._batch_loss is None:
                     returned = generation.task.evaluate_step(self._model, batch, step)
                 else:
@@ -199,7 +199,7 @@ class LocalPasses:
         batch = batches.training_pass(generation.spec, step, self._real)
         exchange, before = Exchange(self._model, merged, generation.device), generator_states()
         with exchange.running():
-            with self._buffers.forward(merged):
+            with self._buffers.forward(merged), self._order.in_loss():
                 returned = generation.task.evaluate_step(self._model, batch, step)
                 if not torch.equal(before, generator_states()):
                     raise ValueError(

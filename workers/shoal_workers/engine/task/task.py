@@ -256,8 +256,8 @@ class LoadedTask:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
-                "torch.optim.Optimizer. A task has one optimizer; a program with several, or with a loop of its own, "
-                "is a script: shoal submit train.py, see docs/porting.md."
+                "torch.optim.Optimizer. A task has one optimizer. Updates of several in turn have training_step(), "
+                "see docs/tasks.md; a program with a loop of its own is a script, see docs/porting.md."
             )
         if needs_arguments(optimizer.step):
             raise TypeError(
