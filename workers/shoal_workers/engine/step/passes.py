@@ -25,12 +25,12 @@ from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.parallel.global_norm import Exchange
 from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.global_norm import Exchange
 from shoal_workers.engine.task.randomness import generator_states, seed_everything
 from shoal_workers.engine.task.returned import Returned, Share
 from shoal_workers.tasks.feed_forward import share_of_step

@@ -24,8 +24,8 @@ from torch.utils.data import default_collate
 
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import BatchSync, JobSpec
+from shoal_workers.engine.parallel.global_norm import synchronise
 from shoal_workers.engine.parallel.sharding import default_shard_units
-from shoal_workers.engine.step.global_norm import synchronise
 from shoal_workers.engine.task.alternation import METRIC, Alternation, alternation_of
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything

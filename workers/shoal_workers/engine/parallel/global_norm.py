@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -234,6 +233,5 @@ def synchronise(model: nn.Module, line: str) -> nn.Module:
     return model
 
 
-@cache  # type: ignore[arg-type]
 def _global_class(kind: Any) -> Any:
     return type(kind.__name__, (GlobalBatchNorm, kind), {"__module__": kind.__module__})
