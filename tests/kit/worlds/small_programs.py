@@ -42,7 +42,10 @@ GLOBAL = {"batch": {**SPEC["batch"], "sync": "global"}}
 
 
 def _named(**section: Any) -> dict[str, Any]:
-    return {"optimizer": {**SPEC["optimizer"], **section}}
+    optimizer = {**SPEC["optimizer"], **section}
+    if "name" in section:  # eps is a setting of Adam's kind
+        del optimizer["eps"]
+    return {"optimizer": optimizer}
 
 
 def _p(name: str) -> str:
@@ -109,7 +112,7 @@ REFUSED: tuple[Row, ...] = (
     Row("several optimizers from `build_optimizer`", _p("TwoOptimizers"), refused="A task has one optimizer"),
     Row("LBFGS", _p("Lbfgs"), refused="Return an optimizer whose step() needs none"),
     Row("`nn.Embedding(sparse=True)`", _p("Sparse"), refused="sparse=True"),
-    Row("`nn.Embedding(max_norm=...)`", _p("Clamped"), refused="writes to the parameter"),
+    Row("`nn.Embedding(max_norm=...)`", _p("Clamped"), refused="Scale its output in forward() instead"),
     Row("a buffer with `persistent=False` that changes", _p("Forgotten"), refused="Register it with persistent=True"),
     Row("BatchNorm over the global batch, and dropout", _p("NormAndDropout"), GLOBAL, refused="draws random numbers"),
     Row("`SyncBatchNorm` without `batch.sync: global`", _p("SyncNorm"), refused="Set batch.sync to global"),
