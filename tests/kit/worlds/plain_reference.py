@@ -170,7 +170,7 @@ def switched_losses(before_data, after_data, switch, steps):
 
 
 def _updated(task, step):
-    """Of alternating updates: the optimizer that a step updates, and the number of the batch that it reads."""
+    """The optimizer that a step updates, if a task has several, and the number of the batch that it reads."""
     if not hasattr(task, "training_step"):
         return None, step
     order = list(getattr(task, "updates", task.optimizers))
