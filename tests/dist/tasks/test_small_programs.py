@@ -1,4 +1,4 @@
-"""The small programs of docs/programs.md, as told there: two ranks train as a plain loop, or it is refused."""
+"""The small programs of docs/programs.md: two ranks train as a plain loop, or it is refused."""
 
 from __future__ import annotations
 
