@@ -153,6 +153,7 @@ bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/golden.py
 	@$(BIN)/python tools/docs_pages.py
+	@$(BIN)/python tools/programs_page.py
 	@$(BIN)/python tools/runbook_page.py
 	@$(BIN)/python tools/cli_page.py
 	@$(BIN)/python tools/trace_generator.py

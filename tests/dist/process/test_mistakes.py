@@ -87,7 +87,7 @@ MADE: dict[str, tuple[str, str, str]] = {
     "CutByRank": ("no_group", "build_dataset", "Shoal chooses which samples"),
     "OwnGroup": (REFUSED, "build_model", "Shoal itself forms the groups"),
     "Replicated": (REFUSED, "build_model", "Return the plain module"),
-    "SyncNorm": (REFUSED, "build_model", "GroupNorm or LayerNorm"),
+    "SyncNorm": (REFUSED, "build_model", "Set batch.sync to global"),
     # settings of the process
     "GradientsLeftOff": (REFUSED, "loss", "with torch.no_grad():"),
     "InferenceLeftOn": (REFUSED, "build_model", "with torch.inference_mode():"),

@@ -8,6 +8,7 @@ import importlib
 import math
 import random
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,7 @@ def train(spec_data, steps):
     moving = getattr(task, "moving", ())
     for step in range(steps):
         optimizer.zero_grad()
+        update, batch = _updated(task, step)
         before = {name: one.clone() for name, one in model.named_buffers() if name in moving}
         changes = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in before.items()}
         forget_load(model)
@@ -98,7 +100,7 @@ def train(spec_data, steps):
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
             positions = sample_positions(
-                step, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+                batch, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
             )
             samples = _samples(data, positions, spec.seed)
             share_of_step(model, 1 / spec.batch.num_micro_batches)
@@ -107,7 +109,7 @@ def train(spec_data, steps):
                 _take_changes(model, before, changes, spec.batch.num_micro_batches)
                 continue
             with torch.autocast(DEVICE, torch.bfloat16, enabled=spec.precision == "bf16"):
-                loss, weight, values = _split(task.loss(model, _on_device(collate(samples))))
+                loss, weight, values = _split(_loss(task, model, _on_device(collate(samples)), update))
             share = 1 / spec.batch.num_micro_batches
             if weight is None:
                 loss = loss / spec.batch.num_micro_batches
@@ -129,6 +131,9 @@ def train(spec_data, steps):
             for parameter in model.parameters():
                 if parameter.grad is not None:  # a frozen one has none
                     parameter.grad /= sum(weights)
+        for name, parameter in model.named_parameters() if update else ():
+            if not any(fnmatchcase(name, pattern) for pattern in _patterns(task, update)):
+                parameter.grad = None
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
         if o.ema_decay is not None and step == 0:
@@ -180,6 +185,35 @@ def _samples(data, positions, seed):
         buckets = LengthBuckets(data, seed)
         return [data[index] for at in positions for index in buckets.members(at)]
     return [data[index] for index in _indices(data, positions, seed)]
+
+
+def _updated(task, step):
+    """The optimizer that a step updates, if a task has several, and the number of the batch that it reads."""
+    if not hasattr(task, "training_step"):
+        return None, step
+    order = list(getattr(task, "updates", task.optimizers))
+    batch, served = -1, set(order)
+    for number in range(step + 1):
+        name = order[number % len(order)]
+        if name in served or not number % len(order):
+            batch, served = batch + 1, set()
+        served.add(name)
+    return name, batch
+
+
+def _patterns(task, name):
+    value = task.optimizers[name]
+    return [value] if isinstance(value, str) else value
+
+
+def _loss(task, model, batch, update):
+    if update is None:
+        return task.loss(model, batch)
+    value = task.training_step(model, batch, None)[update]
+    loss, *rest = returned if isinstance(returned := value(), tuple) else (returned,)
+    metrics = rest.pop() if rest and isinstance(rest[-1], dict) else {}
+    mean = loss.detach() / rest[0] if rest else loss.detach()
+    return loss, *rest, {**metrics, f"loss_{update}": mean}
 
 
 def _indices(data, positions, seed):

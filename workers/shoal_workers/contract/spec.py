@@ -379,6 +379,13 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class BatchSync(StrEnum):
+    """Over which samples a BatchNorm normalises."""
+
+    MICRO_BATCH = "micro_batch"
+    GLOBAL = "global"
+
+
 class BatchSpec(Frozen):
     """The global batch is the same at every world size."""
 
@@ -391,6 +398,11 @@ class BatchSpec(Frozen):
     the training thread reads, which suits data in memory. Samples, order and losses are the same."""
     prefetch_factor: int = Field(2, ge=1, le=256, exclude_if=lambda value: value == 2)
     """Micro-batches that each of these processes reads ahead."""
+    sync: BatchSync = Field(BatchSync.MICRO_BATCH, exclude_if=lambda value: value is BatchSync.MICRO_BATCH)
+    """Over which samples a BatchNorm normalises in training. micro_batch: each micro-batch on its own, as in a plain
+    loop. global: the whole global batch, as SyncBatchNorm; a rank then computes all of its micro-batches in one pass,
+    so it needs the memory of its whole share. On the data axes, without dropout and other random numbers in the
+    forward pass; see docs/tasks.md."""
 
     @model_validator(mode="after")
     def _divides(self) -> BatchSpec:
@@ -401,6 +413,15 @@ class BatchSpec(Frozen):
                 f"batch.global_size {self.global_size} is not a multiple of batch.micro_size {self.micro_size}: "
                 f"{self.global_size} = {self.global_size // self.micro_size} x {self.micro_size} "
                 f"+ {self.global_size % self.micro_size}. Set global_size to {hint}, or choose another micro_size."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reads_in_one_pass(self) -> BatchSpec:
+        if self.num_workers and self.sync is BatchSync.GLOBAL:
+            raise ValueError(
+                f"batch.num_workers is {self.num_workers} and batch.sync is global: a rank reads the samples of its "
+                "whole share of a step at once, on the training thread. Set num_workers to 0, or sync to micro_batch."
             )
         return self
 

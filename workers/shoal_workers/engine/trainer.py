@@ -99,6 +99,8 @@ class Trainer:
             num_samples=batches.num_samples,
             tokens_per_sample=self._tokens_per_sample,
         )
+        if task.alternation is not None and spec.stop.epochs is not None:
+            self.total_steps = task.alternation.num_steps(self.total_steps)
 
     def restore(self) -> Restored:
         """Read the state that the assignment names, if any. No collective. Raises as `state.restore.restore`."""

@@ -32,7 +32,7 @@ from shoal_workers.contract.model import (
     slow_tokenizer_of,
 )
 from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.spec import JobSpec, Launcher, Precision, plan_of
+from shoal_workers.contract.spec import BatchSync, JobSpec, Launcher, Precision, plan_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
         return
     if spec.deterministic:
         yield from _with_deterministic(spec)
+    if spec.batch.sync is BatchSync.GLOBAL:
+        yield from _with_global_norms(spec)
     if spec.init_from is not None and spec.continue_from is not None:
         yield Conflict(
             "init_from",
@@ -172,6 +174,21 @@ def _with_bytes(model: LanguageModelConfig, text: TextDataConfig) -> Iterator[Co
             "model.vocab_size",
             f"model.vocab_size {model.vocab_size} is smaller than the {BYTE_VOCABULARY} tokens of data.tokenizer "
             f'"{BYTE_TOKENIZER}". Leave model.vocab_size out, or set it to at least {BYTE_VOCABULARY}.',
+        )
+
+
+def _with_global_norms(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.deterministic:
+        yield Conflict(
+            "batch.sync",
+            "batch.sync is global, but deterministic: true needs the same bits everywhere, and a rank that computes "
+            "more samples at once rounds differently. Set batch.sync to micro_batch, or deterministic to false.",
+        )
+    if spec.compile:
+        yield Conflict(
+            "compile",
+            "compile is true, and batch.sync is global: a BatchNorm that waits for other ranks cannot be compiled with "
+            "its block. Set compile to false, or batch.sync to micro_batch.",
         )
 
 

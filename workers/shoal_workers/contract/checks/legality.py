@@ -35,7 +35,7 @@ from shoal_workers.contract.model import (
     dropout_of,
     why_not,
 )
-from shoal_workers.contract.spec import JobSpec, plan_of, varies_in_length
+from shoal_workers.contract.spec import BatchSync, JobSpec, plan_of, varies_in_length
 
 
 class Rule(StrEnum):
@@ -64,6 +64,8 @@ class Rule(StrEnum):
     EXPERTS_DIVISIBLE = "experts_divisible"
     EP_DIVIDES_DP_SHARD = "ep_divides_dp_shard"
     DETERMINISTIC_NEEDS_DATA_AXES = "deterministic_needs_data_axes"
+    SYNC_NEEDS_DATA_AXES = "sync_needs_data_axes"
+    """The statistics of a global batch are those of whole activations."""
     DROPOUT_NEEDS_DATA_AXES = "dropout_needs_data_axes"
     """Dropout draws one mask per micro-batch; ranks that hold parts of an activation would draw different masks."""
 
@@ -85,6 +87,7 @@ def violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> tupl
 
 def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Violation]:
     yield from _deterministic(layout, spec)
+    yield from _sync(layout, spec)
     yield from _dropout(layout, spec)
     yield from _data_ranks(layout, spec)
     missing = tuple(_missing_plan(layout, spec, plan))
@@ -120,6 +123,18 @@ def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
                 axis=axis,
                 message=f"{axis} is {degree}, but deterministic: true sums in one fixed order along dp_shard only. "
                 f"Set {axis} to 1, or deterministic to false.",
+            )
+
+
+def _sync(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
+    for axis in ("pp", "cp", "tp", "ep") if spec.batch.sync is BatchSync.GLOBAL else ():
+        degree = getattr(layout, axis)
+        if degree > 1:
+            yield Violation(
+                rule=Rule.SYNC_NEEDS_DATA_AXES,
+                axis=axis,
+                message=f"{axis} is {degree}, but batch.sync global normalises over the samples of the data axes only. "
+                f"Set {axis} to 1, or batch.sync to micro_batch.",
             )
 
 

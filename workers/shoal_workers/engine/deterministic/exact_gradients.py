@@ -41,7 +41,7 @@ arithmetic and the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -85,6 +85,8 @@ class ExactGradients:
         self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
         self._extremes: list[Tensor] = []
         self._rung = 0
+        self.skipped: Collection[int] = ()
+        """Ids of parameters of the model that the step does not update: their gradients are dropped."""
 
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: resets what an earlier pass left, whether it completed or
@@ -156,7 +158,7 @@ class ExactGradients:
     def _taker(self, slot: Slot, *, is_padding: bool) -> Callable[[Tensor], None]:
         def take(whole: Tensor) -> None:
             gradient, whole.grad = whole.grad, None
-            if gradient is not None and not is_padding:
+            if gradient is not None and not is_padding and id(slot.shard) not in self.skipped:
                 self._add(slot, gradient)
 
         return take

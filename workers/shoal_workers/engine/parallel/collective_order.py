@@ -22,7 +22,8 @@ training thread, and on a GPU autograd's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ from shoal_workers.torch_internals import (
 )
 
 _END = -1
+_LEFT = -2
+"""In place of a call: this rank has left an earlier pass of the step."""
 T = TypeVar("T")
 
 
@@ -84,6 +87,7 @@ class CollectiveOrder:
         self._num_calls: dict[int, int] = {}
         self._ended: set[int] = set()
         self._num_gathered = self._num_summed = 0
+        self._is_in_loss = False
         self._sums: dict[int, Callable[[], None]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
         """FSDP's record of a parameter, by the record's id, with the version that the gathered parameter had as its
@@ -108,6 +112,16 @@ class CollectiveOrder:
     def begin_step(self) -> None:
         """Forgets which parameters were used."""
         self._used.clear()
+
+    @contextmanager
+    def in_loss(self) -> Iterator[None]:
+        """Surrounds the task's loss. A backward pass within it (`torch.autograd.grad` of a gradient penalty) ends no
+        micro-batch: nothing is summed, and parameters stay, because its own derivative needs them."""
+        self._is_in_loss = True
+        try:
+            yield
+        finally:
+            self._is_in_loss = False
 
     def used_parameters(self) -> set[int]:
         """Ids of the parameters of this part that a backward pass on this rank since `begin_step` had a gradient
@@ -150,6 +164,12 @@ class CollectiveOrder:
         for group in self._groups:
             for one in group.fsdp_params:
                 one.sharded_param.grad = None
+
+    def stay_whole(self) -> None:
+        """All ranks, before the first pass of a generation: parameters stay whole during a step."""
+        if not self.is_whole:
+            self.is_whole, self._passes = True, None
+            self._root.set_reshard_after_forward(False)
 
     def _reset(self) -> None:
         """Called after a pass was left in the middle."""
@@ -230,6 +250,12 @@ class CollectiveOrder:
 
     def _after_backward(self, group: Any, *_: object) -> None:
         """Replaces FSDP's `post_backward` of a unit."""
+        if self._is_in_loss:
+            if not self.is_whole:
+                raise OrderVaries  # on all ranks alike: the step is repeated with whole parameters
+            self._num_calls[id(group)] = 2  # its gradients are complete at the end of the micro-batch's own pass only
+            mark_backward_done(group)
+            return
         if not group.reduce_grads or not self.is_whole:
             self._sum(group)
             return
@@ -243,6 +269,9 @@ class CollectiveOrder:
 
     def _end_backward(self, finish: Callable[[], None]) -> None:
         """Replaces FSDP's callback at the end of a backward pass."""
+        if self._is_in_loss:
+            finish()
+            return
         if self.is_whole:
             for group in self._groups[self._num_summed :]:
                 if group.reduce_grads:
@@ -323,6 +352,9 @@ class _Passes:
                     # The end is compared, too: a rank whose pass has fewer collectives must not go on alone.
                     self._agree(_END)
                     self._known[kind] = now
+            elif expected is None:
+                # The others compare the first pass of a kind call by call, and are waiting for this rank's first one.
+                self._agree(_LEFT)
         except OrderVaries:
             reset()
             # In the first pass of a kind all ranks compare each call, so all of them leave the pass here.

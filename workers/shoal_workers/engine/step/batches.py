@@ -18,6 +18,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.step.batch_readers import Key, Request, Stream
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.task import Dataset, LoadedTask
 from shoal_workers.torch_internals import tree_map_only
 
@@ -40,7 +41,23 @@ class Batches:
         start = time.perf_counter()
         try:
             read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
-            return self._moved(*read) if read is not None else self._made(_indices(self._data, spec, step, micro_batch))
+            if read is not None:
+                return self._moved(*read)
+            return self._made(_indices(self._task, self._data, spec, step, micro_batch))
+        finally:
+            self.spent_s += time.perf_counter() - start
+
+    def training_pass(self, spec: JobSpec, step: int, micro_batches: Sequence[int]) -> Any:
+        """The samples of several micro-batches of a step as one batch, read on the training thread. Each sample is read
+        with the random numbers of its own micro-batch; `collate` gets those of the first."""
+        start = time.perf_counter()
+        samples: list[Any] = []
+        for micro_batch in micro_batches:
+            seed_everything(randomness_seed(spec.seed, step, micro_batch))
+            samples += [self._sample(index) for index in _indices(self._task, self._data, spec, step, micro_batch)]
+        seed_everything(randomness_seed(spec.seed, step, micro_batches[0]))
+        try:
+            return self._moved(self._task.collate(samples))
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -79,7 +96,7 @@ def training_batches(generation: Generation) -> Batches:
     def requests(first: Key) -> Iterator[Request]:
         for step in itertools.count(first[0]):
             for index in own[own.index(first[1]) if step == first[0] and first[1] in own else 0 :]:
-                indices = tuple(_indices(task.train_data, spec, step, index))
+                indices = tuple(_indices(task, task.train_data, spec, step, index))
                 yield Request((step, index), indices, randomness_seed(spec.seed, step, index))
 
     readers = generation.readers
@@ -87,8 +104,9 @@ def training_batches(generation: Generation) -> Batches:
     return Batches(task, task.train_data, generation.device, ahead)
 
 
-def _indices(data: Dataset, spec: JobSpec, step: int, micro_batch: int) -> list[int]:
+def _indices(task: LoadedTask, data: Dataset, spec: JobSpec, step: int, micro_batch: int) -> list[int]:
+    batch = step if task.alternation is None else task.alternation.batch(step)
     positions = sample_positions(
-        step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+        batch, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
     )
     return training_order(data, positions, seed=spec.seed)

@@ -14,7 +14,8 @@ part of a sum, and what a parameter has that no rank has used.
 
 A parameter that this rank's micro-batches have not used has zeros as its gradient after the sum over ranks, because all
 ranks take part in that sum. The ballots count the ranks that have used it; if there is none, its gradient is dropped
-before the update: no state, no weight decay, as in a loop of plain torch.
+before the update: no state, no weight decay, as in a loop of plain torch. With alternating updates the gradients of all
+other optimizers are dropped on every rank, before the norm.
 
 In deterministic mode FSDP reduces nothing; `ExactGradients` does so after the last micro-batch. Called by the trainer.
 """
@@ -22,7 +23,7 @@ In deterministic mode FSDP reduces nothing; `ExactGradients` does so after the l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ from shoal_workers.engine.step.passes import LocalPasses, Passes
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Share
+from shoal_workers.engine.task.returned import Metrics, Share
 from shoal_workers.tasks.feed_forward import forget_load, has_balance_loss, move_biases, sum_load
 
 _SHOWN = 8
@@ -84,7 +85,8 @@ class GradientPass:
         self._partial_gradients = PartialGradients(assembly, generation.meshes)
         self._copies = assembly.copies()
         self._uses = UseCounts(trained, generation.layout.world_size)
-        self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
+        self._updated = _Updated(generation, assembly, trained)
+        self._metrics = self._updated.metrics(0)
         self._metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
 
     def run(self, step: int, scale: float = 1.0) -> Tensor:
@@ -93,11 +95,15 @@ class GradientPass:
         Returns this rank's share of the mean loss, a scalar on the device; the shares of all ranks add up to it, times
         `weight`.
         """
+        self._metrics = self._updated.metrics(step)
         for part in self._assembly.parts:
             forget_load(part)
         self._buffers.begin()
+        others = self._updated.others(step)
         if self._exact is None:
             shares = self.passes.shares(step, self._batches, scale)
+            for parameter in others.values():  # their part of the gradient of another optimizer's loss
+                parameter.grad = None
             self._partial_gradients.add_up()
             self._sum_load()
             self._buffers.add_up()
@@ -105,6 +111,7 @@ class GradientPass:
             self._metric_sums = self._metrics.sums(shares)
             return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         self._exact_sums = None
+        self._exact.skipped = others.keys()
         shares = []
         while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
             self._exact.begin()
@@ -162,8 +169,8 @@ class GradientPass:
         for name, parameter in self._assembly.all_parameters():
             if name in unused:
                 parameter.grad = None
-        if step == 0:
-            self._remark(unused)
+        if self._updated.is_first(step):
+            self._remark([name for name in unused if name in self._updated.names(step)])
 
     def gradients(self) -> Gradients:
         """The gradients of the last `run`."""
@@ -235,7 +242,7 @@ class GradientPass:
         """Called after the first step: names the parameters without a gradient in the log, from one rank. Such a
         parameter is a mistake more often than not. An expert may have got no token."""
         generation = self._generation
-        if generation.rank != 0 or generation.plan.experts:
+        if generation.rank != 0 or generation.plan.experts or not unused:
             return
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
         generation.outbox.log_text(
@@ -262,6 +269,46 @@ class GradientPass:
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._generation.device)
+
+
+class _Updated:
+    """Which parameters each step updates: all, or with alternating updates those of one optimizer. Each optimizer has
+    metrics of its own."""
+
+    def __init__(self, generation: Generation, assembly: Assembly, trained: Sequence[str]) -> None:
+        task, device, writes_log = generation.task, generation.device, generation.rank == 0
+        self._alternation = task.alternation
+        self._trained = frozenset(trained)
+        self._members: dict[str, frozenset[str]] = {}
+        self._others: dict[str, dict[int, nn.Parameter]] = {"": {}}
+        self._metrics: dict[str, Metrics] = {}
+        if self._alternation is None:
+            self._metrics[""] = task.metrics(device, writes_log=writes_log)
+            return
+        with generation.user_code:
+            self._members = self._alternation.members(trained)
+        for one, own in self._members.items():
+            self._metrics[one] = task.metrics(device, writes_log=writes_log, of_steps=True)
+            self._others[one] = {
+                id(parameter): parameter for name, parameter in assembly.all_parameters() if name not in own
+            }
+
+    def _name(self, step: int) -> str:
+        return "" if self._alternation is None else self._alternation.name(step)
+
+    def metrics(self, step: int) -> Metrics:
+        return self._metrics[self._name(step)]
+
+    def others(self, step: int) -> Mapping[int, nn.Parameter]:
+        """The parameters that the step does not update, by id."""
+        return self._others[self._name(step)]
+
+    def names(self, step: int) -> frozenset[str]:
+        return self._members.get(self._name(step), self._trained)
+
+    def is_first(self, step: int) -> bool:
+        """Whether the step is the first one that updates these parameters."""
+        return step == 0 if self._alternation is None else self._alternation.is_first(step)
 
 
 class PartialGradients:

@@ -20,16 +20,18 @@ from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
+from shoal_workers.contract.spec import BatchSync
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.parallel.global_norm import Exchange
 from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.randomness import generator_states, seed_everything
 from shoal_workers.engine.task.returned import Returned, Share
 from shoal_workers.tasks.feed_forward import share_of_step
 
@@ -66,15 +68,32 @@ class LocalPasses:
         self._exact = exact
         self._buffers = buffers
         self._user_code = generation.user_code
-        self._own = generation.own_micro_batches()
+        self._own = own = generation.own_micro_batches()
+        self._is_one_pass = generation.spec.batch.sync is BatchSync.GLOBAL
+        """Whether all of them are one pass, because BatchNorm normalises over the global batch."""
+        self._real = tuple(one.index for one in own if one.weight) or (own[0].index,)
+        if self._is_one_pass:
+            self._own = (MicroBatch(self._real[0], sum(one.weight for one in own)),)
         (self._model,) = assembly.parts
         assert isinstance(self._model, FSDPModule)
         self._fsdp: FSDPModule = self._model
         self._reduces_once = reduces_once(generation.layout)
         (self._order,) = assembly.orders
         self._order.begin_generation()
+        if self._is_one_pass:
+            if generation.task.has_batch_loss:
+                with self._user_code:
+                    raise ValueError(
+                        "the task has batch_loss(), for which each micro-batch runs twice, and batch.sync is global, "
+                        "for which all of them are one pass. Set batch.sync to micro_batch."
+                    )
+            # a unit that is gathered in the middle of a pass could meet the exchange of a BatchNorm on other ranks
+            self._order.stay_whole()
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
+        self._alternation = generation.task.alternation
+        if self._alternation is not None:
+            _refuse_split(generation)
         self._batch_loss = None
         if generation.task.has_batch_loss:
             self._batch_loss = BatchLoss(generation, self._model, buffers, self._order)
@@ -118,13 +137,14 @@ class LocalPasses:
         shares: list[Share] = []
         if self._batch_loss is not None:
             self._batch_loss.prepare(step, batches)
+        update = "" if self._alternation is None else f" of {self._alternation.name(step)}"
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
             self._prepare_backward(is_last=is_last)
             with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
                 run = partial(self._forward_backward, step, micro_batch, batches, scale)
-                share = self._order.run(f"training, last {is_last}", run)
+                share = self._order.run(f"training{update}, last {is_last}", run)
             if not is_padding and share is not None:
                 shares.append(share)
         return shares
@@ -153,13 +173,16 @@ class LocalPasses:
         generation.position.enter(Phase.FORWARD)
         weight = micro_batch.weight / generation.spec.batch.num_micro_batches
         share_of_step(self._model, weight * scale)
+        if self._is_one_pass:
+            with self._user_code:
+                return self._one_pass(step, micro_batch, batches, scale)
         with self._user_code:
             # Seeded by micro-batch: its draws do not depend on the rank that runs it, or on what ran before.
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
-            with self._buffers.forward(micro_batch):
+            with self._buffers.forward(micro_batch), self._order.in_loss():
                 if self._batch_loss is None:
-                    returned = generation.task.evaluate(self._model, batch)
+                    returned = generation.task.evaluate_step(self._model, batch, step)
                 else:
                     returned = self._batch_loss.of(batch, micro_batch)
             refuse_written(self._order)
@@ -168,6 +191,43 @@ class LocalPasses:
             with self._buffers.backward():
                 torch.autograd.backward(returned.loss * weight * scale)
         return share
+
+    def _one_pass(self, step: int, merged: MicroBatch, batches: Batches, scale: float) -> Share:
+        """All micro-batches of this rank at once, see global_norm.py."""
+        generation = self._generation
+        num = generation.spec.batch.num_micro_batches
+        batch = batches.training_pass(generation.spec, step, self._real)
+        exchange, before = Exchange(self._model, merged, generation.device), generator_states()
+        with exchange.running():
+            with self._buffers.forward(merged), self._order.in_loss():
+                returned = generation.task.evaluate_step(self._model, batch, step)
+                if not torch.equal(before, generator_states()):
+                    raise ValueError(
+                        "forward() or loss() draws random numbers (dropout, noise), and batch.sync is global: a worker "
+                        "computes all of its micro-batches at once, so they would depend on the number of workers. "
+                        "Draw them in the data set, whose samples have the numbers of their micro-batch; or set "
+                        "dropout to 0, or batch.sync to micro_batch."
+                    )
+                exchange.end()
+            refuse_written(self._order)
+            # A mean counts for all of its micro-batches; a sum has grown with them.
+            weight = (merged.weight if returned.weight is None else min(merged.weight, 1.0)) / num
+            share = share_of(generation, returned, weight)
+            generation.position.enter(Phase.BACKWARD)
+            with self._buffers.backward():
+                torch.autograd.backward(returned.loss * weight * scale)
+            exchange.end()
+        return share
+
+
+def _refuse_split(generation: Generation) -> None:
+    layout = generation.layout
+    if max(layout.pp, layout.cp, layout.tp, layout.ep) > 1:
+        with generation.user_code:
+            raise ValueError(
+                f"the task has training_step(), and the layout {layout.describe()} splits the model over ranks. "
+                "Alternating updates run on the data axes: set parallelism.pp, cp, tp and ep to 1."
+            )
 
 
 def refuse_written(order: CollectiveOrder) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,9 +25,11 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from shoal_workers.contract.mixture_weights import InForce, began, in_force, late
 from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.contract.optimizers import OptimizerSpec
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import BatchSync, JobSpec
 from shoal_workers.engine.length_buckets import Bucket, LengthBuckets
+from shoal_workers.engine.parallel.global_norm import synchronise
 from shoal_workers.engine.parallel.sharding import default_shard_units
+from shoal_workers.engine.task.alternation import METRIC, Alternation, alternation_of
 from shoal_workers.engine.task.data_identity import content_hash_of
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Metrics, Returned, place_of, read_returned
@@ -78,6 +81,11 @@ class Task(Protocol):
         batch_loss(*embeddings: Tensor) -> Tensor | tuple[Tensor, Mapping[str, Any]]
             Both or none: the training's loss of a whole global batch, of what `embed` makes of each micro-batch. `loss`
             is then that of the validation. See docs/tasks.md.
+        optimizers: Mapping[str, str | list[str]]
+        updates: list[str]
+        training_step(model: nn.Module, batch, optimizers: Mapping[str, OptimizerState]) -> Mapping[str, Any]
+            Alternating updates: the patterns of the parameters that each optimizer updates, the order of a round, and a
+            loss for each, or a function that computes it. See docs/tasks.md and alternation.py.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
             If present, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
@@ -112,6 +120,8 @@ class LoadedTask:
         self.validation_data: Dataset | None = None
         self._train_data: Dataset | None = None
         self._has_buckets = False
+        self.alternation: Alternation | None = alternation_of(task)
+        """None: each step updates all parameters with `loss`."""
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
@@ -131,6 +141,18 @@ class LoadedTask:
                 "tokens."
             )
         return returned
+
+    def evaluate_step(self, model: nn.Module, batch: Any, step: int) -> Returned:
+        """The loss of a micro-batch in the training step that follows `step` completed ones, and its metrics."""
+        if self.alternation is None:
+            return self.evaluate(model, batch)
+        function = self._task.training_step
+        returned = function(model, batch, self.alternation.optimizers(step))
+        value = self.alternation.loss_of(returned, step, self.line_of("training_step"))
+        found = read_returned(value, function, "training_step")
+        loss = found.loss.detach().double().reshape(())
+        mean = loss if found.weight is None else loss / found.weight
+        return replace(found, metrics={**found.metrics, METRIC.format(self.alternation.name(step)): mean})
 
     @property
     def has_batch_loss(self) -> bool:
@@ -165,9 +187,11 @@ class LoadedTask:
         function: Any = getattr(self._task, member, None)
         return f"{place_of(function)} in {member}()" if hasattr(function, "__code__") else ""
 
-    def metrics(self, device: torch.device, *, writes_log: bool) -> Metrics:
-        """Returns an object for the metrics of one generation's training, or of its validation."""
-        return Metrics(self._task.loss, device, writes_log=writes_log)
+    def metrics(self, device: torch.device, *, writes_log: bool, of_steps: bool = False) -> Metrics:
+        """Returns an object for the metrics of one generation's training, or of its validation. `of_steps`: those of
+        `training_step`."""
+        function = self._task.training_step if of_steps else self._task.loss
+        return Metrics(function, device, writes_log=writes_log)
 
     @property
     def train_data(self) -> Dataset:
@@ -271,6 +295,8 @@ class LoadedTask:
                 f"{self.line_of('build_model')}: build_model() returned {_kind(model)}, not a torch.nn.Module. Does it "
                 "end with `return model`?"
             )
+        if self._spec.batch.sync is BatchSync.GLOBAL:
+            synchronise(model, self.line_of("build_model"))
         refuse_wrapped(model, self.line_of("build_model"))
         if describe := getattr(self._task, "export_config", None):
             described = describe(model)
@@ -291,8 +317,8 @@ class LoadedTask:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
-                "torch.optim.Optimizer. A task has one optimizer; a program with several, or with a loop of its own, "
-                "is a script: shoal submit train.py, see docs/porting.md."
+                "torch.optim.Optimizer. A task has one optimizer. Updates of several in turn have training_step(), "
+                "see docs/tasks.md; a program with a loop of its own is a script, see docs/porting.md."
             )
         if needs_arguments(optimizer.step):
             raise TypeError(
@@ -402,6 +428,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "build_model": (),
     "build_dataset": ("split",),
     "loss": ("model", "batch"),
+    "training_step": ("model", "batch", "optimizers"),
     "embed": ("model", "batch"),
     "prepare": ("progress",),
     "build_optimizer": ("model", "settings"),

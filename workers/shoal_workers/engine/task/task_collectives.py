@@ -179,11 +179,11 @@ def refuse_wrapped(model: nn.Module, line: str) -> None:
                 f"{line}: build_model() returned a model with {kind}: Shoal itself shards the model and averages "
                 "gradients. Return the plain module."
             )
-        if isinstance(module, nn.SyncBatchNorm):
+        if type(module).forward is nn.SyncBatchNorm.forward:
             raise TypeError(
                 f"{line}: build_model() returned a model with {kind}: its statistics would depend on the number of "
-                "workers, which changes while a job runs. Leave out convert_sync_batchnorm(), or use GroupNorm or "
-                "LayerNorm."
+                "workers, which changes while a job runs. Set batch.sync to global in the spec: then every BatchNorm, "
+                "and this one, normalises over the whole global batch. Or leave out convert_sync_batchnorm()."
             )
 
 
