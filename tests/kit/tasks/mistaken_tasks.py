@@ -142,6 +142,58 @@ class Frozen(Right):
         return model
 
 
+class Teacher(Right):
+    """A frozen copy follows the model while the loss is computed."""
+
+    def build_model(self):
+        model = Pair()
+        model.teacher.requires_grad_(False)
+        return model
+
+    def loss(self, model, batch):
+        inputs, labels = batch
+        own, aim = model(inputs)
+        self.follow(model)
+        return F.cross_entropy(own, labels) + F.mse_loss(own, aim)
+
+    def follow(self, model):
+        with torch.no_grad():
+            model.teacher.weight.mul_(0.9)
+
+
+class TeacherThroughData(Teacher):
+    def follow(self, model):
+        model.teacher.weight.data.mul_(0.9)
+
+
+class TeacherAssigned(Teacher):
+    def follow(self, model):
+        model.teacher.weight.data = model.teacher.weight.data * 0.9
+
+
+class TeacherInForward(Teacher):
+    def build_model(self):
+        model = super().build_model()
+        model.moves = True
+        return model
+
+    def follow(self, model):
+        pass
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.moves = False
+        self.own, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        if self.moves:
+            with torch.no_grad():
+                self.teacher.weight.mul_(0.9)
+        return self.own(inputs), self.teacher(inputs)
+
+
 class Detached(Right):
     def loss(self, model, batch):
         return super().loss(model, batch).detach()

@@ -39,6 +39,7 @@ from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra, Identity, Recent
 from shoal_workers.engine.step.batches import training_batches
+from shoal_workers.engine.step.frozen_parameters import FrozenParameters
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -68,6 +69,7 @@ class Trainer:
         self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
+        self._frozen = FrozenParameters(generation, runtime.update)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
         self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
@@ -236,7 +238,9 @@ class Trainer:
         generation.collectives.begin_step()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
+        self._frozen.begin()
         losses = self._gradients.run(step, scale)
+        self._frozen.check()
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
         self._snapshots.log.append(step + 1)
