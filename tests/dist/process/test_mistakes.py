@@ -33,7 +33,6 @@ MADE: dict[str, tuple[str, str, str]] = {
     "Teacher": (REFUSED, "loss", "register_buffer"),
     "TeacherThroughData": (REFUSED, "loss", "register_buffer"),
     "TeacherAssigned": (REFUSED, "loss", "register_buffer"),
-    "TeacherInForward": (REFUSED, "loss", "Compute with a changed copy"),
     "Stream": ("dataset_without_length", "build_dataset", "in a loop, with run.batches(...)"),
     "Generated": ("dataset_without_length", "build_dataset", "return a map-style dataset"),
     "SizedStream": (REFUSED, "build_dataset", "in a loop, with run.batches(...)"),

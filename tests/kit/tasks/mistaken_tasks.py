@@ -171,26 +171,12 @@ class TeacherAssigned(Teacher):
         model.teacher.weight.data = model.teacher.weight.data * 0.9
 
 
-class TeacherInForward(Teacher):
-    def build_model(self):
-        model = super().build_model()
-        model.moves = True
-        return model
-
-    def follow(self, model):
-        pass
-
-
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()
-        self.moves = False
         self.own, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
 
     def forward(self, inputs):
-        if self.moves:
-            with torch.no_grad():
-                self.teacher.weight.mul_(0.9)
         return self.own(inputs), self.teacher(inputs)
 
 

@@ -82,10 +82,10 @@ def count_of(parameter: Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a parameter was like at a moment, beside its count."""
+    """The storage and some elements of a parameter at a moment."""
 
     storages: tuple[UntypedStorage, UntypedStorage]
-    """Of the tensor and of its local part. They stay alive, so that no other one gets the same address."""
+    """Those of the tensor and of its local part. They stay alive, so that no other one gets the same address."""
     samples: Tensor
     """Bytes of some elements, so that NaN equals itself."""
 
