@@ -460,8 +460,8 @@ class Curves(Frozen):
     """All jobs that match, in their order, up to `limit`."""
     total: int
     """Jobs that match."""
-    read_at: float
-    """For the parameter `since` of the stream."""
+    position: str = ""
+    """For the parameter `since` of the stream; empty in the stream itself."""
 
 
 class SavedView(Frozen):

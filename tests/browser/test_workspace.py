@@ -113,7 +113,7 @@ def test_a_zoom_is_that_of_all_panels_with_the_pointer_and_the_keyboard(
 def test_panels_are_added_arranged_and_opened_by_another_user(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
-    reader.look(width=1400)
+    reader.look(width=1400, height=2600)  # only panels in view are drawn
     reader.open(f"{written.url}/workspace")
     drawn(reader, 3)
     reader.fill("#y", "metric.accuracy")

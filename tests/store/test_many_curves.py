@@ -102,12 +102,12 @@ def test_only_jobs_that_have_changed_are_read_again(store: Store, writer: Writer
     many, wanted = ManyCurves(), Wanted(metrics=("loss",))
     writer.report(1, 10)
     other.report(1, 10)
-    first, changed_at = read(store, many, wanted)
-    assert list(changed_at) == [other.id, writer.id], "the newest first"
+    first, versions = read(store, many, wanted)
+    assert list(versions) == [other.id, writer.id], "the newest first"
     again, _ = read(store, many, wanted)
     assert all(one.curve is before.curve for one, before in zip(again, first, strict=True)), "they are kept"
     writer.report(11, 12)
-    [job], _ = read(store, many, wanted, newer_than=changed_at)
+    [job], _ = read(store, many, wanted, known=versions)
     assert job.id == writer.id and job.curve.step[-1] == 12
 
 

@@ -35,7 +35,10 @@ PLAIN_METRICS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s"
 NESTED_METRICS = {"metric": "metrics", "val": "val_metrics"}
 """The task's own metrics are named `metric.NAME` and `val.NAME`, as in conditions."""
 _KEPT = 2_000
+_KEPT_POSITIONS = 200
 _MAX_STEP = 2**62
+Versions = dict[str, tuple[float, int, str]]
+"""What was read of each job, by id: the time of its newest change, its step and its state."""
 _BATCH_SIZE = parse_columns("batch.global_size")
 
 
@@ -64,21 +67,19 @@ class ManyCurves:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Any, Curve] = OrderedDict()
+        self._positions: OrderedDict[str, Versions] = OrderedDict()
 
     def read(
-        self, tx: Transaction, query: FleetQuery, wanted: Wanted, *, newer_than: dict[str, float] | None = None
-    ) -> tuple[tuple[JobCurves, ...], dict[str, float]]:
-        """The jobs that match with their curves, and the time of the newest change of each of them, in their order.
+        self, tx: Transaction, query: FleetQuery, wanted: Wanted, *, known: Versions | None = None
+    ) -> tuple[tuple[JobCurves, ...], Versions]:
+        """The jobs that match with their curves, and the versions of all of them, in their order.
 
         Args:
-            newer_than: only jobs that have changed after that time; those that it does not name too.
+            known: only jobs that have another version than there.
         """
         found = job_lists.plain_fleet_page(tx, query)
-        changed = {
-            num: job
-            for num, job in found.items()
-            if newer_than is None or job.updated_at > newer_than.get(job.id, -math.inf)
-        }
+        versions = {job.id: (job.updated_at, job.step, job.state.value) for job in found.values()}
+        changed = {num: job for num, job in found.items() if known is None or known.get(job.id) != versions[job.id]}
         nums = list(changed)
         found_statuses = tx.execute(select(jobs.c.num, jobs.c.status).where(jobs.c.num.in_(nums)))
         statuses: dict[int, str] = {row.num: row.status for row in found_statuses}
@@ -92,7 +93,20 @@ class ManyCurves:
             )
             for num, job in changed.items()
         )
-        return items, {job.id: job.updated_at for job in found.values()}
+        return items, versions
+
+    def remember(self, position: str, versions: Versions) -> None:
+        """Keeps what a client has received."""
+        with self._lock:
+            self._positions[position] = versions
+            self._positions.move_to_end(position)
+            while len(self._positions) > _KEPT_POSITIONS:
+                self._positions.popitem(last=False)
+
+    def versions_at(self, position: str) -> Versions | None:
+        """What a client with this position has; None: that is not known any more, so it gets everything."""
+        with self._lock:
+            return self._positions.get(position)
 
     def _curve(self, tx: Transaction, num: int, job: FleetJob, wanted: Wanted) -> Curve:
         key = (num, job.updated_at, job.step, wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,12 +68,11 @@ def test_the_stream_sends_what_has_changed_since_the_answer(service: Any, spec: 
     old = submit(service, spec, name="streamed-old")
     first = service.http.get("/v1/curves", params=params).json()
     headers = {"Accept": "text/event-stream"}
-    # As if it were long ago, so that nothing has changed since.
-    later = {**params, "since": first["read_at"] + 3600}
+    with service.http.stream("GET", "/v1/curves", params=params | {"since": "00"}, headers=headers) as stream:
+        assert [one["id"] for one in next(_documents(stream))["items"]] == [old], "an unknown position: everything"
+    later = {**params, "since": first["position"]}
     with service.http.stream("GET", "/v1/curves", params=later, headers=headers) as stream:
-        documents = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
-        opening = next(documents)
-        assert opening["items"] == [] and opening["ids"] == [old]
+        documents = _documents(stream)
         new = submit(service, spec, name="streamed-new")
         added = next(documents)
         assert [one["id"] for one in added["items"]] == [new] and added["ids"] == [new, old]
@@ -81,6 +81,10 @@ def test_the_stream_sends_what_has_changed_since_the_answer(service: Any, spec: 
             changed = next(documents)
             if any(one["id"] == old and one["state"] == "CANCELLED" for one in changed["items"]):
                 break
+
+
+def _documents(stream: Any) -> Iterator[Any]:
+    return (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
 
 
 def test_a_workspace_is_kept_in_a_view(service: Any) -> None:

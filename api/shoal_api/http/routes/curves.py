@@ -34,16 +34,14 @@ from shoal_service.core.access import Permission
 from shoal_service.fleet_views import Curves
 from shoal_service.store import job_lists
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Wanted, is_metric
+from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Versions, Wanted, is_metric
 
 _MAX_JOBS = 500
 _MAX_METRICS = 64
 _REFRESH_S = 1.0
-_OVERLAP_S = 10.0
-"""The stream begins this long before `since`: a change may be committed after a read that began later."""
 _COMPRESSED_BYTES = 4_096
 NO_METRIC = f"no curve has this name. Known are {', '.join(PLAIN_METRICS)}, metric.NAME and val.NAME."
-Reader = Callable[[dict[str, float] | None], tuple[Curves, dict[str, float]]]
+Reader = Callable[[Versions | None], tuple[Curves, Versions]]
 
 
 def routes(context: Context) -> APIRouter:
@@ -87,9 +85,11 @@ def routes(context: Context) -> APIRouter:
         until_step: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = MAX_SEQ,
         packed: Annotated[bool, Query(description="Columns are base64 of little-endian numbers.")] = False,
         since: Annotated[
-            float | None,
-            Query(allow_inf_nan=False, description="For the stream: `read_at` of the answer that the client has."),
-        ] = None,
+            str,
+            Query(
+                pattern=r"^[0-9a-f]{0,16}$", description="For the stream: `position` of the answer that the client has."
+            ),
+        ] = "",
         if_none_match: Annotated[str | None, Header(alias="If-None-Match", max_length=1024)] = None,
         accept_encoding: Annotated[str, Header(alias="Accept-Encoding", max_length=1024)] = "",
     ) -> Response:
@@ -114,19 +114,18 @@ def routes(context: Context) -> APIRouter:
             packed=packed,
         )
 
-        def read(known: dict[str, float] | None) -> tuple[Curves, dict[str, float]]:
-            now = context.clock()
+        def read(known: Versions | None) -> tuple[Curves, Versions]:
             with context.store.read() as tx:
-                items, changed_at = many.read(tx, query, wanted, newer_than=known)
-                total = job_lists.count_fleet(tx, query) if len(changed_at) >= limit else len(changed_at)
-            found = Curves.model_construct(items=items, ids=tuple(changed_at), total=total, read_at=now)
-            return found, changed_at
+                items, versions = many.read(tx, query, wanted, known=known)
+                total = job_lists.count_fleet(tx, query) if len(versions) >= limit else len(versions)
+            return Curves.model_construct(items=items, ids=tuple(versions), total=total, position=""), versions
 
         if wants_events(request):
-            follower = _CurveFollower(read, since)
+            follower = _CurveFollower(read, many.versions_at(since))
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
         gzipped = "gzip" in accept_encoding
-        body, tag = await run_in_threadpool(_body, read, gzipped)
+        body, position = await run_in_threadpool(_body, read, many)
+        tag = f'"{position}{"z" if gzipped else ""}"'
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
         if if_none_match and is_unchanged(if_none_match, tag):
             return Response(status_code=304, headers=headers)
@@ -137,41 +136,28 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
-def _body(read: Reader, gzipped: bool) -> tuple[bytes, str]:
-    """Make the body, and its tag, which does not depend on the time of the read."""
-    found, _ = read(None)
+def _body(read: Reader, many: ManyCurves) -> tuple[bytes, str]:
+    """Make the body, and its position, which is the same for the same content."""
+    found, versions = read(None)
     body = found.model_dump_json().encode()
-    checksum = zlib.crc32(body[: body.rindex(b',"read_at":')])
-    return body, f'"{checksum:08x}{"z" if gzipped else ""}"'
+    position = f"{zlib.crc32(body):08x}{len(body):08x}"
+    many.remember(position, versions)
+    unplaced = b'"position":""}'
+    assert body.endswith(unplaced)
+    return body[: -len(unplaced)] + f'"position":"{position}"}}'.encode(), position
 
 
 class _CurveFollower:
     """Sends the jobs that have changed since it has sent them."""
 
-    def __init__(self, read: Reader, since: float | None) -> None:
+    def __init__(self, read: Reader, known: Versions | None) -> None:
         self._read = read
-        self._known: dict[str, float] | None = None
-        self._since = since
+        self._known = known
 
     def read(self) -> Batch:
-        is_first = self._known is None
-        if is_first and self._since is not None:
-            # What the client has is known to be as old as `since`, whatever the job is.
-            self._known = _Since(self._since - _OVERLAP_S)
-        found, changed_at = self._read(self._known)
-        gone = not is_first and list(changed_at) != list(self._known or ())
-        self._known = changed_at
-        if not (found.items or gone or is_first):
+        found, versions = self._read(self._known)
+        is_same = self._known is not None and list(versions) == list(self._known)
+        self._known = versions
+        if is_same and not found.items:
             return Batch(())
         return Batch((sse_event(found.model_dump_json(), event="curves"),))
-
-
-class _Since(dict[str, float]):
-    """The same time for every job."""
-
-    def __init__(self, at: float) -> None:
-        super().__init__()
-        self._at = at
-
-    def get(self, key: str, default: object = None) -> float:  # type: ignore[override]
-        return self._at

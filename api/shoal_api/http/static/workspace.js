@@ -10,7 +10,7 @@ import { apply, initial, loadViews, newPanel, setUpViews } from "./workspace_vie
 
 const PAUSE_MS = 300, DETAIL_MS = 250, PLAIN = ["loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size"];
 const state = initial(), jobs = new Map();  // id -> { job, curve, detail }
-let order = [], total = 0, readAt = 0, groups = [], turn = 0, asked = "", typing = null, detailing = null, view = "";
+let order = [], total = 0, position = "", groups = [], turn = 0, asked = "", typing = null, detailing = null, view = "";
 const live = new Live({ curves: (document) => { take(document, false); show(); } });
 const workspace = { state, pointed: null, marked: null, shown: () => groups.filter((one) => one.isShown), curveOf: (job) => jobs.get(job.id).detail ?? jobs.get(job.id).curve,
   point(x) { if (x !== this.pointed) { this.pointed = x; grid.over(); } }, mark(key) { if (key !== this.marked) { this.marked = key; grid.over(); } }, zoomTo };
@@ -39,7 +39,7 @@ async function load() {
   problem("");
   asked = wanted;
   take(document, true);
-  live.open(`/v1/curves?${query({ since: readAt })}`);
+  live.open(`/v1/curves?${query({ since: position })}`);
   show();
   detail();
 }
@@ -50,7 +50,7 @@ function take(document, isAll) {
   if (isAll) jobs.clear();
   for (const { curve, ...job } of document.items) jobs.set(job.id, { job, curve: unpack(curve), detail: null });
   order = document.ids.filter((id) => jobs.has(id)); total = document.total;
-  if (isAll) readAt = document.read_at;
+  if (isAll) position = document.position;
 }
 
 function show() {
