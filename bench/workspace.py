@@ -47,7 +47,6 @@ from shoal_service.store.tables import series, series_rollups
 METRICS = ("loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size", "metric.accuracy", "metric.perplexity")
 _AT_ONCE = 2_000
 _KEPT_STEPS = 1_000
-_SIZE = {"width": 2560, "height": 1400}
 _OBSERVE = """
 window.slow = [];
 new PerformanceObserver((list) => { for (const one of list.getEntries()) window.slow.push([one.name, one.duration]); })
@@ -97,7 +96,7 @@ def main() -> None:
         with http_edge(store, url) as edge, chromium(programs[0], programs[1]) as tab:
             address = f"http://127.0.0.1:{edge.port}"
             token = edge.headers["Authorization"].removeprefix("Bearer ")
-            tab.look(**_SIZE)
+            tab.look(width=2560, height=1400)
             with Client(address, token=token) as client:
                 tab.log_in(f"{address}{client.session_link().path}")
             found = _paint(tab, address, arguments.jobs, arguments.rounds) | _interact(tab, arguments.rounds)

@@ -212,7 +212,7 @@ def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
             values[name] = column
     steps, times = by_column.get("step", ()), by_column.get("at", ())
     if not wanted.packed:
-        return Curve.model_construct(step=steps, at=times, values=values)
+        return Curve.model_construct(step=steps, at=times, values=dict(values))
     return Curve.model_construct(
         step=_packed("d", steps),
         at=_packed("d", times),

@@ -17,7 +17,7 @@ export function ticks(low, high, num, isLog) {
 
 export function short(value) {
   const size = Math.abs(value);
-  if (size >= 1e15 || (size && size < 1e-4)) return value.toExponential(1).replace("e+", "e");
+  if (size >= 1e15 || (size && size < 5e-3)) return Number(value.toPrecision(4)).toExponential().replace("e+", "e");
   for (const [unit, word] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) if (size >= unit) return `${Number((value / (unit === 1e4 ? 1e3 : unit)).toPrecision(4))}${word}`;
   return String(Number(value.toPrecision(4)));
 }

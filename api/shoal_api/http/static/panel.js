@@ -8,7 +8,7 @@ import { placing, Raster } from "./raster.js";
 import { valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
 
-const LEFT = 50, RIGHT = 10, TOP = 8, BOTTOM = 22;
+const LEFT = 60, RIGHT = 10, TOP = 8, BOTTOM = 22;
 const NAMED = 10;  // jobs that the words under the pointer name
 
 export class Panel {
