@@ -40,14 +40,14 @@ _PAGE_PARTS = 8
 def measure_scrape(folder: Path) -> dict[str, Any]:
     url = f"sqlite:///{folder}/shoal.db"
     store = Store.open(url)
-    jobs = [_Attempt(store, f"job-{number}") for number in range(NUM_JOBS)]
+    jobs = [Attempt(store, f"job-{number}") for number in range(NUM_JOBS)]
     for job in jobs:
         job.report(step=1, incidents=_incidents(1), checkpoints=_checkpoints(2))
     times_s, cpu_s, size, begun_mono = [], 0.0, 0, 0.0
-    with _http_edge(store, url) as edge:
+    with http_edge(store, url) as edge:
         for turn in range(_SCRAPES):
             for job in jobs:
-                job.report(step=2 + turn, series=(_point(2 + turn),))
+                job.report(step=2 + turn, series=(point(2 + turn),))
             time.sleep(max(0.0, begun_mono + _APART_S - time.monotonic()))
             begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
             size = len(_get(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
@@ -66,9 +66,9 @@ def measure_scrape(folder: Path) -> dict[str, Any]:
 def measure_page(folder: Path) -> dict[str, Any]:
     url = f"sqlite:///{folder}/shoal.db"
     store = Store.open(url)
-    job = _Attempt(store, "long")
+    job = Attempt(store, "long")
     for begin in range(1, NUM_STEPS, _AT_ONCE):
-        job.report(step=begin + _AT_ONCE - 1, series=tuple(_point(step) for step in range(begin, begin + _AT_ONCE)))
+        job.report(step=begin + _AT_ONCE - 1, series=tuple(point(step) for step in range(begin, begin + _AT_ONCE)))
     event, line = SupervisorRestarted(found=4, of=4), "step 1000000: a line of the log, as long as such lines are"
     job.report(
         step=NUM_STEPS,
@@ -80,7 +80,7 @@ def measure_page(folder: Path) -> dict[str, Any]:
         ),
     )
     times_s, overview_s, cpu_s, body = [], [], 0.0, b""
-    with _http_edge(store, url) as edge:
+    with http_edge(store, url) as edge:
         for _ in range(_VIEWS):
             job.report(step=NUM_STEPS)  # a change, so that no answer is kept from the view before
             begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
@@ -105,10 +105,10 @@ def measure_page(folder: Path) -> dict[str, Any]:
     return found
 
 
-class _Attempt:
+class Attempt:
     """Plays the supervisor of one job."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, **changes: Any) -> None:
         self._store = store
         lease = store.acquire_lease("bench", ttl_s=1e6, now=time.time())
         assert lease is not None
@@ -119,6 +119,7 @@ class _Attempt:
                 "data": {"corpus": "python-stdlib"},
                 "stop": {"steps": 2 * NUM_STEPS},
                 "elasticity": {"min_workers": 1, "max_workers": _WORKERS},
+                **changes,
             }
         )
         self.id = store.writing(submissions.create)(spec, idempotency_key=None, now=time.time())[0].id
@@ -154,7 +155,7 @@ class _Attempt:
         self._store.writing(reporting.apply, self._epoch)(self.id, reports, now=now)
 
 
-def _point(step: int) -> SeriesPoint:
+def point(step: int) -> SeriesPoint:
     return SeriesPoint(
         step=step,
         at=1e9 + 0.3 * step,
@@ -227,20 +228,20 @@ def _checkpoints(count: int) -> tuple[CheckpointView, ...]:
 
 
 @dataclass(frozen=True)
-class _Edge:
+class Edge:
     port: int
     headers: dict[str, str]
     pid: int
 
 
 @contextlib.contextmanager
-def _http_edge(store: Store, url: str) -> Iterator[_Edge]:
+def http_edge(store: Store, url: str) -> Iterator[Edge]:
     token = ensure_admin_token(store, Path(url.removeprefix("sqlite:///")).parent, now=time.time()).read_text().strip()
     program = Path(__file__).with_name("http_edge.py")
     process = subprocess.Popen([sys.executable, str(program), url], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        edge = _Edge(int(process.stdout.readline()), {"Authorization": f"Bearer {token}"}, process.pid)
+        edge = Edge(int(process.stdout.readline()), {"Authorization": f"Bearer {token}"}, process.pid)
         _get(edge, "/healthz")
         yield edge
     finally:
@@ -248,7 +249,7 @@ def _http_edge(store: Store, url: str) -> Iterator[_Edge]:
         process.wait(30)
 
 
-def _get(edge: _Edge, path: str, *, accept: str = "application/json") -> bytes:
+def _get(edge: Edge, path: str, *, accept: str = "application/json") -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
     connection.request("GET", path, headers={"Accept": accept, **edge.headers})
     response = connection.getresponse()
@@ -258,7 +259,7 @@ def _get(edge: _Edge, path: str, *, accept: str = "application/json") -> bytes:
     return body
 
 
-def _first_answer(edge: _Edge, path: str) -> bytes:
+def _first_answer(edge: Edge, path: str) -> bytes:
     """Reads all parts that a page needs before it shows anything; then closes the page."""
     connection = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
     connection.request("GET", path, headers={"Accept": "text/event-stream", **edge.headers})

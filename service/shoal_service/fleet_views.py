@@ -6,6 +6,7 @@ reads or decides anything.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -359,6 +360,61 @@ class JobFields(Frozen):
     items: tuple[JobField, ...]
 
 
+class PanelKind(StrEnum):
+    """What a panel of a workspace shows."""
+
+    LINES = "lines"
+    """A metric of each job over steps, time, tokens or samples."""
+    SCATTER = "scatter"
+    """A point for each job, at two of its values."""
+    BARS = "bars"
+    """A bar for each job, or the mean of each group."""
+
+
+class CurveAxis(StrEnum):
+    """What the curves of a workspace are drawn over."""
+
+    STEP = "step"
+    TIME = "time"
+    TOKENS = "tokens"
+    SAMPLES = "samples"
+
+
+class Panel(Frozen):
+    """A panel of a workspace."""
+
+    kind: PanelKind = PanelKind.LINES
+    y: str = Field(max_length=200)
+    """Lines: a metric, as `GET /v1/curves` names it. Otherwise a name as in `columns` of `GET /v1/jobs`."""
+    x: str = Field("", max_length=200)
+    """Scatter: a name as in `columns`."""
+    log_y: bool = False
+    width: int = Field(1, ge=1, le=4)
+    """Columns of the grid."""
+    height: int = Field(1, ge=1, le=3)
+    """Rows of the grid."""
+
+
+class Workspace(Frozen):
+    """How a view is shown as a workspace: its panels in their order, and which jobs stand out."""
+
+    panels: tuple[Panel, ...] = Field((), max_length=64)
+    axis: CurveAxis = CurveAxis.STEP
+    smoothing: float = Field(0.0, ge=0, le=0.99)
+    """Weight of the moving average before each point."""
+    log_x: bool = False
+    group: str = Field("", max_length=200)
+    """Jobs with the same value of this name, as in `columns`, are one group; empty: no groups."""
+    hidden: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=500)
+    """Ids of the jobs, or values of the groups, that are not drawn."""
+    colours: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")]] = Field(
+        default_factory=dict, max_length=500
+    )
+    """Chosen colours, by id of the job or value of the group."""
+    zoom: tuple[float, float] | None = None
+    """The part of the axis that all panels show; null: all."""
+
+
 class TableView(Frozen):
     """What a table of jobs shows. The texts are those of the parameters of `GET /v1/jobs`; empty: as without it."""
 
@@ -370,10 +426,46 @@ class TableView(Frozen):
     label: str = Field("", max_length=400)
     cluster: str = Field("", max_length=63)
     archived: bool = False
+    workspace: Workspace | None = None
+    """Null: the view was never saved as a workspace."""
+
+
+class Curve(Frozen):
+    """Columns of equal length. In the packed form each is a text: base64 of little-endian numbers."""
+
+    step: tuple[int, ...] | str
+    """The last step of each point. Packed: float64."""
+    at: tuple[float, ...] | str
+    """Seconds since the epoch. Packed: float64."""
+    values: dict[str, tuple[float | None, ...] | str]
+    """By metric; null: not reported, or not finite. Packed: float32, NaN for null. A metric that no point has is left
+    out."""
+
+
+class JobCurves(FleetJob):
+    """A job with its curves."""
+
+    tokens_per_step: float | None = None
+    """Null: it has no step yet, or reports no tokens."""
+    samples_per_step: float | None = None
+    curve: Curve
+
+
+class Curves(Frozen):
+    """Curves of many jobs."""
+
+    items: tuple[JobCurves, ...]
+    """In a stream: the jobs that have changed."""
+    ids: tuple[str, ...]
+    """All jobs that match, in their order, up to `limit`."""
+    total: int
+    """Jobs that match."""
+    position: str = ""
+    """For the parameter `since` of the stream; empty in the stream itself."""
 
 
 class SavedView(Frozen):
-    """A table of jobs that was saved under a name, for all who see the project."""
+    """A table of jobs, or a workspace, that was saved under a name, for all who see the project."""
 
     project: str
     name: str

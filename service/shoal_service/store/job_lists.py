@@ -1,7 +1,7 @@
 """Lists of jobs in SQL: selected by state, project, labels, words and conditions, ordered and cut into pages.
 
 `page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
-that of the overview, with any order and a small curve of each job.
+that of the overview, with any order and a small curve of each job; `workspaces.py` takes it without them.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class FleetQuery:
 
 def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
     """A page of jobs, and the number of jobs that match."""
-    return fleet_page(tx, query), _count_fleet(tx, query)
+    return fleet_page(tx, query), count_fleet(tx, query)
 
 
 def fleet_accounts(
@@ -194,7 +194,8 @@ def fleet_accounts(
     return _num_by_state(tx, visible), of_cluster, _accounts(tx, visible)
 
 
-def _count_fleet(tx: Transaction, query: FleetQuery) -> int:
+def count_fleet(tx: Transaction, query: FleetQuery) -> int:
+    """The number of jobs that match, on all pages."""
     found = tx.execute(_filtered(tx, select(func.count()).select_from(jobs), query)).scalar_one()
     return int(found)
 
@@ -207,6 +208,11 @@ def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> di
 
 def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
     """A page of jobs. Values that a job does not have come last, in both directions."""
+    return tuple(_with_curve(tx, num, job) for num, job in plain_fleet_page(tx, query).items())
+
+
+def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
+    """The same page without small curves, by the number of the job."""
     rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     if query.selection.order:
         ordered = rows_of.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
@@ -218,7 +224,7 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
     rows = tx.execute(ordered.offset(query.offset).limit(query.limit)).all()
     nums = [row.num for row in rows]
     labels, values = _labels(tx, nums), values_of(tx, nums, query.selection.columns)
-    return tuple(_fleet_job(tx, row, labels[row.num], values[row.num]) for row in rows)
+    return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -308,14 +314,13 @@ def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
     return found
 
 
-def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
+def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
     status = _document(row.status)
     known = {key: status[key] for key in _FROM_STATUS if status.get(key) is not None}
     if row.queue_position is not None:
         known |= {"reason": WAITS_FOR_CAPACITY, "message": row.waits}
     elif status.get("note"):
         known["message"] = " ".join(part for part in (known.get("message", ""), status["note"]) if part)
-    curve = curves.read_curve(tx, row.num, after_step=-1, until_step=None, max_points=_MAX_CURVE)
     return FleetJob(
         id=row.id,
         name=row.name,
@@ -332,11 +337,15 @@ def _fleet_job(tx: Transaction, row: Row[Any], labels: dict[str, str], values: d
         updated_at=row.updated_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
-        losses=tuple(float(f"{point.loss:.4g}") if math.isfinite(point.loss) else None for point in curve),
-        world_sizes=tuple(point.world_size for point in curve),
         values=values,
         **known,
     )
+
+
+def _with_curve(tx: Transaction, num: int, job: FleetJob) -> FleetJob:
+    curve = curves.read_curve(tx, num, after_step=-1, until_step=None, max_points=_MAX_CURVE)
+    losses = tuple(float(f"{point.loss:.4g}") if math.isfinite(point.loss) else None for point in curve)
+    return job.model_copy(update={"losses": losses, "world_sizes": tuple(point.world_size for point in curve)})
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -13,11 +13,14 @@ from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model, selection_of
 from shoal_api.http.openapi import body_of
+from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.routes.curves import NO_METRIC
 from shoal_api.http.routes.quotas import PROJECT_NAME
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import JobFields, SavedView, TableView
+from shoal_service.fleet_views import JobFields, PanelKind, SavedView, TableView, Workspace
 from shoal_service.store import job_tables
 from shoal_service.store.errors import ProjectNotFound
+from shoal_service.store.many_curves import is_metric
 from shoal_service.views import Page
 
 Project = Annotated[str, Path(pattern=PROJECT_NAME, description="Name of a project.")]
@@ -74,6 +77,8 @@ def routes(context: Context) -> APIRouter:
             raise ProjectNotFound(project)
         document = await read_model(request, TableView)
         selection_of(document.where, document.sort, document.columns, archived=False, now=context.clock())
+        if document.workspace is not None:
+            _check_names(document.workspace, context.clock())
         save = store.writing(job_tables.put_view)
         saved = await run_in_threadpool(save, project, view, document, by=principal.name, now=context.clock())
         return Response(saved.model_dump_json(), media_type="application/json")
@@ -92,3 +97,16 @@ def routes(context: Context) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _check_names(workspace: Workspace, now: float) -> None:
+    """Raises ProblemError if a panel, or the group, is of something that no job can have."""
+    if workspace.group:
+        selection_of("", "", workspace.group, archived=False, now=now)
+    for panel in workspace.panels:
+        if panel.kind is PanelKind.LINES:
+            if not is_metric(panel.y):
+                raise ProblemError(Kind.INVALID_REQUEST, f"y={panel.y!r} of a panel: {NO_METRIC}")
+        else:
+            for name in filter(None, (panel.x, panel.y)):
+                selection_of("", "", name, archived=False, now=now)

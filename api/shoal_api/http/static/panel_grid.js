@@ -1,0 +1,85 @@
+// The panels in their places: arranged with the pointer (drag a title, or an edge) or with the buttons of each, by keyboard too.
+import { $, element } from "./dom.js";
+import { Panel } from "./panel.js";
+
+const COLUMN_PX = 400, MAX_WIDTH = 4, MAX_HEIGHT = 3;
+
+export class PanelGrid {
+  // changed(): the arrangement is another one.
+  constructor(workspace, changed) {
+    this.workspace = workspace; this.changed = changed; this.panels = new Map(); this.frame = 0; this.inView = new Set();
+    this.seen = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { const panel = this.panelOf(target); if (panel) this.inView[isIntersecting ? "add" : "delete"](panel); } this.redraw(); });
+    new ResizeObserver(() => this.place()).observe($("panels"));
+  }
+
+  panelOf(section) { for (const [spec, one] of this.panels) if (one.section === section) return this.panels.get(spec).panel; return null; }
+
+  show() {
+    const { panels } = this.workspace.state;
+    for (const [spec, { section, panel }] of this.panels) if (!panels.includes(spec)) { this.seen.unobserve(section); this.inView.delete(panel); this.panels.delete(spec); section.remove(); }
+    panels.forEach((spec) => { if (!this.panels.has(spec)) { const one = this.make(spec); this.panels.set(spec, one); this.seen.observe(one.section); this.inView.add(one.panel); } });
+    panels.forEach((spec, index) => { const { section } = this.panels.get(spec); if ($("panels").children[index] !== section) $("panels").insertBefore(section, $("panels").children[index] ?? null); });
+    $("no-panels").hidden = panels.length > 0;
+    this.place();
+  }
+
+  place() {
+    const columns = Math.max(1, Math.min(6, Math.floor($("panels").clientWidth / COLUMN_PX)));
+    $("panels").style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    for (const [spec, { section }] of this.panels) { section.style.gridColumn = `span ${Math.min(columns, spec.width)}`; section.style.gridRow = `span ${spec.height}`; }
+    this.redraw();
+  }
+
+  // All panels that are in view, once, with the next frame of the browser.
+  redraw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => { this.frame = 0; for (const panel of this.inView) panel.draw(); performance.mark("workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) }); });
+  }
+
+  over() { for (const panel of this.inView) if (panel.raster) panel.drawOver(); }
+
+  make(spec) {
+    const panel = new Panel(spec, this.workspace), title = spec.kind === "scatter" ? `${spec.y} over ${spec.x}` : spec.y;
+    const act = (label, text, change) => element("button", text, { type: "button", "aria-label": `${label}: ${title}`, title: label, click: () => { change(); this.changed(); } });
+    const log = act("Log axis", "log", () => { spec.log_y = !spec.log_y; log.setAttribute("aria-pressed", String(spec.log_y)); });
+    log.setAttribute("aria-pressed", String(spec.log_y));
+    const name = element("h3", title, { class: "grip", title: "Drag to move" });
+    const head = element("div", [name, element("span", [act("Move before", "‹", () => this.move(spec, -1)), act("Move after", "›", () => this.move(spec, 1)), act("Change width", "↔", () => { spec.width = spec.width % MAX_WIDTH + 1; }),
+      act("Change height", "↕", () => { spec.height = spec.height % MAX_HEIGHT + 1; }), log, act("Remove", "×", () => { const { panels } = this.workspace.state; panels.splice(panels.indexOf(spec), 1); })], { class: "acts" })], { class: "panel-head" });
+    const section = element("section", [head, panel.body, this.corner(spec)], { class: "panel", "data-kind": spec.kind, "data-y": spec.y });
+    this.grip(name, spec, section);
+    return { panel, section };
+  }
+
+  move(spec, by) {
+    const { panels } = this.workspace.state, from = panels.indexOf(spec), to = Math.max(0, Math.min(panels.length - 1, from + by)), focused = document.activeElement;
+    panels.splice(from, 1); panels.splice(to, 0, spec);
+    this.show();
+    focused?.focus();
+  }
+
+  grip(handle, spec, section) {
+    handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.setPointerCapture(event.pointerId); section.classList.add("moving"); });
+    handle.addEventListener("pointermove", (event) => {
+      if (!section.classList.contains("moving")) return;
+      const target = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest(".panel")).find((one) => one && one !== section);
+      const other = target && [...this.panels].find(([, one]) => one.section === target)?.[0];
+      if (other) { const { panels } = this.workspace.state; this.move(spec, panels.indexOf(other) - panels.indexOf(spec)); }
+    });
+    for (const end of ["pointerup", "pointercancel"]) handle.addEventListener(end, () => { if (section.classList.contains("moving")) { section.classList.remove("moving"); this.changed(); } });
+  }
+
+  corner(spec) {
+    const made = element("span", null, { class: "corner", "aria-hidden": "true", title: "Drag to change the size" });
+    let from = null;
+    made.addEventListener("pointerdown", (event) => { event.preventDefault(); made.setPointerCapture(event.pointerId); const box = made.parentElement.getBoundingClientRect(); from = { x: event.clientX, y: event.clientY, wide: box.width / spec.width, high: box.height / spec.height, width: spec.width, height: spec.height }; });
+    made.addEventListener("pointermove", (event) => {
+      if (!from) return;
+      spec.width = Math.max(1, Math.min(MAX_WIDTH, from.width + Math.round((event.clientX - from.x) / from.wide)));
+      spec.height = Math.max(1, Math.min(MAX_HEIGHT, from.height + Math.round((event.clientY - from.y) / from.high)));
+      this.place();
+    });
+    for (const end of ["pointerup", "pointercancel"]) made.addEventListener(end, () => { if (from) { from = null; this.changed(); } });
+    return made;
+  }
+}

@@ -1,0 +1,58 @@
+// Workspaces that are saved on the service, under a name for all who see the project; and what of a view is the workspace's.
+import { $, element } from "./dom.js";
+import { ask } from "./dialog.js";
+import { request } from "./api.js";
+
+const path = (project, name) => `/v1/views/${encodeURIComponent(project)}/${encodeURIComponent(name)}`;
+const PANELS = ["loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size"];
+export const newPanel = (y, more = {}) => ({ kind: "lines", y, x: "", log_y: false, width: 1, height: 1, ...more });
+let views = [];
+
+export function initial() {
+  return { where: "", project: "", search: "", archived: false, panels: PANELS.map((name) => newPanel(name)), axis: "step", smoothing: 0, log_x: false, group: "", hidden: new Set(), colours: {}, zoom: null };
+}
+
+// Takes over what a saved view has.
+export function apply(state, view) {
+  const { where, search, archived, workspace } = view;
+  Object.assign(state, initial(), { where, search, archived }, workspace ?? {});
+  state.hidden = new Set(workspace?.hidden ?? []);
+  state.panels = (workspace?.panels ?? initial().panels).map((one) => ({ ...one }));
+  state.colours = { ...(workspace?.colours ?? {}) };
+}
+
+export function toView(state, before) {
+  const { where, search, archived, panels, axis, smoothing, log_x, group, hidden, colours, zoom } = state;
+  return { ...(before ?? {}), where, search, archived, workspace: { panels, axis, smoothing, log_x, group, hidden: [...hidden], colours, zoom } };
+}
+
+export const find = (project, name) => views.find((one) => one.project === project && one.name === name);
+
+export async function loadViews(current) {
+  views = (await request("/v1/views")).items;
+  const known = views.filter(({ view }) => view.workspace);
+  $("views").replaceChildren(new Option(known.length ? "none" : "none saved", ""), ...known.map(({ project, name }) => new Option(`${project}: ${name}`, `${project}/${name}`, false, `${project}/${name}` === current)));
+  $("drop-view").disabled = !$("views").value;
+}
+
+// opened(key): the view PROJECT/NAME is to be shown, or none; saved(key): it is the one that is shown.
+export function setUpViews(state, opened, saved) {
+  $("views").addEventListener("change", () => opened($("views").value));
+  $("save-view").addEventListener("click", () => {
+    const [ofProject, ...rest] = $("views").value.split("/");
+    const name = element("input", null, { id: "dialog-value", value: rest.join("/") }), project = element("input", null, { id: "view-project", value: ofProject || state.project || "default" });
+    ask({ title: "Save this workspace", confirm: "Save", input: [element("p", element("label", ["Name ", name])), element("p", element("label", ["Project ", project]))],
+      words: async () => "Condition, panels, groups, colours and zoom are kept under this name, for all who see the project. One with the same name is replaced. The address of the page is then a link to it.",
+      send: async () => {
+        const key = `${project.value.trim()}/${name.value.trim()}`;
+        await request(path(project.value.trim(), name.value.trim()), { method: "PUT", body: toView(state, find(project.value.trim(), name.value.trim())?.view) });
+        await loadViews(key);
+        saved(key);
+      } });
+  });
+  $("drop-view").addEventListener("click", () => {
+    const [project, ...rest] = $("views").value.split("/"), name = rest.join("/");
+    ask({ title: `Delete the view ${name}`, confirm: "Delete", words: async () => `It is deleted for all who see the project ${project}. The jobs stay as they are.`,
+      send: async () => { await request(path(project, name), { method: "DELETE" }); await loadViews(""); saved(""); } });
+  });
+}

@@ -1,0 +1,207 @@
+"""The workspace in a real browser: 200 jobs of 100,000 steps in 8 panels, from the address to the picture, and what a
+user does there.
+
+    python bench/workspace.py [--jobs 200] [--steps 100000] [--rounds 5]
+
+One job is reported to the store step by step, so the service makes its roll-ups; the others are copies of its rows with
+other numbers, and of their steps only the last thousand, as after retention. The HTTP edge is that of `shoal serve`.
+
+first paint    from the navigation to the first frame with all curves: `performance.mark` of the page, cold (the first
+               visit, nothing is kept) and warm (a later visit)
+interaction    from a real key or movement of the pointer to the next frame: the longest `event` entry of a
+               PerformanceObserver (Event Timing, rounded to 8 ms by the browser; none below 16 ms is told)
+Plotly         the same curves as SVG by the plotly.js that other pages use: one `Plotly.react` of all panels
+
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tests", "tools"))
+
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from sqlalchemy import text
+
+from api.reads import Attempt, http_edge, point
+from kit.processes.chromium import Browser, chromium
+from measurements.machine import describe
+from shoal_api.client import Client
+from shoal_service.fleet_views import Panel, TableView, Workspace
+from shoal_service.store import Store
+from shoal_service.store.job_tables import put_view
+from shoal_service.store.tables import series, series_rollups
+
+METRICS = ("loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size", "metric.accuracy", "metric.perplexity")
+_AT_ONCE = 2_000
+_KEPT_STEPS = 1_000
+_OBSERVE = """
+window.slow = [];
+new PerformanceObserver((list) => { for (const one of list.getEntries()) window.slow.push([one.name, one.duration]); })
+  .observe({ type: "event", durationThreshold: 16, buffered: false });
+"""
+_DRAWN = "performance.getEntriesByName('workspace-drawn')"
+_PLOTLY = """
+const done = arguments[arguments.length - 1], [url, jobs, panels] = arguments;
+const script = document.createElement("script");
+script.src = url;
+script.onload = async () => {
+  const holder = document.createElement("div"), begun = performance.now();
+  document.body.append(holder);
+  for (let panel = 0; panel < panels; panel += 1) {
+    const box = document.createElement("div");
+    holder.append(box);
+    const traces = Array.from({ length: jobs }, (_, job) => ({ type: "scatter", mode: "lines",
+      x: Array.from({ length: 195 }, (_, at) => at),
+      y: Array.from({ length: 195 }, (_, at) => Math.sin(at / 30) + job / 9 + at % 7 / 9) }));
+    await window.Plotly.react(box, traces, { width: 400, height: 240, showlegend: false });
+  }
+  const drawn = performance.now();
+  await Promise.all([...holder.children].map((box) => window.Plotly.relayout(box, { "xaxis.range": [40, 90] })));
+  done([drawn - begun, performance.now() - drawn]);
+};
+document.head.append(script);
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if programs[0] is None or programs[1] is None:
+        raise SystemExit("chromium and chromedriver are not installed: nothing was measured.")
+    machine = describe()
+    print(f"{machine['cpu']}, {machine['system']}")
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        url = f"sqlite:///{folder}/shoal.db"
+        store = Store.open(url)
+        begun_mono = time.monotonic()
+        _fill(store, arguments.jobs, arguments.steps)
+        print(f"{arguments.jobs} jobs of {arguments.steps:,} steps written in {time.monotonic() - begun_mono:.0f} s")
+        with http_edge(store, url) as edge, chromium(programs[0], programs[1]) as tab:
+            address = f"http://127.0.0.1:{edge.port}"
+            token = edge.headers["Authorization"].removeprefix("Bearer ")
+            tab.look(width=2560, height=1400)
+            with Client(address, token=token) as client:
+                tab.log_in(f"{address}{client.session_link().path}")
+            found = _paint(tab, address, arguments.jobs, arguments.rounds) | _interact(tab, arguments.rounds)
+            found |= _plotly(tab, address, arguments.jobs)
+        store.close()
+    print(json.dumps({"jobs": arguments.jobs, "steps": arguments.steps, "machine": machine, **found}))
+
+
+def _fill(store: Store, num_jobs: int, num_steps: int) -> None:
+    first = Attempt(store, "job-0", labels={"team": "team-0"})
+    for begin in range(1, num_steps, _AT_ONCE):
+        last = min(begin + _AT_ONCE - 1, num_steps)
+        first.report(step=last, series=tuple(point(step) for step in range(begin, last + 1)))
+    for number in range(1, num_jobs):
+        Attempt(store, f"job-{number}", labels={"team": f"team-{number % 8}"}).report(step=num_steps)
+    with store.write() as tx:
+        [source, *others] = tx.execute(text("SELECT num FROM jobs ORDER BY num")).scalars()
+        for number, num in enumerate(others, 1):
+            for table, more in (
+                (series_rollups, ""),
+                (series, f" AND step > {num_steps - _KEPT_STEPS}"),
+            ):
+                names = [column.name for column in table.columns]
+                changed = {
+                    "job_num": str(num),
+                    "loss": f"loss * {1 + number / num_jobs} + (step * {number}) % 89 / 900.0",
+                    "grad_norm": f"grad_norm * {1 + number / 50} + (step * {number}) % 31 / 90.0",
+                    "tokens_per_s": f"tokens_per_s * {1 + number / 40}",
+                    "lr": f"lr * {1 + number / 30}",
+                }
+                values = ", ".join(changed.get(name, f'"{name}"') for name in names)
+                tx.execute(
+                    text(f"INSERT INTO {table.name} SELECT {values} FROM {table.name} WHERE job_num = {source}{more}")
+                )
+        panels = tuple(Panel(y=name) for name in METRICS)
+        put_view(tx, "default", "bench", TableView(workspace=Workspace(panels=panels)), by="bench", now=time.time())
+
+
+def _paint(tab: Browser, address: str, num_jobs: int, rounds: int) -> dict[str, Any]:
+    times_ms = []
+    for _ in range(rounds):
+        tab.open("about:blank")
+        tab.open(f"{address}/workspace?view=default%2Fbench")
+        whole = f"{_DRAWN}.find((one) => one.detail === {num_jobs * len(METRICS)})"
+        tab.until(lambda: tab.run(f"Boolean({whole})"), "all curves")  # noqa: B023 - used before the next round
+        times_ms.append(tab.run(f"{whole}.startTime"))
+    parts = tab.run(
+        "performance.getEntriesByType('resource').filter((one) => one.name.includes('/v1/curves?'))"
+        ".map((one) => [one.responseEnd - one.requestStart, one.encodedBodySize])[0]"
+    )
+    warm = sorted(times_ms[1:])
+    print(
+        f"first paint of {num_jobs * len(METRICS):,} curves: cold {times_ms[0]:.0f} ms, warm p50 "
+        f"{statistics.median(warm):.0f} ms, worst {warm[-1]:.0f} ms; the curves warm: {parts[0]:.0f} ms, "
+        f"{parts[1] / 1e6:.2f} MB"
+    )
+    return {
+        "paint_cold_ms": round(times_ms[0]),
+        "paint_warm_p50_ms": round(statistics.median(warm)),
+        "paint_warm_max_ms": round(warm[-1]),
+        "curves_warm_ms": round(parts[0]),
+        "curves_mb": round(parts[1] / 1e6, 2),
+    }
+
+
+def _interact(tab: Browser, rounds: int) -> dict[str, Any]:
+    tab.driver.execute_script(_OBSERVE)
+    canvas = tab.driver.find_element(By.CSS_SELECTOR, ".panel canvas")
+    actions = {
+        "zoom": lambda: canvas.send_keys("+"),
+        "pan": lambda: canvas.send_keys(Keys.ARROW_LEFT),
+        "whole": lambda: canvas.send_keys("0"),
+        "point": lambda: ActionChains(tab.driver).move_to_element(canvas).move_by_offset(30, 9).perform(),
+        "hide": lambda: tab.click("#runs li:first-child input[type=checkbox]"),
+        "log": lambda: tab.click(".panel .acts button:nth-child(5)"),
+        "smooth": lambda: tab.driver.find_element(By.ID, "smoothing").send_keys(Keys.ARROW_RIGHT),
+    }
+    took: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(rounds):
+        for name, act in actions.items():
+            before = tab.run(f"{_DRAWN}.length")
+            tab.run("window.slow.splice(0).length")
+            act()
+            if name != "point":
+                tab.until(lambda: tab.run(f"{_DRAWN}.length") > before, name)  # noqa: B023
+            # Entries come with the frame after the one that they are about.
+            tab.driver.execute_async_script(
+                "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 30)))"
+            )
+            took[name].append(max((duration for _, duration in tab.run("window.slow")), default=16.0))
+    middle = {name: statistics.median(times) for name, times in took.items()}
+    shown = ", ".join(f"{name} {middle[name]:.0f} ({max(times):.0f})" for name, times in took.items())
+    print(f"interaction, p50 (longest) in ms: {shown}")
+    found = {f"{name}_ms": [middle[name], max(times)] for name, times in took.items()}
+    return found | {"interaction_p50_max_ms": max(middle.values())}
+
+
+def _plotly(tab: Browser, address: str, num_jobs: int) -> dict[str, Any]:
+    tab.open(f"{address}/compare")
+    url = tab.run("[...document.scripts].map((one) => one.src).find((one) => one.includes('plotly'))")
+    tab.driver.set_script_timeout(300)
+    drawn_ms, zoomed_ms = tab.driver.execute_async_script(_PLOTLY, url, num_jobs, len(METRICS))
+    print(f"the same number of curves by Plotly: {drawn_ms:.0f} ms, a zoom of all panels {zoomed_ms:.0f} ms")
+    return {"plotly_draw_ms": round(drawn_ms), "plotly_zoom_ms": round(zoomed_ms)}
+
+
+if __name__ == "__main__":
+    main()

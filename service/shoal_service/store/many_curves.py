@@ -1,0 +1,239 @@
+"""Curves of many jobs at once, for a workspace: few points of each, read from the roll-ups of `curves.py`.
+
+    least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
+
+A read takes the widest buckets that give a curve at least `least` points, so it has at most eight times as many, and
+some thirty for the end that is not rolled up yet. A curve is kept until its job changes: the curves of ended jobs are
+read once for all who look at them. Called by the HTTP edge on worker threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, bindparam, select
+
+from shoal_service.core.where.language import parse_columns
+from shoal_service.fleet_views import Curve, FleetJob, JobCurves
+from shoal_service.store import job_lists
+from shoal_service.store.curves import WIDTHS
+from shoal_service.store.database import Transaction
+from shoal_service.store.job_conditions import values_of
+from shoal_service.store.job_lists import FleetQuery
+from shoal_service.store.tables import jobs, series, series_rollups
+
+PLAIN_METRICS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
+NESTED_METRICS = {"metric": "metrics", "val": "val_metrics"}
+"""The task's own metrics are named `metric.NAME` and `val.NAME`, as in conditions."""
+_KEPT = 2_000
+_KEPT_POSITIONS = 200
+_MAX_STEP = 2**62
+Versions = dict[str, tuple[float, int, str]]
+"""What was read of each job, by id: the time of its newest change, its step and its state."""
+_BATCH_SIZE = parse_columns("batch.global_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is read of each job."""
+
+    metrics: tuple[str, ...]
+    """Names of PLAIN_METRICS, `metric.NAME` and `val.NAME`."""
+    after_step: int = -1
+    until_step: int = _MAX_STEP
+    least: int = 60
+    """Points of each curve at least, if it has as many steps."""
+    packed: bool = False
+
+
+def is_metric(name: str) -> bool:
+    """Return whether a curve can have this name."""
+    family, dot, rest = name.partition(".")
+    return name in PLAIN_METRICS or bool(dot and rest and family in NESTED_METRICS)
+
+
+class ManyCurves:
+    """Keeps curves of jobs that have not changed. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Any, Curve] = OrderedDict()
+        self._positions: OrderedDict[str, Versions] = OrderedDict()
+
+    def read(
+        self, tx: Transaction, query: FleetQuery, wanted: Wanted, *, known: Versions | None = None
+    ) -> tuple[tuple[JobCurves, ...], Versions]:
+        """The jobs that match with their curves, and the versions of all of them, in their order.
+
+        Args:
+            known: only jobs that have another version than there.
+        """
+        found = job_lists.plain_fleet_page(tx, query)
+        versions = {job.id: (job.updated_at, job.step, job.state.value) for job in found.values()}
+        changed = {num: job for num, job in found.items() if known is None or known.get(job.id) != versions[job.id]}
+        nums = list(changed)
+        found_statuses = tx.execute(select(jobs.c.num, jobs.c.status).where(jobs.c.num.in_(nums)))
+        statuses: dict[int, str] = {row.num: row.status for row in found_statuses}
+        sizes = values_of(tx, nums, _BATCH_SIZE)
+        items = tuple(
+            JobCurves.model_construct(
+                **dict(job),
+                tokens_per_step=_tokens_per_step(statuses.get(num, "")),
+                samples_per_step=next(iter(sizes[num].values()), None) if num in sizes else None,
+                curve=self._curve(tx, num, job, wanted),
+            )
+            for num, job in changed.items()
+        )
+        return items, versions
+
+    def remember(self, position: str, versions: Versions) -> None:
+        """Keeps what a client has received."""
+        with self._lock:
+            self._positions[position] = versions
+            self._positions.move_to_end(position)
+            while len(self._positions) > _KEPT_POSITIONS:
+                self._positions.popitem(last=False)
+
+    def versions_at(self, position: str) -> Versions | None:
+        """What a client with this position has; None: that is not known any more, so it gets everything."""
+        with self._lock:
+            return self._positions.get(position)
+
+    def _curve(self, tx: Transaction, num: int, job: FleetJob, wanted: Wanted) -> Curve:
+        key = (num, job.updated_at, job.step, wanted)
+        with self._lock:
+            if (kept := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return kept
+        made = _as_curve(_rows(tx, num, job.step, wanted), wanted)
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+
+def _rows(tx: Transaction, num: int, last_step: int, wanted: Wanted) -> list[Any]:
+    """Step, time and the wanted columns of each point."""
+    columns = _columns(wanted.metrics)
+    num_steps = min(last_step, wanted.until_step) - max(wanted.after_step, 0)
+    coarsest = max((width for width in WIDTHS if num_steps // width >= wanted.least), default=0)
+    while True:
+        rows = _pyramid(tx, num, coarsest, columns, wanted)
+        # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
+        if coarsest == 0 or len(rows) >= wanted.least:
+            return rows
+        coarsest //= WIDTHS[0]
+        coarsest = coarsest if coarsest in WIDTHS else 0
+
+
+def _pyramid(tx: Transaction, num: int, coarsest: int, columns: tuple[str, ...], wanted: Wanted) -> list[Any]:
+    """From the coarsest level as far as it is written, and from finer ones after that. Retention deletes steps, but not
+    their roll-ups, so the finest level comes first if there are no steps at the beginning."""
+    rows: list[Any] = []
+    done = wanted.after_step
+    for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
+        bounds = {
+            "of_job": num,
+            "of_width": width,
+            "from_bucket": max(done, 0) // width,
+            "to_bucket": wanted.until_step // width,
+        }
+        for row in tx.execute(_rolled(columns), bounds):
+            if row[0] > done:
+                done = row[0]
+                rows.append(row)
+    steps = tx.execute(_steps(columns), {"of_job": num, "after": done, "until": wanted.until_step}).all()
+    if coarsest == 0 and not (steps and steps[0][0] <= max(done, 0) + WIDTHS[0]):
+        pruned_until = steps[0][0] if steps else wanted.until_step
+        bounds = {"of_job": num, "of_width": WIDTHS[0], "from_bucket": max(done, 0) // WIDTHS[0]}
+        bounds["to_bucket"] = pruned_until // WIDTHS[0]
+        rows += [row for row in tx.execute(_rolled(columns), bounds) if done < row[0] < pruned_until]
+    return rows + list(steps)
+
+
+def _columns(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Names of the database's columns that hold these metrics."""
+    return tuple(sorted({NESTED_METRICS.get(name.partition(".")[0], name) for name in metrics}))
+
+
+_statements: dict[tuple[bool, tuple[str, ...]], Select[Any]] = {}
+
+
+def _rolled(columns: tuple[str, ...]) -> Select[Any]:
+    of = series_rollups.c
+    return _statements.setdefault(
+        (True, columns),
+        select(of.step, of.at, *(of[name] for name in columns))
+        .where(
+            of.job_num == bindparam("of_job"),
+            of.width == bindparam("of_width"),
+            of.bucket >= bindparam("from_bucket"),
+            of.bucket < bindparam("to_bucket"),
+        )
+        .order_by(of.bucket),
+    )
+
+
+def _steps(columns: tuple[str, ...]) -> Select[Any]:
+    of = series.c
+    return _statements.setdefault(
+        (False, columns),
+        select(of.step, of.at, *(of[name] for name in columns))
+        .where(of.job_num == bindparam("of_job"), of.step > bindparam("after"), of.step <= bindparam("until"))
+        .order_by(of.step),
+    )
+
+
+def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
+    by_column = (
+        dict(zip(("step", "at", *_columns(wanted.metrics)), zip(*rows, strict=True), strict=True)) if rows else {}
+    )
+    documents: dict[str, list[dict[str, Any]]] = {}
+    values: dict[str, tuple[float | None, ...]] = {}
+    for name in wanted.metrics if rows else ():
+        family, _, own = name.partition(".")
+        if own and family in NESTED_METRICS:
+            if family not in documents:
+                documents[family] = [json.loads(text) if text else {} for text in by_column[NESTED_METRICS[family]]]
+            column = tuple(_finite(one.get(own)) for one in documents[family])
+        else:
+            column = tuple(map(_finite, by_column[name]))
+        if any(value is not None for value in column):
+            values[name] = column
+    steps, times = by_column.get("step", ()), by_column.get("at", ())
+    if not wanted.packed:
+        return Curve.model_construct(step=steps, at=times, values=dict(values))
+    return Curve.model_construct(
+        step=_packed("d", steps),
+        at=_packed("d", times),
+        values={name: _packed("f", (math.nan if one is None else one for one in v)) for name, v in values.items()},
+    )
+
+
+def _packed(kind: str, numbers: Iterable[float]) -> str:
+    made = array(kind, numbers)
+    if sys.byteorder == "big":
+        made.byteswap()
+    return base64.b64encode(made.tobytes()).decode()
+
+
+def _finite(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _tokens_per_step(status: str) -> float | None:
+    try:
+        document = json.loads(status)
+        return document["tokens"] / document["step"] or None
+    except (ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
