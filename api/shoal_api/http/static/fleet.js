@@ -5,7 +5,7 @@ import { percent, plural, seconds, whole } from "./format.js";
 import { COLOURS } from "./states.js";
 import { showJobs, showHeads } from "./fleet_table.js";
 import { showNodes } from "./nodes.js";
-import { showFilter } from "./clusters.js";
+import { showFilter } from "./cluster_filter.js";
 import { showDay } from "./day.js";
 import { setUpSubmission } from "./submit.js";
 import { setUpChosen, showChosen } from "./chosen_jobs.js";
