@@ -77,7 +77,6 @@ $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluste
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));
-addEventListener("keydown", (event) => { if (event.key === "/" && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) { event.preventDefault(); $("search").focus(); } });
 setUpSubmission();
 setUpChosen(view);
 setUpColumns(view, change);

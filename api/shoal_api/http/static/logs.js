@@ -10,6 +10,9 @@ const ERROR = /\b(error|exception|traceback|critical|fatal|failed)\b/i, WARNING 
 let lines = [], wanted = null, job = null;
 for (const name of FILTERS) $(name).addEventListener("input", again);
 
+// A reader of an older line does not lose it to newer ones at once.
+const mostLines = () => $("follow").checked ? MAX_LINES : 4 * MAX_LINES;
+
 function again() { $("lines").replaceChildren(); show(lines); }
 
 // The line that the address names, as soon as it is there; 0: none. `go(number)`: puts a line into the address.
@@ -56,10 +59,10 @@ export function addLines(added) {
   const last = lines.length ? lines[lines.length - 1].seq : 0;
   const fresh = added.filter((line) => line.seq > last);
   const isFirst = !lines.length;
-  lines = [...lines, ...fresh].slice(-MAX_LINES);
+  lines = [...lines, ...fresh].slice(-mostLines());
   show(fresh);
   if (isFirst && wanted?.number) goToLine(wanted.number, wanted.go);
-  while ($("lines").childElementCount > MAX_LINES) $("lines").firstChild.remove();
+  while ($("lines").childElementCount > mostLines()) $("lines").firstChild.remove();
 }
 
 const levelOf = (line) => ERROR.test(line.text) ? "error" : line.stream === "stderr" && WARNING.test(line.text) || WARNING.test(line.text) ? "warning" : "info";
