@@ -173,7 +173,7 @@ picture: setup   ## the README's picture, from a real run of the demo
 	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python tools/picture.py build-demo.txt docs/images/demo.svg
 	@rm -f build-demo.txt
 
-screenshots: setup ## the pictures of the pages, from a real run; needs chromium and chromium-driver
+screenshots: setup ## the pictures of the docs, and in build/screenshots every page at four widths in light and dark, from a real run; needs chromium and chromium-driver
 	@$(BIN)/python tools/screenshots.py
 
 clean:           ## remove the virtual environment and caches

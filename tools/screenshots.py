@@ -1,4 +1,5 @@
-"""Makes docs/images/{fleet-page,job,compare}.png: the pages in Chromium, after a real run with two killed workers.
+"""Makes docs/images/{fleet-page,job,compare}.png: the pages in Chromium, after a real run with two killed workers; and
+in build/screenshots every page and every tab of a job, at four widths, in light and dark.
 
 make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
 """
@@ -20,11 +21,16 @@ sys.path.append(str(ROOT / "tests"))
 from kit.processes.chromium import Browser, chromium  # noqa: E402
 from kit.processes.server import Server, until  # noqa: E402
 from shoal_api.client import Client  # noqa: E402
+from shoal_api.http.routes.pages import PAGES  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
+ALL = ROOT / "build" / "screenshots"
 STEPS = 300
 KILL_AT = (70, 180)
 WIDTH = 1360
+WIDTHS = (420, 1024, 1400, 2560)
+SCHEMES = ("light", "dark")
+TALLEST = 4000
 
 
 def main() -> None:
@@ -66,8 +72,8 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     tab.driver.save_screenshot(str(IMAGES / "fleet-page.png"))
 
     client.wait(hit.id, timeout_s=600)
-    tab.look(width=WIDTH, height=2250)
-    tab.open(f"{home}/jobs/{hit.id}")
+    tab.look(width=WIDTH, height=1600)
+    tab.open(f"{home}/jobs/{hit.id}#tab=curves")
     tab.until(lambda: tab.count("#incidents tr") >= 2 and tab.count("#curves .scatterlayer .trace") > 5, "the curves")
     tab.driver.save_screenshot(str(IMAGES / "job.png"))
 
@@ -77,6 +83,30 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     tab.until(lambda: tab.text("#jobs").count("in 300 steps") == 2, "the comparison")
     tab.until(lambda: tab.count("#chart .scatterlayer .trace") > 5, "the curves")
     tab.driver.save_screenshot(str(IMAGES / "compare.png"))
+
+    tab.open(f"{home}/jobs/{hit.id}")
+    tab.until(lambda: tab.count("[role=tab]"), "the tabs")
+    tabs = tab.run("[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)")
+    addresses = {f"job-{name}": f"/jobs/{hit.id}#tab={name}" for name in tabs}
+    addresses |= {path.strip("/") or "jobs": path for path in PAGES if path not in ("/compare", "/docs")}
+    addresses |= {"compare": f"/compare?jobs={calm.id},{hit.id}", "sweep": "/sweeps?label=sweep%3Dlr"}
+    _take_all(home, tab, addresses)
+
+
+def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
+    ALL.mkdir(parents=True, exist_ok=True)
+    for name, address in addresses.items():
+        for scheme in SCHEMES:
+            for width in WIDTHS:
+                tab.look(width=width, scheme=scheme)
+                tab.open("about:blank")
+                tab.open(home + address)
+                tab.until(lambda: tab.run("document.readyState") == "complete" and tab.count("main .card"), address)
+                tab.until(lambda: tab.text("#live") not in ("connecting",), f"the data of {address}")
+                tab.look(
+                    width=width, height=min(TALLEST, tab.run("document.documentElement.scrollHeight")), scheme=scheme
+                )
+                tab.driver.save_screenshot(str(ALL / f"{name}-{width}-{scheme}.png"))
 
 
 def _spec(name: str, *, lr: float) -> dict[str, Any]:

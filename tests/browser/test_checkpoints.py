@@ -18,7 +18,7 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     hold = {"at": "step", "rank": 0, "n": 10, "do": "hold"}
     run = submit(workers=1, steps=24, strikes=[hold], checkpoint={"every_steps": 4, "keep": 1})
     run.wait_at("step-10-0")
-    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=checkpoints")
     browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "the checkpoint of step 8")
     browser.click('[data-checkpoint="export-8"]')
     browser.sees("#dialog-words", f"shoal export {run.id} OUT --step 8")

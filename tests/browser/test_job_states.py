@@ -11,7 +11,8 @@ from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
-NAMES = "[...document.querySelectorAll('#facts dt')].map((one) => one.textContent)"
+TABS = "[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)"
+NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
 ) -> None:
     failed = _failed(written)
     _open(reader, written, failed)
-    assert reader.run(ACTIONS) == ["retry", "extend", "again", "delete"]
+    assert reader.run(ACTIONS) == ["retry", "extend", "continue", "again", "export", "delete"]
     _do(reader, "again", "A new job with the same spec")
     reader.until(lambda: failed.id not in reader.run("location.pathname"), "the page of the new job")
     reader.sees("#title", "QUEUED")
@@ -34,7 +35,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     written.train(done)
     written.finish(done)
     _open(reader, written, done)
-    assert reader.run(ACTIONS) == ["extend", "again", "delete"]
+    assert reader.run(ACTIONS) == ["extend", "continue", "again", "export", "delete"]
     reader.click('[data-action="extend"]')
     reader.fill("#dialog-value", "50")
     reader.sees("#dialog-words", "More than the 100 steps that are done.")
@@ -54,11 +55,14 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
 
 def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, written: Service) -> None:
     job = written.add_job()
-    _open(reader, written, job)
+    _open(reader, written, job, "curves")
     reader.sees("#uncurved", "The curves begin with the first step.")
     assert reader.run("document.querySelector('#curves').clientHeight") == 0
     shown = "[...document.querySelectorAll('section table')].filter((one) => one.checkVisibility()).length"
-    assert reader.run(shown) == 0
+    for tab in reader.run(TABS):
+        reader.click(f"#tab-{tab}")
+        assert reader.run(shown) == 0, tab
+    reader.click("#tab-overview")
     assert len(reader.run(NAMES)) < 8, "the other facts are behind a line that opens them"
     reader.click("details summary")
     reader.sees("#more-facts", job.id)
@@ -68,11 +72,13 @@ def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     reader: Browser, written: Service
 ) -> None:
     job = written.add_job()
-    _open(reader, written, job)
+    _open(reader, written, job, "logs")
     reader.sees("#lines", "The task has printed nothing yet.")
     written.train(job)
     reader.sees("#lines", "hello from rank 1")
+    reader.click("#tab-events")
     reader.sees("#events", "SIGKILL")
+    reader.click("#tab-logs")
     assert "SIGKILL" not in reader.text("#lines") and "nothing" not in reader.text("#lines")
     reader.tick("#log-events")
     reader.sees("#lines", "SIGKILL")
@@ -103,10 +109,11 @@ def _failed(written: Service) -> JobView:
     return job
 
 
-def _open(reader: Browser, written: Service, job: JobView) -> None:
-    reader.open(f"{written.url}/jobs/{job.id}")
+def _open(reader: Browser, written: Service, job: JobView, tab: str = "overview") -> None:
+    reader.open(f"{written.url}/jobs/{job.id}#tab={tab}")
     reader.sees("#title", job.name)
     reader.until(lambda: reader.run(ACTIONS), "the buttons")
+    reader.until(lambda: reader.run("document.querySelector('#live').textContent") != "connecting", "the stream")
 
 
 def _do(reader: Browser, action: str, words: str) -> None:

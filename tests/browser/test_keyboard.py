@@ -25,13 +25,22 @@ def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     run.finish()
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
     browser.until(lambda: browser.count('[data-checkpoint="verify-2"]') == 1, "the checkpoint of the last step")
-    reached = []
-    while "verify-2" not in reached:
-        assert len(reached) < _MOST_CONTROLS, reached
-        browser.press(Keys.TAB)
-        reached.append(browser.run(_FOCUSED))
-        assert browser.run("document.activeElement.matches(':focus-visible')"), reached
-    assert reached.index("axis") < reached.index("smoothing") < reached.index("log") < reached.index("verify-2")
+    assert _tab_to(browser, "tab-overview").index("delete") > 0, "the buttons of the head come before the tabs"
+    browser.press(Keys.ARROW_RIGHT)
+    assert browser.run(_FOCUSED) == "tab-curves" and browser.run("location.hash") == "#tab=curves"
+    reached = _tab_to(browser, "log")
+    assert reached.index("axis") < reached.index("smoothing") < reached.index("log")
+    while browser.run(_FOCUSED) != "tab-curves":
+        browser.press(Keys.SHIFT + Keys.TAB)
+    browser.press(Keys.END)
+    assert browser.run(_FOCUSED) == "tab-events"
+    browser.press(Keys.ARROW_RIGHT)
+    assert browser.run(_FOCUSED) == "tab-overview", "after the last tab comes the first"
+    browser.press(Keys.ARROW_LEFT + Keys.ARROW_LEFT + Keys.ARROW_LEFT)
+    assert browser.run(_FOCUSED) == "tab-checkpoints"
+    selected = "[...document.querySelectorAll('[role=tab][aria-selected=true]')].map((one) => one.id)"
+    assert browser.run(selected) == ["tab-checkpoints"]
+    _tab_to(browser, "verify-2")
     browser.press(Keys.ENTER)
     browser.sees("#dialog-title", "Verify the checkpoint of step 2")
     assert browser.run("document.getElementById('dialog').contains(document.activeElement)"), (
@@ -48,6 +57,17 @@ def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     browser.until(lambda: browser.count("#dialog[open]") == 0, "the dialog is closed")
     browser.until(lambda: browser.run(_FOCUSED) == "unpin-2", "the focus is on what took the button's place")
     assert browser.complaints() == []
+
+
+def _tab_to(browser: Browser, name: str) -> list[str]:
+    """Return what Tab has reached on the way to a control."""
+    reached: list[str] = []
+    while name not in reached:
+        assert len(reached) < _MOST_CONTROLS, reached
+        browser.press(Keys.TAB)
+        reached.append(browser.run(_FOCUSED))
+        assert browser.run("document.activeElement.matches(':focus-visible')"), reached
+    return reached
 
 
 @pytest.mark.slow

@@ -38,7 +38,11 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     browser.open(f"http://127.0.0.1:{proxy.port}/jobs/{run.id}")
     browser.sees("#title", "RUNNING")
     browser.until(lambda: browser.count("#grid .cell.training") == 2, "two ranks")
+    browser.sees("#sentence", "Trains with 2 workers at step 3 of 2,000")
+    browser.click("#tab-curves")
     browser.until(lambda: browser.count("#curves .scatterlayer") > 0, "the chart is drawn")
+    assert browser.run("location.hash") == "#tab=curves"
+    browser.click("#tab-overview")
     assert "No incidents." in browser.text("#calm")
 
     run.release("step-4-0")  # rank 1 is killed in step 6
@@ -57,7 +61,9 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     run.wait_at("step-14-0")
     browser.until(lambda: browser.count("#grid .cell.training") == 3, "the world grows to three ranks")
     assert client.job(run.id).spec.elasticity.max_workers == 3
+    browser.click("#tab-spec")
     browser.sees("#changes", "elasticity.max_workers")
+    browser.click("#tab-curves")
 
     proxy.cut()
     browser.until(lambda: browser.text("#live") in ("reconnecting", "disconnected"), "the stream is broken")
@@ -85,7 +91,7 @@ def test_each_metric_of_the_task_has_a_row_of_the_chart(
     assert b"metrics/loss/double" in file.read_bytes()
     points = client.series(run.id)
     assert [point.metrics["loss/double"] for point in points] == pytest.approx([2 * point.loss for point in points])
-    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=curves")
     axes = "Object.entries(document.querySelector('#curves').layout || {}).filter(([name]) => name.startsWith('yaxis'))"
     titles = f"{axes}.map(([, axis]) => axis.title.text)"
     browser.until(lambda: browser.run(titles)[-2:] == ["loss/double", "size"], "a row for each metric")

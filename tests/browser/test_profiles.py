@@ -17,7 +17,7 @@ def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(
     hold = {"at": "step", "rank": 0, "n": 4, "do": "hold"}
     run = submit(workers=1, steps=60, step_s=0.2, strikes=[hold])
     run.wait_at("step-4-0")
-    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=workers")
     browser.until(lambda: browser.count('[data-action="profile"]') == 1, "the job runs")
     browser.sees("#unprofiled", "No profile yet")
     browser.click('[data-action="profile"]')

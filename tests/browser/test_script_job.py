@@ -18,7 +18,7 @@ SILENT = RUNNING.model_copy(
     update={"step": 0, "layout": "", "incidents": 1}
     | dict.fromkeys(("total_steps", "loss", "tokens_per_s", "tokens", "eta_s", "num_parameters"))
 )
-FACTS = """Object.fromEntries([...document.querySelectorAll("#facts div")].map(
+FACTS = """Object.fromEntries([...document.querySelectorAll("#vital div, #facts div")].map(
     (one) => [...one.children].map((part) => part.textContent)))"""
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
 TITLES = """Object.entries(document.querySelector("#curves").layout ?? {}).filter(
@@ -45,6 +45,8 @@ def test_a_script_shows_its_command_and_what_it_does_not_report(
     reader.click('[data-action="pause"]')
     reader.sees("#dialog-words", "gets SIGTERM, and SIGKILL 10 s later")
     reader.click("#dismiss")
+    reader.click("#tab-spec")
+    reader.sees("#spec", '"script"')
     assert '"model"' not in reader.text("#spec"), "a script's spec has no keys of tasks"
     assert reader.complaints() == []
 
@@ -56,7 +58,7 @@ def test_a_script_that_reports_its_loss_only_has_curves_that_say_so(
     series = tuple(point(step, 5.0 - step / 10).model_copy(update=silent) for step in range(1, 11))
     written.begin(script)
     written.report(script, SILENT.model_copy(update={"step": 10, "loss": 4.0, "step_at": AT}), series=series)
-    reader.open(f"{written.url}/jobs/{script.id}")
+    reader.open(f"{written.url}/jobs/{script.id}#tab=curves")
     reader.until(lambda: "loss" in (reader.run(TITLES) or []), "the curves")
     rows = ("tokens/s", "gradient norm", "learning rate")
     assert {f"{row}<br>not reported" for row in rows} <= set(reader.run(TITLES))
@@ -68,7 +70,7 @@ def test_a_script_that_reports_its_loss_only_has_curves_that_say_so(
 def test_a_script_that_waits_has_nothing_to_report_yet(reader: Browser, written: Service, script: JobView) -> None:
     reader.open(f"{written.url}/jobs/{script.id}")
     reader.sees("#facts", "Command")
-    assert "not reported" not in reader.text("#facts")
+    assert "not reported" not in reader.text("#vital") + reader.text("#facts")
     reader.open(f"{written.url}/")
     reader.sees("#jobs", "mine")
     assert "not reported" not in reader.text("#jobs")

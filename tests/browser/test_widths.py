@@ -63,7 +63,7 @@ def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written:
         reader.open(written.url + path)
         reader.until(lambda there=there: reader.count(there), path)
         assert reader.run(TOO_WIDE) == [], path
-    reader.open(f"{written.url}/jobs/{jobs[0].id}")
+    reader.open(f"{written.url}/jobs/{jobs[0].id}#tab=checkpoints")
     reader.until(lambda: reader.count("#checkpoints tr"), "checkpoints")
     heights = reader.run("[...document.querySelectorAll('#checkpoints tr')].map((one) => one.clientHeight)")
     assert max(heights) < 80, "the actions of a checkpoint stand beside each other"
@@ -95,7 +95,9 @@ def _pages(jobs: list[JobView]) -> dict[str, str]:
     ids = ",".join(job.id for job in jobs)
     return {
         "/": "#jobs tr",
-        f"/jobs/{jobs[0].id}": "#checkpoints tr",
+        f"/jobs/{jobs[0].id}": "#incidents tr",
+        f"/jobs/{jobs[0].id}#tab=workers": "#grid",
+        f"/jobs/{jobs[0].id}#tab=checkpoints": "#checkpoints tr",
         f"/compare?jobs={ids}": "#jobs tr",
         "/sweeps?label=sweep": "#jobs tr",
     }

@@ -36,14 +36,15 @@ _POLICY = (
 _OWN = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_PAGES = {
+PAGES = {
     "/": "fleet.html",
     "/workspace": "workspace.html",
     "/compare": "compare.html",
     "/sweeps": "sweeps.html",
+    "/account": "account.html",
     "/docs": "docs.html",
 }
-_PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
+PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
 """An alert links to a section of the runbook, which says nothing about this service: no login comes between."""
 
 
@@ -81,9 +82,9 @@ def routes(context: Context) -> APIRouter:
             router.add_api_route(
                 f"/static/{part.name}", _own(part.name), methods=["GET"], name=part.name, dependencies=[PUBLIC]
             )
-    for path, name in _PAGES.items():
+    for path, name in PAGES.items():
         router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[LOGGED_IN])
-    for path, name in _PUBLIC_PAGES.items():
+    for path, name in PUBLIC_PAGES.items():
         router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
     for library in LIBRARIES:
         router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url, dependencies=[PUBLIC])

@@ -1,10 +1,12 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
 import { $, element, fill } from "./dom.js";
 import { ask, refresh } from "./dialog.js";
-import { jobPage, jobPath, request } from "./api.js";
+import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
 import { about } from "./clusters.js";
+import { exportIt } from "./checkpoints.js";
+import { continued, form, newJobWords, submitNew, submittable } from "./new_job.js";
 
 let shown = null;
 
@@ -13,7 +15,7 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend"]), "again", "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]), "again", ...(committed() && !isScript() ? ["export"] : []), "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
   fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
@@ -43,8 +45,10 @@ const ACTIONS = {
   retry: { title: "Retry", confirm: "Retry", input: () => [], words: async () => `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`, send: () => reopen("retry") },
   extend: { title: "Extend", confirm: "Extend", input: ({ status }) => [element("label", ["Steps in all ", field({ type: "number", min: status.step + 1, value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100 })])], words: extendWords,
     send: (value) => reopen("extend", { steps: Number(value) }) },
-  again: { title: "Run again", confirm: "Submit a new job", input: () => [], words: async () => `A new job with the same spec is submitted, and its page is shown. ${origin()} This job stays as it is.`,
-    send: async () => { location.href = jobPage((await request("/v1/jobs", { method: "POST", body: submittable(shown.job.spec) })).id); } },
+  again: { title: "Run again", confirm: "Submit a new job", input: ({ spec }) => form(submittable(spec)), words: (text) => newJobWords(text, submittable(shown.job.spec), `A new job with the same spec is submitted, and its page is shown. ${origin()}`), send: submitNew },
+  continue: { title: "Continue in a new job", confirm: "Submit a new job", input: () => form(continued(shown.job, committed().step)),
+    words: (text) => newJobWords(text, submittable(shown.job.spec), `A new job begins with the checkpoint of step ${whole(committed().step)} of this one.`), send: submitNew },
+  export: { title: "Export", confirm: "Copy the command", input: () => [], words: () => exportIt(committed()).words(), send: () => exportIt(committed()).send() },
   delete: { title: "Delete", confirm: "Delete the job", input: () => [element("label", ["Its checkpoints and profiles ", element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], { id: "dialog-value" })])], words: deleteWords,
     send: async (value) => { await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" }); location.href = "/"; } },
 };
@@ -78,12 +82,6 @@ async function deleteWords(value) {
 
 const goesOn = () => { if (isScript()) return "its script is started again"; const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
 const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.` : "It begins with the first step."; };
-// A deadline is that of the first run, and where the checkpoint of another job lies is found anew.
-function submittable(spec) {
-  const { finish_by: deadline, continue_from: from, ...rest } = spec;
-  return { ...rest, ...(from ? { continue_from: { job: from.job, step: from.step } } : {}) };
-}
-
 const destinations = (wanted) => ["any", ...shown.clusters.map((one) => one.name)].map((name) => new Option(name, name, name === wanted, name === wanted));
 
 async function moveWords(value) {

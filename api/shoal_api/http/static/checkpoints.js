@@ -49,7 +49,7 @@ function unpin(one) {
     words: async () => ENDED.has(shown.job.status.state) ? "The job has ended, so nothing deletes it." : later };
 }
 
-function exportIt(one) {
+export function exportIt(one) {
   const command = `shoal export ${shown.job.id} OUT --step ${one.step}`;
   return { title: `Export the checkpoint of step ${whole(one.step)}`, confirm: "Copy the command", send: () => navigator.clipboard.writeText(command),
     words: async () => `A page cannot write a directory of your machine, so this copies a command: ${command}. It verifies the checkpoint, reads its model, and writes it to the directory OUT as safetensors and config.json. The checkpoint and the job are not touched.` };

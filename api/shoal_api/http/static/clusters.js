@@ -1,5 +1,5 @@
 // The clusters that have joined. A page with one cluster says nothing about it.
-import { $, element } from "./dom.js";
+import { element } from "./dom.js";
 import { number, plural, seconds } from "./format.js";
 
 // "4 of 16 CPUs free, 2 jobs", or why it is away.
@@ -16,14 +16,4 @@ export function head(cluster) {
   return element("div", [element("b", cluster.name), " ", element("span", about(cluster), { class: `small ${cluster.connected ? "dim" : "bad"}` }),
     ...(labels ? [" ", element("span", labels, { class: "dim small" })] : []),
     ...(cluster.cordon ? [element("div", `cordoned: ${cluster.cordon.reason}`, { class: "small warn" })] : [])], { class: "cluster", "data-cluster": cluster.name });
-}
-
-// The choice of a cluster among the filters, once there are several.
-export function showFilter(clusters, chosen) {
-  const names = ["", ...clusters.map((one) => one.name)], select = $("cluster-filter");
-  $("of-cluster").hidden = clusters.length < 2 && !chosen;
-  if (chosen && !names.includes(chosen)) names.push(chosen);
-  if (select.dataset.names !== names.join()) select.replaceChildren(...names.map((name) => new Option(name || "all", name)));
-  select.dataset.names = names.join();
-  select.value = chosen;
 }

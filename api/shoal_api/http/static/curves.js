@@ -22,12 +22,16 @@ export class Curves {
   }
 
   draw(now = false) {
-    if (document.hidden || !this.shown.job || !this.shown.series || !this.shown.samples) return;
+    if (document.hidden || this.isHidden() || !this.shown.job || !this.shown.series || !this.shown.samples) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.render(), now ? 0 : Math.max(0, this.drawn + PAUSE_MS - performance.now()));
   }
 
+  // In a tab that is not open the chart has no width. It is drawn when the tab is opened.
+  isHidden() { return Boolean($("curves").closest("[hidden]:not(#curves)")); }
+
   render() {
+    if (this.isHidden()) return;
     this.drawn = performance.now();
     const isEmpty = !this.shown.series.step.length;
     $("uncurved").hidden = !isEmpty;

@@ -5,7 +5,7 @@ import { percent, plural, seconds, whole } from "./format.js";
 import { COLOURS } from "./states.js";
 import { showJobs, showHeads } from "./fleet_table.js";
 import { showNodes } from "./nodes.js";
-import { showFilter } from "./clusters.js";
+import { showFilter } from "./cluster_filter.js";
 import { showDay } from "./day.js";
 import { setUpSubmission } from "./submit.js";
 import { setUpChosen, showChosen } from "./chosen_jobs.js";
@@ -77,7 +77,6 @@ $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluste
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));
-addEventListener("keydown", (event) => { if (event.key === "/" && !/INPUT|TEXTAREA|SELECT/.test(event.target.tagName)) { event.preventDefault(); $("search").focus(); } });
 setUpSubmission();
 setUpChosen(view);
 setUpColumns(view, change);

@@ -2,12 +2,13 @@
 import { $, link } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { showHead } from "./job_head.js";
+import { showHead, showTrend } from "./job_head.js";
 import { Curves } from "./curves.js";
 import { append } from "./columns.js";
 import { showIncidents } from "./incidents.js";
 import { showWorkers } from "./layout_grid.js";
-import { addLines } from "./logs.js";
+import { addLines, downloadOf, goToLine } from "./logs.js";
+import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
@@ -21,21 +22,26 @@ const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
+// Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): mount(section, job) is called once, when its tab is opened first.
+const SECTIONS = {};
+const mounted = new Set();
 window.shoalCurves = curves;  // for people with a console, and for tests
 
 const live = new Live({
   job(job) {
     shown.job = job;
     $("page").hidden = false;
-    showHead(job, shown.clusters);
+    showHead(job, shown);
     showAccounts(job.status.goodput);
     showActions(shown);
     showDescription(job);
     showSpec(job);
+    mountOpen();
     curves.draw();
   },
   series(part) {
     shown.series = append(shown.series, part, "step");
+    showTrend(shown.series);
     if (shown.series.step.length > MAX_POINTS) live.open(stream);  // from the beginning again: the service sends fewer points
     curves.draw();
   },
@@ -47,13 +53,23 @@ const live = new Live({
     if (events.some((one) => one.type.startsWith("profile."))) showProfiles(id);
     curves.draw();
   },
-  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); },
+  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); if (shown.job) showActions(shown); },
   logs: addLines,
 });
 
+const panels = Object.fromEntries([...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]));
+const mountOpen = () => {
+  for (const [name, mount] of Object.entries(SECTIONS)) if (shown.job && !panels[name].hidden && !mounted.has(name)) { mounted.add(name); mount(panels[name], shown.job); }
+};
+downloadOf(id);
+const openTab = setUpTabs($("tabs"), (name, more) => {
+  mountOpen();
+  if (name === "curves") curves.draw(true);
+  if (name === "logs") goToLine(Number(more.get("line")), (line) => openTab("logs", { line }));
+});
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
-request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, items); showActions(shown); } }, () => {});
+request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, shown); showActions(shown); } }, () => {});
 request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));

@@ -2,23 +2,41 @@
 import { $, element, fillFacts } from "./dom.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
+import { sentence } from "./job_sentence.js";
+import { spark } from "./spark.js";
 
-export function showHead(job, clusters) {
-  const status = job.status;
+export function showHead(job, shown) {
+  const { clusters } = shown, status = job.status;
   document.title = `${job.name}: ${status.state}`;
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
+  $("sentence").textContent = sentence(job);
   $("progress").value = progressOf(status) ?? 0;
-  $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
-  const unit = unitOf(job), say = (text) => reported(job, text), isOver = ENDED.has(status.state);
-  fillFacts("facts", [...queue(job.queue), ...where(job, clusters), ...command(job.spec), ["Step", say(steps(status))], ["Loss", say(number(status.loss))], ...known([["Validation loss", number(status.val_loss)]]),
-    ...(isOver ? [] : [[`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Remaining", say(seconds(status.eta_s))]]),
-    ...known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)]);
+  $("progress").hidden = progressOf(status) === null;
+  $("message").textContent = [status.message, status.note, job.queue && job.queue.reason !== status.message ? job.queue.reason : ""].filter(Boolean).join(" ");
+  $("next").hidden = !ENDED.has(status.state);
+  fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
+  const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];
+  fillFacts("facts", about);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
     ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
   $("failure").hidden = !status.failure;
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")}${status.failure.step || !job.spec.script ? ` at step ${status.failure.step}` : ""}\n${status.failure.traceback || status.failure.message}`;
+}
+
+// A small curve of the loss beside the name: the curves have a tab of their own.
+export function showTrend(series) {
+  const every = Math.max(1, Math.ceil(series.loss.length / 60));
+  $("trend").replaceChildren(spark(series.loss.filter((_, index) => index % every === 0), "loss"));
+}
+
+// What matters now: of a job that trains its speed and its end, of one that has ended what came out.
+function vital(job) {
+  const { status } = job, unit = unitOf(job), say = (text) => reported(job, text), goodput = known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]);
+  const common = [["Step", say(steps(status))], ["Loss", say(number(status.loss))]];
+  if (ENDED.has(status.state)) return [...common, ...goodput, ...known([["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : "–"], ["Newest checkpoint", status.checkpoint_step === null ? "–" : `step ${whole(status.checkpoint_step)}`]])];
+  return [...common, [`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ["Remaining", say(seconds(status.eta_s))], ...goodput];
 }
 
 // A program as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.
@@ -32,8 +50,12 @@ const command = ({ script, loop }) => {
 const lost = (job) => reported(job, steps(job.status)) === "not reported" ? "lost steps not reported" : `${plural(job.status.steps_lost, "step")} lost`;
 // Those that have a value: a row of dashes says nothing.
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
-const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
-  ["Who holds what it waits for", place.holders.join(", ") || "–"]];
+function queue({ queue: place, spec }) {
+  const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
+  const holders = (place?.holders ?? []).flatMap((id, index) => [...(index ? [", "] : []), element("a", id, { href: `/jobs/${encodeURIComponent(id)}` })]);
+  return [...(place ? [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)]] : []), ["Wants at least", wants], ["Priority", spec.priority],
+    ...(holders.length ? [["Who holds what it waits for", element("span", holders)]] : [])];
+}
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.
 function where({ spec, status }, clusters) {
   if (clusters.length < 2) return [];

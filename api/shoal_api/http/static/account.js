@@ -1,0 +1,52 @@
+// Who one is, the end of the session, and API tokens: make one, see when it was used, revoke it. The service shows a token once.
+import { $, element, facts, fill, row } from "./dom.js";
+import { request } from "./api.js";
+import { ask } from "./dialog.js";
+import { moment } from "./format.js";
+
+const DAY_S = 86400;
+let me = null, tokens = [];
+
+$("log-out").addEventListener("click", async () => { await request("/v1/session", { method: "DELETE" }); location.href = "/login"; });
+for (const name of ["mine", "ended"]) $(name).addEventListener("change", show);
+$("make").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const days = $("token-expires").value, projects = $("token-projects").value.split(/[\s,]+/).filter(Boolean);
+  $("token-error").textContent = "";
+  try {
+    const made = await request("/v1/tokens", { method: "POST", body: { name: $("token-name").value.trim(), role: $("token-role").value, projects: projects.length ? projects : null, expires_in_s: days ? Number(days) * DAY_S : null } });
+    $("secret").textContent = made.token;
+    $("made").hidden = false;
+    $("token-name").value = "";
+    await read();
+  } catch (error) { $("token-error").textContent = error.message; }
+});
+
+request("/v1/whoami").then((found) => {
+  me = found;
+  $("me").replaceChildren(...facts([["Name", me.name], ["Role", me.role], ["Projects", me.projects ? me.projects.join(", ") : "all"], ["User of your jobs", me.user || "as the spec says"], ["Token", me.token_id || "of the OIDC issuer"], ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)]]));
+  $("permissions").replaceChildren(...me.permissions.map((name) => element("li", element("code", name))));
+  const manages = me.permissions.includes("tokens:manage");
+  $("tokens-part").hidden = !manages;
+  $("tokens-words").hidden = manages;
+  if (manages) read();
+});
+
+async function read() { tokens = (await request("/v1/tokens")).items; show(); }
+
+const isOver = (token) => token.revoked_at !== null || (token.expires_at !== null && token.expires_at * 1000 < Date.now());
+const isMine = (token) => token.created_by === me.name || token.id === me.token_id || token.name === me.name;
+
+function show() {
+  const shown = tokens.filter((token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)));
+  $("tokenless").hidden = shown.length > 0;
+  fill("tokens", shown.map((token) => row([element("td", token.name, { class: "title" }), element("code", token.id), token.role, token.projects ? token.projects.join(", ") : "all", moment(token.created_at), token.created_by, moment(token.last_used_at),
+    token.revoked_at !== null ? `revoked ${moment(token.revoked_at)}` : token.expires_at === null ? "never" : moment(token.expires_at),
+    isOver(token) ? "" : element("button", "Revoke", { type: "button", class: "danger", "data-token": token.id, "aria-label": `Revoke the token ${token.name}`, click: () => revoke(token) })])));
+}
+
+function revoke(token) {
+  const own = token.id === me.token_id ? " It is the token of this session, which ends with it." : "";
+  ask({ title: `Revoke the token ${token.name}`, confirm: "Revoke", words: async () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
+    send: async () => { await request(`/v1/tokens/${token.id}`, { method: "DELETE" }); await read(); } });
+}

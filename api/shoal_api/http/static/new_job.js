@@ -1,0 +1,29 @@
+// A new job from one that there is: the form with its spec, and what the form changes of it, key by key, before it is submitted.
+import { element } from "./dom.js";
+import { jobPage, request } from "./api.js";
+import { plural } from "./format.js";
+import { differences } from "./differences.js";
+import { yaml } from "./yaml.js";
+
+export const form = (spec) => [element("textarea", yaml(spec), { id: "dialog-value", rows: 14, spellcheck: "false", "aria-label": "Spec of the new job in YAML" })];
+export const submitNew = async (text) => { location.href = jobPage((await request("/v1/jobs", { method: "POST", body: text, type: "application/yaml" })).id); };
+
+// `same`: the words if the form changes nothing.
+export async function newJobWords(text, before, same) {
+  const found = await request("/v1/specs/validate", { method: "POST", body: text, type: "application/yaml" });
+  if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
+  const changes = differences(before, submittable(found.spec)), kept = "This job stays as it is.";
+  return changes.length ? `A new job is submitted with ${plural(changes.length, "change")}. ${kept}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}` : `${same} ${kept}`;
+}
+
+// A deadline is that of the first run, and where the checkpoint of another job lies is found anew.
+export function submittable(spec) {
+  const { finish_by: deadline, continue_from: from, ...rest } = spec;
+  return { ...rest, ...(from ? { continue_from: { job: from.job, step: from.step } } : {}) };
+}
+
+// The spec of a job that goes on from a checkpoint of this one.
+export function continued({ id, spec, status }, step) {
+  const { init_from: weights, ...rest } = submittable(spec);
+  return { ...rest, continue_from: { job: id, step }, stop: { ...spec.stop, ...(spec.stop.steps ? { steps: Math.max(2 * step, status.total_steps ?? 0) } : {}) } };
+}

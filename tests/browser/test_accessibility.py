@@ -1,0 +1,117 @@
+"""axe-core over each page: no violation of WCAG 2.0 and 2.1, levels A and AA, in light and dark, at four widths.
+
+The pages are those of a written service, with a job that trains, one that waits, one that has failed and one that has
+ended, so that each state has its badge and its buttons.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.processes.chromium import Browser
+from kit.worlds.written_service import Service
+from shoal_api.http.routes.pages import PAGES, PUBLIC_PAGES
+from shoal_workers.contract.job import EndReason
+
+WIDTHS = (420, 1024, 1400, 2560)
+SCHEMES = ("light", "dark")
+LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+CHARTS = [".js-plotly-plot"]
+NOT_OURS = {"/docs": ["#api"], "/jobs": CHARTS, "/compare": CHARTS, "/sweeps": CHARTS}
+"""What libraries draw: Swagger UI, and the charts of Plotly, each of which has a name and a table or text beside it."""
+
+
+@cache
+def _axe() -> str:
+    spec = find_spec("axe_core_python")
+    assert spec is not None and spec.submodule_search_locations, "axe-core-python is in the extra `dev`"
+    return Path(spec.submodule_search_locations[0], "axe.min.js").read_text()
+
+
+def violations(browser: Browser, excluded: list[str]) -> list[str]:
+    """Return what axe finds on the page that is open: rule, element, and what is wrong with it."""
+    browser.driver.execute_script(_axe())
+    script = """const [levels, excluded, done] = arguments;
+        axe.run({exclude: excluded.map((one) => [one])}, {runOnly: {type: 'tag', values: levels},
+          resultTypes: ['violations']}).then(({violations}) => done(violations), (error) => done(String(error)));"""
+    found: Any = browser.driver.execute_async_script(script, LEVELS, excluded)
+    assert isinstance(found, list), found
+    return [
+        f"{one['id']}: {node['html'][:160]}: {node['failureSummary'].splitlines()[-1].strip()}"
+        for one in found
+        for node in one["nodes"]
+    ]
+
+
+@pytest.fixture
+def addresses(written: Service) -> dict[str, str]:
+    """Each page, by its address the selector of what is there once it has its data."""
+    trains, waits, failed, done = (
+        written.add_job(name=name, labels={"sweep": "lr", "lr": lr}, **more)
+        for name, lr, more in (
+            (
+                "trains",
+                "1e-3",
+                {"annotations": {"notes": "# Why\n- **bold** and `code`\n> [more](https://example.org)"}},
+            ),
+            ("waits", "2e-3", {"priority": 3}),
+            ("failed", "3e-3", {"retry": {"max_failures": 0}}),
+            ("done", "4e-3", {}),
+        )
+    )
+    for job in (trains, failed, done):
+        written.train(job)
+    written.finish(failed, EndReason.STORAGE_FAILED, "no space")
+    written.finish(done)
+    tabs = ("overview", "curves", "logs", "workers", "checkpoints", "spec", "events")
+    found = {f"/jobs/{job.id}": "#actions button" for job in (waits, failed, done)}
+    found |= {f"/jobs/{trains.id}#tab={tab}": f"#panel-{tab}:not([hidden])" for tab in tabs}
+    data = {
+        "/": ("", "#jobs tr"),
+        "/compare": (f"?jobs={trains.id},{done.id}", "#jobs tr"),
+        "/sweeps": ("?label=sweep", "#jobs tr"),
+        "/docs": ("", "#api .opblock"),
+    }
+    for path in (*PAGES, *PUBLIC_PAGES):
+        query, there = data.get(path, ("", "main"))
+        found[path + query] = there
+    return found
+
+
+def _audit(browser: Browser, home: str, address: str, there: str, schemes: tuple[str, ...] = SCHEMES) -> list[str]:
+    browser.look(width=WIDTHS[0])
+    browser.open(home + address)
+    browser.until(lambda: browser.count(there), f"{there} of {address}")
+    path = address.partition("?")[0].partition("#")[0]
+    excluded = NOT_OURS.get("/jobs" if path.startswith("/jobs/") else path, [])
+    found = []
+    for scheme in schemes:
+        for width in WIDTHS:
+            browser.look(width=width, scheme=scheme)
+            found += [f"{address} {scheme} {width}: {one}" for one in violations(browser, excluded)]
+    return found
+
+
+def test_no_page_violates_wcag_2_a_or_aa(reader: Browser, written: Service, addresses: dict[str, str]) -> None:
+    found = []
+    for address, there in addresses.items():
+        if not address.startswith("/login"):  # leads on, once one is logged in
+            found += _audit(reader, written.url, address, there)
+    assert not found, "\n".join(sorted(set(found)))
+
+
+def test_the_login_page_violates_no_rule(stranger: Browser, written: Service) -> None:
+    assert _audit(stranger, written.url, "/login", "#token") == []
+
+
+def test_the_audit_sees_what_is_wrong(stranger: Browser) -> None:
+    """Else the others could not fail."""
+    stranger.run("(document.querySelector('#login label').style.color = 'rgb(250, 250, 250)', 1)")
+    stranger.run("(document.documentElement.lang = '', 1)")
+    rules = {one.partition(":")[0] for one in violations(stranger, [])}
+    assert {"color-contrast", "html-has-lang"} <= rules
