@@ -42,6 +42,7 @@ from shoal_api.http.routes import (
     series,
     specs,
     sweeps,
+    system,
 )
 from shoal_api.http.routes import (
     retention as retention_routes,
@@ -162,6 +163,7 @@ def create_app(
         sweeps.routes(context),
         histories.routes(context),
         series.routes(context),
+        system.routes(context),
         checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),

@@ -15,12 +15,14 @@ import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
 import { showAccounts } from "./goodput.js";
+import { System } from "./system.js";
 
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
+const system = new System(id, shown);
 window.shoalCurves = curves;  // for people with a console, and for tests
 
 const live = new Live({
@@ -54,7 +56,7 @@ const live = new Live({
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
 request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, items); showActions(shown); } }, () => {});
-request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
+request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); system.start(); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
   $("live").textContent = "no job";
