@@ -43,7 +43,7 @@ def test_samples_are_read_by_rank_with_the_metrics_that_there_are(
 def test_reports_that_are_sent_twice_are_stored_once(store: Store, job_id: str, begin: Callable[..., Any]) -> None:
     attempt = begin(job_id)
     attempt.report(system=(sample(0, 0.5),))
-    attempt.report(system=(sample(0, 0.75),), seq=1)
+    attempt.repeat(system=(sample(0, 0.75),))
     assert store.reading(system_samples.read)(job_id, SystemMetric.BUSY).values == ((0.5,),)
 
 
