@@ -9,6 +9,7 @@ from pydantic import Field
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
+from shoal_service.core.system_metrics import SystemSample
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import LogStream, Stacks
@@ -71,6 +72,8 @@ class SupervisorReports(Frozen):
     series: tuple[SeriesPoint, ...] = ()
     """Stored by step: a step that is computed again after a rollback replaces its former point."""
     logs: tuple[PendingLog, ...] = ()
+    system: tuple[SystemSample, ...] = ()
+    """System metrics by rank since the report before."""
     suspects: tuple[SuspectedNode, ...] = ()
     """Nodes that go on probation."""
     profiles: tuple[Profiled, ...] = ()

@@ -18,6 +18,7 @@ from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.parity import Parity
 from shoal_service.core.scheduling.explaining import GrowthLimit
+from shoal_service.core.system_metrics import SystemMetric
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.layout import ParallelismSpec
@@ -420,6 +421,23 @@ class SampleColumns(Frozen):
     granted: tuple[int, ...] = ()
     workers: tuple[int, ...] = ()
     seconds: dict[Category, tuple[float, ...]] = Field(default_factory=dict)
+
+
+class SystemColumns(Frozen):
+    """One system metric of a job's ranks over time: means over equal intervals."""
+
+    metric: SystemMetric
+    width_s: float = 0.0
+    """Length of the intervals, seconds; 0: nothing is stored. Jobs with many ranks have fewer samples."""
+    at: tuple[float, ...] = ()
+    """End of each interval, wall-clock time."""
+    generation: tuple[int, ...] = ()
+    """The generation at that time. A rank may be another worker in each."""
+    ranks: tuple[int, ...] = ()
+    values: tuple[tuple[float | None, ...], ...] = ()
+    """For each rank its value in each interval; null: not measured, or there was no such rank."""
+    metrics: tuple[SystemMetric, ...] = ()
+    """The metrics that the newest sample of the job has."""
 
 
 class JobOverview(Frozen):

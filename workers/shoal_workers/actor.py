@@ -441,7 +441,7 @@ class WorkerActor:
         torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
         if self._spec.snapshot.enabled:
             self._snapshot_store = self._meter.maps = self._open_snapshot_store()
-        return Engine(
+        engine = Engine(
             self._spec,
             checkpoint_root=self._config.checkpoint_root,
             outbox=self._outbox,
@@ -449,6 +449,8 @@ class WorkerActor:
             snapshot_store=self._snapshot_store,
             node_directory=self._snapshot_store.node_directory if self._snapshot_store is not None else None,
         )
+        self._meter.part_seconds = engine.part_seconds
+        return engine
 
     def _script_runner(self, store: StoreServer) -> Program:
         from shoal_workers.script.runner import ScriptRunner

@@ -19,6 +19,7 @@ from shoal_api.client.errors import Disconnected
 from shoal_api.client.transport import JSON_CONTENT, Endpoint, follow_stream, job_path
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.core.system_metrics import SystemMetric
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -30,6 +31,7 @@ from shoal_service.views import (
     ProfileBody,
     ProfileView,
     SpecVersion,
+    SystemColumns,
     VerificationView,
     WorkerView,
 )
@@ -126,6 +128,14 @@ class Histories(Endpoint):
         code."""
         params = {"rank": rank, "native": native}
         return self._get(f"{job_path(job_id)}/stacks", Stacks, params, wait_s=_STACKS_S)
+
+    def system(
+        self, job_id: str, metric: SystemMetric = SystemMetric.BUSY, *, ranks: str = "", after: float = 0.0
+    ) -> SystemColumns:
+        """Return a system metric of each rank over time. `ranks`: only these, for example `0,4-7`; empty: all ranks.
+        `after`: only what was measured after this time, in shorter intervals."""
+        params = {"metric": metric.value, "ranks": ranks, "after": after}
+        return self._get(f"{job_path(job_id)}/system", SystemColumns, params)
 
     def incidents(self, job_id: str) -> tuple[IncidentView, ...]:
         return self._get(f"{job_path(job_id)}/incidents", Page[IncidentView]).items

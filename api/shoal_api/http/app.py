@@ -43,6 +43,7 @@ from shoal_api.http.routes import (
     series,
     specs,
     sweeps,
+    system,
 )
 from shoal_api.http.routes import (
     retention as retention_routes,
@@ -163,6 +164,7 @@ def create_app(
         sweeps.routes(context),
         histories.routes(context),
         series.routes(context),
+        system.routes(context),
         checkpoints.routes(context),
         overviews.routes(context),
         curves.routes(context),

@@ -24,7 +24,7 @@ from shoal_service.core.lifecycle import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import archives, curves, node_records, profile_requests
+from shoal_service.store import archives, curves, node_records, profile_requests, system_samples
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.edit import RELEASED, JobEdit, newest_goodput, save_all
 from shoal_service.store.node_records import Suspicion
@@ -150,6 +150,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
         edit.set(step_times=StepTimes.read(job.step_times).add(times_s).text())
     if reports.suspects:
         _suspect(edit, reports)
+    system_samples.add(tx, job.num, reports.system)
     for item in reports.profiles:
         profile_requests.end(edit, item)
     edit.add_lines(reports.logs)

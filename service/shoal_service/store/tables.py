@@ -203,6 +203,19 @@ job_samples = Table(
     sqlite_with_rowid=False,
 )
 
+system_samples = Table(  # by rank, see store/system_samples.py
+    "system_samples",
+    metadata,
+    _job_num(),
+    Column("width_s", Integer, nullable=False),  # seconds per bucket
+    Column("bucket", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),  # of the last measurement in the bucket
+    Column("generation", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),  # all metrics of all ranks
+    PrimaryKeyConstraint("job_num", "width_s", "bucket"),
+    sqlite_with_rowid=False,
+)
+
 job_labels = Table(
     "job_labels",
     metadata,

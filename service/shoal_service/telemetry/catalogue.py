@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from shoal_service.core.system_metrics import busy_share
 from shoal_service.telemetry.metric import STEP_BOUNDS_S, Histogram, Kind, LiveJob, Metric, Values, WorkerSample
 from shoal_service.views import ConditionType, JobStatus
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import WorkerUse
+from shoal_workers.contract.messages import StepPart, WorkerUse
 from shoal_workers.contract.worker_reports import MAX_METRICS
 
 _JOB = ("job_id",)
@@ -86,6 +87,14 @@ def _by_rank(of_use: Callable[[WorkerUse], float | None]) -> Callable[[LiveJob],
         }
 
     return values
+
+
+def _phases(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
+    shares = [worker.use.phases for worker in job.workers if worker.rank is not None and worker.use is not None]
+    known = [one for one in shares if one]
+    return (
+        {(part.value,): sum(one.get(part, 0.0) for one in known) / len(known) for part in StepPart} if known else None
+    )
 
 
 def _node_of(worker: WorkerSample) -> tuple[str, ...]:
@@ -297,6 +306,54 @@ WORKER_GPU_BUSY = _gauge(
     "Share of the time in which a worker's GPU ran a kernel; needs the package nvidia-ml-py on its node.",
     _by_rank(lambda use: use.gpu_busy),
     "rank",
+)
+WORKER_GPU_CELSIUS = _gauge(
+    "shoal_worker_gpu_celsius",
+    "Temperature of a worker's GPU in degrees Celsius; needs the package nvidia-ml-py on its node.",
+    _by_rank(lambda use: use.gpu_celsius),
+    "rank",
+)
+WORKER_GPU_WATTS = _gauge(
+    "shoal_worker_gpu_watts",
+    "Power in watts that a worker's GPU draws; needs the package nvidia-ml-py on its node.",
+    _by_rank(lambda use: use.gpu_watts),
+    "rank",
+)
+WORKER_BUSY = _gauge(
+    "shoal_worker_busy_ratio",
+    "Share of its time in which a rank does not wait for others; a straggler's is the highest. Absent on GPUs.",
+    _by_rank(busy_share),
+    "rank",
+)
+WORKER_RECEIVED = _gauge(
+    "shoal_worker_received_bytes_per_second",
+    "Bytes a second that a worker's machine receives over its network interfaces, the loopback excluded.",
+    _by_rank(lambda use: use.received_bytes_s),
+    "rank",
+)
+WORKER_SENT = _gauge(
+    "shoal_worker_sent_bytes_per_second",
+    "Bytes a second that a worker's machine sends over its network interfaces, the loopback excluded.",
+    _by_rank(lambda use: use.sent_bytes_s),
+    "rank",
+)
+WORKER_READ = _gauge(
+    "shoal_worker_disk_read_bytes_per_second",
+    "Bytes a second that a worker reads from disks.",
+    _by_rank(lambda use: use.read_bytes_s),
+    "rank",
+)
+WORKER_WRITTEN = _gauge(
+    "shoal_worker_disk_written_bytes_per_second",
+    "Bytes a second that a worker writes to disks.",
+    _by_rank(lambda use: use.written_bytes_s),
+    "rank",
+)
+JOB_PHASES = _gauge(
+    "shoal_job_phase_ratio",
+    "Mean over a job's ranks of the share of time that their training threads spend on a part of the steps.",
+    _phases,
+    "phase",
 )
 
 JOBS = Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, including ended ones.", ("state",))

@@ -7,7 +7,8 @@ from typing import Any
 
 from kit.processes.fleet import PATIENCE_S
 from kit.tasks.tiny_tasks import SLOW_S
-from shoal_workers.contract.messages import ExitKind
+from shoal_service.core.system_metrics import sample_of
+from shoal_workers.contract.messages import ExitKind, StepPart, WorkerUse
 from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
@@ -57,3 +58,24 @@ def test_each_report_has_the_times_of_all_ranks_and_slow_data_is_seen_on_its_ran
     assert slow.compute_s[FAULTY] >= slow.data_s[FAULTY]
     assert len(slow.cpu_wait_s) == len(slow.saving_s) == 3
     assert max(reports[6].data_s) < SLOW_S
+
+
+def test_the_rank_that_is_slowed_is_the_busiest_and_its_clock_of_phases_says_with_what(make_job: Any) -> None:
+    job = job_with(make_job, "slow")
+    workers = job.workers(3)
+    job.run(workers)
+    spent = [worker.call("part_seconds") for worker in workers]
+    uses = {rank: [WorkerUse(at=1.0, phases=_shares(seconds))] for rank, seconds in enumerate(spent)}
+    sample = sample_of(uses, num_ranks=3, generation=1, at=1.0)
+    busy = [value or 0.0 for value in sample.values["busy"]]
+    assert busy.index(max(busy)) == FAULTY and busy[FAULTY] > max(busy[0], busy[2]) + 0.1
+    assert spent[FAULTY][StepPart.DATA] >= SLOW_S > max(spent[0][StepPart.DATA], spent[2][StepPart.DATA])
+    assert min(spent[0][StepPart.COMMUNICATION], spent[2][StepPart.COMMUNICATION]) >= SLOW_S / 2
+    parts = (StepPart.FORWARD, StepPart.BACKWARD, StepPart.OPTIMIZER)
+    assert all(seconds[part] > 0 for seconds in spent for part in parts), spent
+
+
+def _shares(seconds: dict[StepPart, float]) -> dict[StepPart, float]:
+    """Of the steps alone: to form the group takes all ranks equally long."""
+    steps = {part: amount for part, amount in seconds.items() if part is not StepPart.OTHER}
+    return {part: amount / sum(steps.values()) for part, amount in steps.items()}

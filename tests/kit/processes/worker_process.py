@@ -180,6 +180,9 @@ class WorkerProcess:
     def do_signs(self):
         return self.engine.signs()
 
+    def do_part_seconds(self):
+        return dict(self.engine.part_seconds())
+
     def do_poll(self, after):
         return self.outbox.poll(after, 0.0, self.engine.progress)
 

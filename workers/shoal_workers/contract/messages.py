@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
@@ -33,6 +33,20 @@ from shoal_workers.contract.spec import TrainingSettings
 from shoal_workers.contract.suspects import Collective, Link, Suspect
 from shoal_workers.contract.validation import Standing
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
+
+
+class StepPart(StrEnum):
+    """What a training thread spends its time on. Each moment belongs to one of them."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COMMUNICATION = "communication"
+    """Waiting in collectives. With NCCL the GPU waits, and not the thread: then it is part of the others."""
+    OPTIMIZER = "optimizer"
+    SNAPSHOT = "snapshot"
+    OTHER = "other"
+    """Checkpoints, validation, forming of a group."""
 
 
 class WorkerUse(Frozen):
@@ -54,6 +68,22 @@ class WorkerUse(Frozen):
     gpu_free_bytes: int = 0
     gpu_busy: float | None = None
     """Share of the time in which the GPU ran a kernel; null: not measured (package nvidia-ml-py)."""
+    gpu_celsius: float | None = None
+    """Temperature of the GPU, degrees Celsius; null: not measured (package nvidia-ml-py)."""
+    gpu_watts: float | None = None
+    """Power that the GPU draws; null: not measured (package nvidia-ml-py)."""
+    received_bytes_s: float | None = None
+    """Bytes a second that the worker's machine receives over its network interfaces, without the loopback; null:
+    unknown."""
+    sent_bytes_s: float | None = None
+    """Bytes a second that the worker's machine sends."""
+    read_bytes_s: float | None = None
+    """Bytes a second that the worker reads from disks; null: unknown."""
+    written_bytes_s: float | None = None
+    """Bytes a second that the worker writes to disks."""
+    phases: dict[StepPart, float] = Field(default_factory=dict)
+    """Shares of the training thread's time, which add up to 1, over the phases that ended since the measurement before.
+    Empty: none has ended, or a script trains."""
 
 
 class WorkerConfig(Frozen):

@@ -12,20 +12,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, StepPart, WorkerExit
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, StorageFailed
-from shoal_workers.engine.group.collectives import interruptible_waits, replace_functional_all_reduce, replace_wait
+from shoal_workers.engine.group.collectives import (
+    interruptible_waits,
+    replace_functional_all_reduce,
+    replace_wait,
+    waited_s,
+)
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.gloo import replace_constructor
 from shoal_workers.engine.group.network_interface import choose_interface
@@ -89,7 +94,7 @@ class Engine:
         self._store = store
         self._store_connections = StoreConnections(store.key)
         prepare_process()
-        self._position = Position(on_phase)
+        self._position = Position(on_phase, waited_s)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")
         self._fence = Fence()
@@ -139,6 +144,10 @@ class Engine:
     def progress(self) -> Progress:
         """Called from any thread."""
         return self._position.progress()
+
+    def part_seconds(self) -> Mapping[StepPart, float]:
+        """Called from any thread: what the training thread has spent its time on since this process began."""
+        return self._position.part_seconds()
 
     def sample_links(self) -> None:
         """Called from any thread every few seconds: notes what `signs` compares the links with."""

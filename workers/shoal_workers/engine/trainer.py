@@ -424,6 +424,7 @@ class Trainer:
         generation, step = self._generation, self._generation.position.step
         start = time.perf_counter()
         report = self._validation.run(step)
+        generation.position.spent_on_data(self._batches.spent_s, in_phase=Phase.VALIDATING)
         self._validating_s += time.perf_counter() - start
         generation.check()
         if generation.rank == 0:

@@ -16,14 +16,16 @@ import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
 import { showAccounts } from "./goodput.js";
+import { System } from "./system.js";
 
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
 const MAX_POINTS = 4000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
-// Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): mount(section, job) is called once, when its tab is opened first.
-const SECTIONS = {};
+const system = new System(id, shown);
+// Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): called once, when its tab is opened first.
+const SECTIONS = { system: () => system.start() };
 const mounted = new Set();
 window.shoalCurves = curves;  // for people with a console, and for tests
 

@@ -1,7 +1,8 @@
 """Outbox: all reports of a supervisor, numbered, until the control plane has acknowledged that they are stored.
 
-Events, incidents, checkpoints and profiles are never dropped. Of series and logs the oldest items are dropped when the
-service is away for a long time. Called by the executor's loop (add) and by the thread that reports (pull).
+Events, incidents, checkpoints and profiles are never dropped. Of series, logs and system metrics the oldest items are
+dropped when the service is away for a long time. Called by the executor's loop (add) and by the thread that reports
+(pull).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.system_metrics import SystemSample
 from shoal_service.reports import PendingEvent, PendingLog, StacksAnswer, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
@@ -19,6 +21,7 @@ from shoal_workers.contract.profiles import Profiled
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000
+_MAX_SAMPLES = 360
 _MAX_PER_PULL = 5_000
 
 Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profiled
@@ -43,6 +46,7 @@ class Outbox:
         """The objects stay the same as long as they are here, so the journal writes each of them once."""
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
+        self._samples: deque[tuple[int, SystemSample]] = deque(maxlen=_MAX_SAMPLES)
         self._end = end
         self._stacks: tuple[int, StacksAnswer] | None = None
         self._status: JobStatus | None = None
@@ -59,7 +63,7 @@ class Outbox:
         """Number of the last item that the service has stored."""
         return self._acknowledged
 
-    def add(self, *items: Durable | SeriesPoint | PendingLog) -> None:
+    def add(self, *items: Durable | SeriesPoint | PendingLog | SystemSample) -> None:
         with self._changed:
             for item in items:
                 self._seq += 1
@@ -67,6 +71,8 @@ class Outbox:
                     self._series.append((self._seq, item))
                 elif isinstance(item, PendingLog):
                     self._logs.append((self._seq, item))
+                elif isinstance(item, SystemSample):
+                    self._samples.append((self._seq, item))
                 else:
                     self._durable.append((self._seq, Unacknowledged(seq=self._seq, item=item)))
             self._changed.notify_all()
@@ -118,7 +124,7 @@ class Outbox:
 
     def _drop(self, after: int) -> None:
         self._acknowledged = max(self._acknowledged, after)
-        for queue in (self._durable, self._series, self._logs):
+        for queue in (self._durable, self._series, self._logs, self._samples):
             while queue and queue[0][0] <= after:
                 queue.popleft()
         if self._stacks is not None and self._stacks[0] <= after:
@@ -126,7 +132,7 @@ class Outbox:
 
     def _reports(self) -> SupervisorReports:
         seq = self._seq
-        for queue in (self._durable, self._series, self._logs):
+        for queue in (self._durable, self._series, self._logs, self._samples):
             if len(queue) > _MAX_PER_PULL:
                 seq = min(seq, queue[_MAX_PER_PULL - 1][0])
         durable = [one.item for number, one in self._durable if number <= seq]
@@ -141,6 +147,7 @@ class Outbox:
             ),
             series=tuple(item for number, item in self._series if number <= seq),
             logs=tuple(item for number, item in self._logs if number <= seq),
+            system=tuple(item for number, item in self._samples if number <= seq),
             suspects=tuple(i for i in durable if isinstance(i, SuspectedNode)),
             profiles=tuple(i for i in durable if isinstance(i, Profiled)),
             stacks=self._stacks[1] if self._stacks is not None and self._stacks[0] <= seq else None,

@@ -22,6 +22,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.series_copies import EventFiles, MetricBacklog
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
+from shoal_service.supervisor.reporting.system_samples import SystemSampler
 from shoal_service.views import CheckpointView, Condition
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
 from shoal_workers.contract.profiles import Profiled
@@ -44,6 +45,7 @@ class Reporter:
         """The incident that was shown last, and when it was closed."""
         self._conditions: tuple[Condition, ...] = ()
         """The conditions that were shown last."""
+        self._sampler = SystemSampler()
         self._stacks: dict[int, Stacks] = {}
         self._suspects: dict[int, Suspect] = {}
         """Suspects by incident."""
@@ -91,6 +93,8 @@ class Reporter:
         if poll.use is not None:
             self._readings.use[index] = poll.use
         self._readings.refused_calls[index] = poll.num_refused
+        if poll.use is not None:
+            self._sampler.add(index, state.group.rank_of(index), poll.use, state.group.generation)
         worker = state.pool.worker(index)
         worker_id = worker.worker_id if worker else poll.worker_id
         rank = state.group.rank_of(index)
@@ -179,6 +183,9 @@ class Reporter:
         now = self._clock.time()
         status = status_of(state, self._readings, spec_version=self.spec_version, now=now)
         self._conditions = with_since(status.conditions, self._conditions, now)
+        num_ranks = len(state.group.workers) if state.group_active else 0
+        if (sample := self._sampler.take(num_ranks, now=now, now_mono=self._clock.monotonic())) is not None:
+            self._outbox.add(sample)
         self._outbox.set_status(
             status.model_copy(update={"conditions": self._conditions}), workers_of(state, self._readings)
         )

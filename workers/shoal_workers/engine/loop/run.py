@@ -425,8 +425,9 @@ class Run:
         start = time.perf_counter()
         batch = self._on_device(read())
         self._data_s += time.perf_counter() - start
-        self._membership.position.spent_on_data(self._data_s)
-        self._membership.position.enter(Phase.FORWARD)
+        position = self._membership.position
+        position.spent_on_data(self._data_s, in_phase=position.phase)
+        position.enter(Phase.FORWARD)
         seed_everything(randomness_seed(self._spec.seed, step, first_seed + micro.index))
         return batch
 

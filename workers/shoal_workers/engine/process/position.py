@@ -6,12 +6,19 @@ The control thread sends it to the supervisor with every poll, which recognises 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shoal_workers.contract.messages import Phase, Progress
+from shoal_workers.contract.messages import Phase, Progress, StepPart
 
 PhaseHook = Callable[[Phase, int], None]
+_PARTS = {
+    Phase.FORWARD: StepPart.FORWARD,
+    Phase.BACKWARD: StepPart.BACKWARD,
+    Phase.OPTIMIZER: StepPart.OPTIMIZER,
+    Phase.SNAPSHOT: StepPart.SNAPSHOT,
+}
+"""All other phases are OTHER."""
 
 
 class _Now(NamedTuple):
@@ -28,8 +35,13 @@ class _Now(NamedTuple):
 class Position:
     """Written by the training thread only. One value is replaced as a whole, so a reader never sees half a change."""
 
-    def __init__(self, on_phase: PhaseHook | None = None) -> None:
+    def __init__(self, on_phase: PhaseHook | None = None, waited_s: Callable[[], float] = lambda: 0.0) -> None:
+        """`waited_s`: seconds that the calling thread has waited in collectives; called on the training thread."""
         self._on_phase = on_phase
+        self._waited_s = waited_s
+        self._seconds = dict.fromkeys(StepPart, 0.0)
+        self._booked_mono = time.monotonic()
+        self._booked_waited_s = 0.0
         self._counter = 0
         self._data_s = 0.0
         self._watcher: Callable[[Phase], None] | None = None
@@ -59,6 +71,7 @@ class Position:
         now = self._now
         self._counter += 1
         self._set(now.generation, phase, now.step, "")
+        self._book(now.phase)
         if self._on_phase is not None:
             self._on_phase(phase, now.step)
 
@@ -68,9 +81,17 @@ class Position:
         self._counter += 1
         self._set(now.generation, now.phase, step, now.note)
 
-    def spent_on_data(self, seconds: float) -> None:
-        """All that this generation has spent on making batches; sent with the next change of the position."""
-        self._data_s = seconds
+    def spent_on_data(self, seconds: float, *, in_phase: Phase = Phase.FORWARD) -> None:
+        """All that this generation has spent on making batches; sent with the next change of the position.
+        `in_phase`: the phase in which the batches since the call before were made."""
+        more_s, self._data_s = seconds - self._data_s, seconds
+        self._seconds[_PARTS.get(in_phase, StepPart.OTHER)] -= more_s
+        self._seconds[StepPart.DATA] += more_s
+
+    def part_seconds(self) -> Mapping[StepPart, float]:
+        """Called from any thread: seconds that all phases that have ended in this process took, by what they were
+        spent on."""
+        return self._seconds.copy()
 
     def note(self, text: str) -> None:
         """Sets a note for people about the current phase; it counts as progress."""
@@ -91,6 +112,14 @@ class Position:
             stalled_s=time.monotonic() - now.since_mono,
             data_s=now.data_s,
         )
+
+    def _book(self, ended: Phase) -> None:
+        """Books the time since the last booking; waiting for others happens within the phases."""
+        now_mono, waited_s = self._now.since_mono, self._waited_s()
+        waiting_s = waited_s - self._booked_waited_s
+        self._seconds[_PARTS.get(ended, StepPart.OTHER)] += now_mono - self._booked_mono - waiting_s
+        self._seconds[StepPart.COMMUNICATION] += waiting_s
+        self._booked_mono, self._booked_waited_s = now_mono, waited_s
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
         # Several times in each step: the document for the supervisor is made when it is asked for.

@@ -1,4 +1,5 @@
-"""What this worker takes of its machine: CPU, memory, /dev/shm, disk and GPU, and how long it had to wait for a CPU.
+"""What this worker takes of its machine: CPU, memory, /dev/shm, disk, network and GPU, what its training thread spends
+its time on, and how long it had to wait for a CPU.
 
 Hidden here: where Linux and the driver say that, and that they may not answer. A network filesystem or a driver may
 hang for minutes. Then only the meter's own thread waits: the control threads send the last measurement, whose time
@@ -13,11 +14,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from shoal_workers.contract.messages import WorkerUse
+from shoal_workers.contract.messages import StepPart, WorkerUse
 
 _EVERY_S = 5.0
 _SHARES_EVERY_S = 120.0
@@ -31,6 +32,17 @@ class Maps(Protocol):
     def mapped_bytes(self) -> int:
         """Resident memory of this process that belongs to other processes."""
         ...
+
+
+class _Counters(NamedTuple):
+    """What only grows, at one moment. None: not known."""
+
+    at_mono: float
+    cpu_s: float
+    received_bytes: int | None
+    sent_bytes: int | None
+    read_bytes: int | None
+    written_bytes: int | None
 
 
 class UseMeter:
@@ -52,8 +64,11 @@ class UseMeter:
         self._has_gpu = has_gpu
         self._every_s = every_s
         self._shares = Shares()
-        self._before: tuple[float, float] | None = None
-        """Monotonic time and CPU seconds of the measurement before."""
+        self._before: _Counters | None = None
+        """Those of the measurement before."""
+        self.part_seconds: Callable[[], Mapping[StepPart, float]] = dict
+        """What the training thread has spent its time on so far; empty: not known."""
+        self._parts_before: Mapping[StepPart, float] = {}
         self._stop = threading.Event()
         self.maps: Maps | None = None
         """Maps of other workers' memory, which is not counted as this worker's."""
@@ -68,25 +83,42 @@ class UseMeter:
     def measure(self) -> WorkerUse:
         """Measures now. Blocks as long as the filesystems do."""
         others = self.processes()
-        now_mono, cpu_s = time.monotonic(), sum(os.times()[:2]) + sum(map(_cpu_s, others))
-        before, self._before = self._before, (now_mono, cpu_s)
-        cores = max(0.0, cpu_s - before[1]) / (now_mono - before[0]) if before and now_mono > before[0] else None
+        now, before = _counters(others), self._before
+        self._before = now
         shm_bytes, shm_free_bytes = _space(_SHM)
         disk_bytes, disk_free_bytes = _space(self._disk)
-        gpu_bytes, gpu_free_bytes, gpu_busy = _gpu() if self._has_gpu else (0, 0, None)
+        gpu = _gpu() if self._has_gpu else _NO_GPU
         return WorkerUse(
             at=time.time(),
-            cpu_cores=cores,
+            cpu_cores=_rate(before, now, "cpu_s"),
             resident_bytes=max(0, resident_bytes("self") - (self.maps.mapped_bytes if self.maps is not None else 0))
-            + self._shares.of(others, now_mono),
+            + self._shares.of(others, now.at_mono),
             shm_bytes=shm_bytes,
             shm_free_bytes=shm_free_bytes,
             disk_bytes=disk_bytes,
             disk_free_bytes=disk_free_bytes,
-            gpu_bytes=gpu_bytes,
-            gpu_free_bytes=gpu_free_bytes,
-            gpu_busy=gpu_busy,
+            gpu_bytes=gpu.bytes,
+            gpu_free_bytes=gpu.free_bytes,
+            gpu_busy=gpu.busy,
+            gpu_celsius=gpu.celsius,
+            gpu_watts=gpu.watts,
+            received_bytes_s=_rate(before, now, "received_bytes"),
+            sent_bytes_s=_rate(before, now, "sent_bytes"),
+            read_bytes_s=_rate(before, now, "read_bytes"),
+            written_bytes_s=_rate(before, now, "written_bytes"),
+            phases=self._phases(),
         )
+
+    def _phases(self) -> dict[StepPart, float]:
+        """Shares of the time that was booked since the measurement before. Batches are booked after the phase in which
+        they were made, so a difference may be negative: it counts as 0."""
+        now = self.part_seconds()
+        spent = {part: max(0.0, seconds - self._parts_before.get(part, 0.0)) for part, seconds in now.items()}
+        total = sum(spent.values())
+        if total <= 0:
+            return {}
+        self._parts_before = now
+        return {part: seconds / total for part, seconds in spent.items()}
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -168,17 +200,83 @@ def share_of_memory(pid: int) -> int:
     return 0
 
 
-def _gpu() -> tuple[int, int, float | None]:
-    """Bytes, free bytes and busy share of the current device, once the training thread has imported torch."""
+def _counters(others: Collection[int]) -> _Counters:
+    """`others`: processes that count as this one's, too."""
+    received, sent = network_bytes()
+    disk = [_disk_bytes("self"), *map(_disk_bytes, others)]
+    return _Counters(
+        at_mono=time.monotonic(),
+        cpu_s=sum(os.times()[:2]) + sum(map(_cpu_s, others)),
+        received_bytes=received,
+        sent_bytes=sent,
+        read_bytes=sum(one[0] for one in disk if one) if disk[0] else None,
+        written_bytes=sum(one[1] for one in disk if one) if disk[0] else None,
+    )
+
+
+def _rate(before: _Counters | None, now: _Counters, name: str) -> float | None:
+    """Growth of a counter per second; None: not known. 0 if it fell, because a process that counted has ended."""
+    if before is None or now.at_mono <= before.at_mono:
+        return None
+    first, last = getattr(before, name), getattr(now, name)
+    return None if first is None or last is None else max(0.0, last - first) / (now.at_mono - before.at_mono)
+
+
+def network_bytes(path: str = "/proc/self/net/dev") -> tuple[int | None, int | None]:
+    """Bytes that all interfaces but the loopback have received and sent, as this process's network namespace counts
+    them."""
+    try:
+        lines = Path(path).read_text().splitlines()[2:]
+    except OSError:
+        return None, None
+    rows = [(name.strip(), rest.split()) for name, _, rest in (line.partition(":") for line in lines)]
+    rows = [row for row in rows if row[0] != "lo" and len(row[1]) >= 9]
+    return sum(int(fields[0]) for _, fields in rows), sum(int(fields[8]) for _, fields in rows)
+
+
+def _disk_bytes(pid: int | str) -> tuple[int, int] | None:
+    """Bytes that a process has made the disks read and write; None: it has ended, or the kernel does not tell."""
+    try:
+        fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        return int(fields["read_bytes"]), int(fields["write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+class _Gpu(NamedTuple):
+    bytes: int
+    free_bytes: int
+    busy: float | None
+    celsius: float | None
+    watts: float | None
+
+
+_NO_GPU = _Gpu(0, 0, None, None, None)
+
+
+def _gpu() -> _Gpu:
+    """The current device, once the training thread has imported torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return 0, 0, None
+        return _NO_GPU
     free, size = torch.cuda.mem_get_info()
+    busy, celsius, milliwatts = map(
+        _from_driver, (torch.cuda.utilization, torch.cuda.temperature, torch.cuda.power_draw)
+    )
+    return _Gpu(
+        bytes=size,
+        free_bytes=free,
+        busy=None if busy is None else busy / 100,
+        celsius=celsius,
+        watts=None if milliwatts is None else milliwatts / 1000,
+    )
+
+
+def _from_driver(ask: Callable[[], float]) -> float | None:
     try:
-        busy = torch.cuda.utilization() / 100
-    except Exception:  # the driver's library or its Python package is missing
-        busy = None
-    return size, free, busy
+        return float(ask())
+    except Exception:  # the driver's library or its Python package is missing, or the GPU does not tell
+        return None
 
 
 class CpuWait:

@@ -33,7 +33,7 @@ from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.reporting.status import incident_view, with_since
 from shoal_service.views import CheckpointView, Condition, ConditionType
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
-from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll, WorkerUse
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
@@ -340,3 +340,17 @@ def test_the_size_of_a_scripts_model_is_not_known() -> None:
         case.state,
     )
     assert case.reports().status.num_parameters is None
+
+
+def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again() -> None:
+    case = Case()
+    for index, cores in ((3, 1.0), (5, 2.0)):
+        progress = Progress(generation=2, phase=Phase.FORWARD, step=4, at=8.0)
+        use = WorkerUse(at=8.0, cpu_cores=cores)
+        poll = WorkerPoll(worker_id=f"worker-{index}", seq=0, reports=(), logs=(), progress=progress, use=use)
+        case.reporter.record_poll(index, poll, case.state)
+    reports = case.reports()
+    [sample] = reports.system
+    assert sample.values["cpu_cores"] == (1.0, 2.0) and sample.generation == 2
+    assert SupervisorReports.model_validate_json(reports.model_dump_json()) == reports
+    assert case.outbox.pull(reports.seq, 0.0).system == ()

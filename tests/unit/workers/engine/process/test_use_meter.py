@@ -4,7 +4,14 @@ import os
 import threading
 from pathlib import Path
 
-from shoal_workers.engine.process.use_meter import Shares, UseMeter, resident_bytes, share_of_memory
+from shoal_workers.contract.messages import StepPart
+from shoal_workers.engine.process.use_meter import (
+    Shares,
+    UseMeter,
+    network_bytes,
+    resident_bytes,
+    share_of_memory,
+)
 
 
 def test_a_measurement_has_the_memory_and_the_filesystems_of_this_process(tmp_path: Path) -> None:
@@ -65,3 +72,38 @@ def test_shared_pages_are_counted_again_when_a_process_has_grown_and_once_in_a_w
 
 def test_the_share_of_a_process_is_a_part_of_what_is_resident() -> None:
     assert 0 < share_of_memory(os.getpid()) <= resident_bytes("self") + 2**20
+
+
+def test_the_second_measurement_has_rates_of_network_and_disk(tmp_path: Path) -> None:
+    meter = UseMeter(str(tmp_path), has_gpu=False)
+    first = meter.measure()
+    assert (first.received_bytes_s, first.sent_bytes_s, first.read_bytes_s, first.written_bytes_s) == (None,) * 4
+    with (tmp_path / "file").open("wb") as file:
+        file.write(os.urandom(1 << 20))
+        os.fsync(file.fileno())
+    second = meter.measure()
+    rates = (second.received_bytes_s, second.sent_bytes_s, second.read_bytes_s, second.written_bytes_s)
+    assert all(rate is not None and rate >= 0 for rate in rates)
+
+
+def test_all_interfaces_but_the_loopback_are_counted(tmp_path: Path) -> None:
+    table = tmp_path / "dev"
+    table.write_text(
+        "Inter-|   Receive                    |  Transmit\n"
+        " face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier\n"
+        "    lo: 900 1 0 0 0 0 0 0 900 1 0 0 0 0 0 0\n"
+        "  eth0: 10 1 0 0 0 0 0 0 20 1 0 0 0 0 0 0\n"
+        "  ib0:300 1 0 0 0 0 0 0 400 1 0 0 0 0 0 0\n"
+    )
+    assert network_bytes(str(table)) == (310, 420)
+    assert network_bytes(str(tmp_path / "none")) == (None, None)
+
+
+def test_phases_are_shares_of_the_time_that_was_booked_since_the_measurement_before(tmp_path: Path) -> None:
+    meter, spent = UseMeter(str(tmp_path), has_gpu=False), {StepPart.FORWARD: 1.0, StepPart.COMMUNICATION: 3.0}
+    assert meter.measure().phases == {}, "a script"
+    meter.part_seconds = spent.copy
+    assert meter.measure().phases == {StepPart.FORWARD: 0.25, StepPart.COMMUNICATION: 0.75}
+    assert meter.measure().phases == {}, "no phase has ended"
+    spent |= {StepPart.FORWARD: 0.5, StepPart.COMMUNICATION: 5.0}
+    assert meter.measure().phases == {StepPart.FORWARD: 0.0, StepPart.COMMUNICATION: 1.0}
