@@ -28,7 +28,7 @@ def test_the_straggler_is_the_darkest_row_and_another_metric_is_chosen(reader: B
     written.begin(job)
     samples = tuple(SystemSample(at=AT + 10 * number, generation=1, values=values(number)) for number in range(30))
     written.report(job, RUNNING, system=samples)
-    reader.open(f"{written.url}/jobs/{job.id}#system")
+    reader.open(f"{written.url}/jobs/{job.id}#tab=system")
     reader.sees("#system-said", f"Highest: rank {STRAGGLER} with 95 %")
     rows = reader.run(f"{_MAP}.z.map((row) => row.reduce((sum, one) => sum + one, 0) / row.length)")
     assert rows.index(max(rows)) == STRAGGLER and len(rows) == 4
