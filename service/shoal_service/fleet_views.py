@@ -447,6 +447,8 @@ class SweepView(SweepSummary):
     """`sweep.limit` of the newest job, as the next two."""
     prune: str | None
     warmup_steps: int | None
+    reduction: int | None = None
+    """`sweep.reduction`; null: the sweep is not pruned by halving."""
     jobs: tuple[FleetJob, ...]
     """The best first: by validation loss, then by loss. In the answer to a submission: the jobs of the request, in the
     order of the grid. At most 1,000."""

@@ -11,7 +11,7 @@ from shoal_service.control.sweeps import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.sweeps import Measure, Rule
+from shoal_service.core.pruning import Measure, Rule
 from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -119,3 +119,30 @@ def test_nothing_is_read_until_a_job_has_trained_on(
         trained = replace(row, status=row.status.model_copy(update={"step": step}))
         pruner.look([trained], mono, epoch=lease.epoch, now=20.0)
     assert len(asked) == 2, "at most every two seconds"
+
+
+def test_halving_ends_what_does_not_pass_a_rung_and_again_as_others_arrive(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    rules = {"name": "asha", "prune": "halving", "warmup_steps": 8, "reduction": 2}
+    ids = [submit(validation=VALIDATED, sweep=rules) for _ in range(4)]
+    attempts = [begin(job_id) for job_id in ids]
+    attempts[0].report(status_step=8, series=curve(8, 3.0))
+    look(store, lease)
+    assert store.get_job(ids[0]).status.state is JobState.RUNNING, "it is alone at the rung"
+    attempts[1].report(status_step=8, series=curve(8, 2.0))
+    look(store, lease)
+    words = "pruned from sweep asha: its validation loss at step 8 is 3, and 1 of 2 jobs pass this rung, with 2 or less"
+    assert store.get_job(ids[0]).status.message == words
+    attempts[1].report(status_step=16, series=tuple(point(n, 2.0, 2.0) for n in range(9, 17)))
+    for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
+        attempt.report(status_step=8, series=curve(8, loss))
+    look(store, lease, pruner=Pruner(store))  # that of a control plane that was started again
+    states = [store.get_job(job_id).status.state for job_id in ids]
+    assert states == [JobState.CANCELLING, JobState.RUNNING, JobState.RUNNING, JobState.RUNNING]
+    for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
+        attempt.report(status_step=16, series=tuple(point(n, loss, loss) for n in range(9, 17)))
+    look(store, lease)
+    assert store.get_job(ids[1]).status.state is JobState.CANCELLING, "the third and the fourth have reached its rung"
+    assert store.get_job(ids[3]).status.state is JobState.RUNNING
+    assert store.reading(sweep_jobs.view)("default", "asha").reduction == 2
