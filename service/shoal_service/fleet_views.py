@@ -454,6 +454,51 @@ class SweepView(SweepSummary):
     order of the grid. At most 1,000."""
 
 
+class SweepCurve(Frozen):
+    """The curve of one job of a sweep, as columns of equal length. Steps without a value are left out."""
+
+    id: str
+    step: tuple[int, ...]
+    at: tuple[float, ...]
+    value: tuple[float, ...]
+
+
+class SweepBest(Frozen):
+    """The job `job` was better than every job of the sweep before."""
+
+    at: float
+    value: float
+    job: str
+
+
+class SweepInfluence(Frozen):
+    """How much one label of the jobs of a sweep matters."""
+
+    label: str
+    share: float
+    """Epsilon squared: share of the variance of the losses' ranks that lies between the values, from 0 to 1, less what
+    chance alone gives."""
+    direction: float | None
+    """Spearman's rank correlation; negative: larger values have lower losses. null: the values are no numbers."""
+    num_values: int
+    num_jobs: int
+
+
+class SweepCurves(Frozen):
+    """The losses of all jobs of a sweep, and what follows from them."""
+
+    measure: str
+    """loss or val_loss."""
+    steps_per_point: int
+    """A point is the mean of so many steps."""
+    jobs: tuple[SweepCurve, ...]
+    """The oldest first; at most the 500 newest."""
+    best: tuple[SweepBest, ...]
+    """The best value so far, by time."""
+    influences: tuple[SweepInfluence, ...]
+    """The largest first; by the last value of each job."""
+
+
 class DeletionView(Frozen):
     """The deletion of a job; it stays when the job is gone, as a record of it."""
 

@@ -35,6 +35,7 @@ from shoal_service.fleet_views import (
     ProjectView,
     QueueView,
     SavedView,
+    SweepCurves,
     SweepSummary,
     SweepView,
     TableView,
@@ -220,6 +221,11 @@ class Fleet(Endpoint):
     def sweep(self, project: str, name: str) -> SweepView:
         """Return the rules of a sweep, and its jobs, the best first."""
         return self._get(_sweep_path(project, name), SweepView)
+
+    def sweep_curves(self, project: str, name: str, *, measure: str = "loss") -> SweepCurves:
+        """Return the losses of all jobs of a sweep, the best so far, and how much each label matters; `measure`: loss
+        or val_loss."""
+        return self._get(f"{_sweep_path(project, name)}/curves", SweepCurves, {"measure": measure})
 
     def cancel_sweep(self, project: str, name: str) -> SweepView:
         """Cancel the jobs of a sweep that have not ended; they are the jobs of the answer."""

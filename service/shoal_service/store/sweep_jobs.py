@@ -155,7 +155,7 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
 def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
     """Finds which of these jobs of a sweep are worse than the others, by their ids."""
     found: dict[str, Verdict] = {}
-    nums = _nums_by_id(tx, project, sweep)
+    nums = nums_by_id(tx, project, sweep)
     for measure in {rule.measure for rule in rules.values()}:
         reached = _reached(tx, nums, measure)
         values: dict[int, dict[str, float]] = {}
@@ -228,8 +228,8 @@ def _members(*columns: Any) -> Select[Any]:
     )
 
 
-def _nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
-    """Numbers of the jobs of a sweep by their ids."""
+def nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
+    """Numbers of the jobs of a sweep by their ids, the newest first; at most MAX_COMPARED."""
     query = (
         select(jobs.c.id, jobs.c.num)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)

@@ -32,6 +32,7 @@ METHODS = {
     "POST /v1/sweeps": "submit_sweep",
     "GET /v1/sweeps": "sweeps",
     "GET /v1/sweeps/{project}/{name}": "sweep",
+    "GET /v1/sweeps/{project}/{name}/curves": "sweep_curves",
     "POST /v1/sweeps/{project}/{name}/cancel": "cancel_sweep",
     "GET /v1/overview": "overview_of_all",
     "GET /v1/jobs/{job_id}/workers": "workers",
