@@ -130,7 +130,8 @@ def test_start_draws_values_and_stop_ends_the_jobs(shoal: Any, service: Any, spe
     assert {line.strip() for line in tried.out.splitlines() if "lr=" in line} == {
         line.split("  ")[-1] for line in ran.out.splitlines() if "lr=" in line
     }
-    specs = [job.spec for job in service.client.jobs(project="default")]
+    made = shoal("sweep", "show", "drawn", "--json").json()
+    specs = [service.store.get_job(job["id"]).spec for job in made]
     assert {(one.sweep.prune, one.sweep.reduction, one.sweep.warmup_steps) for one in specs} == {("halving", 2, 5)}
     assert len({one.optimizer.lr for one in specs}) == 4 and all(20 <= one.stop.steps <= 90 for one in specs)
     assert shoal("sweep", "stop", "drawn", "more").code == 2
