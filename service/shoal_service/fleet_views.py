@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from shoal_service.core.goodput import Goodput
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.retention import Kind
 from shoal_service.views import (
@@ -427,6 +427,61 @@ class FleetOverview(Frozen):
     """Whether the service is connected to at least one cluster."""
     exposure: str = ""
     """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
+
+
+class TimelineJob(Frozen):
+    """A job in the fleet's timeline: columns of equal length, one entry for each change."""
+
+    id: str
+    name: str
+    project: str
+    user: str
+    state: JobState
+    """Now."""
+    at: tuple[float, ...]
+    workers: tuple[int, ...]
+    """Workers that the job had from then on."""
+    granted: tuple[int, ...]
+    """Workers that the scheduler granted."""
+    states: tuple[JobState, ...]
+
+
+class TimelineDecision(Frozen):
+    """What the scheduler gave to a job, or took from it."""
+
+    at: float
+    job: str
+    name: str
+    before: int
+    """Workers before."""
+    after: int
+    to: str
+    """The job that gets the workers of this one; empty: the decision names none."""
+    to_name: str
+    reason: str
+    words: str
+
+
+class ProjectGoodput(Frozen):
+    """Worker-seconds of the jobs of a project in the window, since each of them was created."""
+
+    project: str
+    seconds: dict[Category, float]
+    total: float
+
+
+class FleetTimeline(Frozen):
+    """Which job had how many workers when, and why."""
+
+    since: float
+    until: float
+    jobs: tuple[TimelineJob, ...]
+    """The newest first: at most the 100 newest that had an attempt and had not ended before `since`."""
+    num_left_out: int
+    """1: there are older ones."""
+    decisions: tuple[TimelineDecision, ...]
+    """The newest first, at most 500."""
+    projects: tuple[ProjectGoodput, ...]
 
 
 class SweepSummary(Frozen):

@@ -26,6 +26,7 @@ from shoal_service.fleet_views import (
     DeletionView,
     DrainRequest,
     FleetOverview,
+    FleetTimeline,
     GcView,
     JobField,
     JobFields,
@@ -205,6 +206,10 @@ class Fleet(Endpoint):
     def queue(self, *, limit: int = 1000) -> QueueView:
         """Return the queue in the order in which its jobs would start, and what each project uses."""
         return self._get("/v1/queue", QueueView, {"limit": limit})
+
+    def timeline(self, *, hours: float = 24.0) -> FleetTimeline:
+        """Return which job had how many workers when in the last hours, and why."""
+        return self._get("/v1/timeline", FleetTimeline, {"hours": hours})
 
     def sweeps(
         self,

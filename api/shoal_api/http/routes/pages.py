@@ -36,7 +36,13 @@ _POLICY = (
 _OWN = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_PAGES = {"/": "fleet.html", "/compare": "compare.html", "/sweeps": "sweeps.html", "/docs": "docs.html"}
+_PAGES = {
+    "/": "fleet.html",
+    "/compare": "compare.html",
+    "/sweeps": "sweeps.html",
+    "/fleet": "machines.html",
+    "/docs": "docs.html",
+}
 _PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
 """An alert links to a section of the runbook, which says nothing about this service: no login comes between."""
 

@@ -29,6 +29,7 @@ METHODS = {
     "GET /v1/jobs/{job_id}/series": "series",
     "GET /v1/jobs/{job_id}/overview": "overview",
     "GET /v1/jobs/{job_id}/specs": "spec_versions",
+    "GET /v1/timeline": "timeline",
     "POST /v1/sweeps": "submit_sweep",
     "GET /v1/sweeps": "sweeps",
     "GET /v1/sweeps/{project}/{name}": "sweep",
