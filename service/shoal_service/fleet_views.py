@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from shoal_service.core.goodput import Goodput
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.retention import Kind
 from shoal_service.views import (
@@ -521,6 +521,61 @@ class FleetOverview(Frozen):
     """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
 
 
+class TimelineJob(Frozen):
+    """A job in the fleet's timeline: columns of equal length, one entry for each change."""
+
+    id: str
+    name: str
+    project: str
+    user: str
+    state: JobState
+    """Now."""
+    at: tuple[float, ...]
+    workers: tuple[int, ...]
+    """Workers that the job had from then on."""
+    granted: tuple[int, ...]
+    """Workers that the scheduler granted."""
+    states: tuple[JobState, ...]
+
+
+class TimelineDecision(Frozen):
+    """What the scheduler gave to a job, or took from it."""
+
+    at: float
+    job: str
+    name: str
+    before: int
+    """Workers before."""
+    after: int
+    to: str
+    """The job that gets the workers of this one; empty: the decision names none."""
+    to_name: str
+    reason: str
+    words: str
+
+
+class ProjectGoodput(Frozen):
+    """Worker-seconds of the jobs of a project in the window, since each of them was created."""
+
+    project: str
+    seconds: dict[Category, float]
+    total: float
+
+
+class FleetTimeline(Frozen):
+    """Which job had how many workers when, and why."""
+
+    since: float
+    until: float
+    jobs: tuple[TimelineJob, ...]
+    """The newest first: at most the 100 newest that had an attempt and had not ended before `since`."""
+    num_left_out: int
+    """1: there are older ones."""
+    decisions: tuple[TimelineDecision, ...]
+    """The newest first, at most 500."""
+    projects: tuple[ProjectGoodput, ...]
+
+
 class SweepSummary(Frozen):
     """An entry of the list of sweeps."""
 
@@ -539,9 +594,56 @@ class SweepView(SweepSummary):
     """`sweep.limit` of the newest job, as the next two."""
     prune: str | None
     warmup_steps: int | None
+    reduction: int | None = None
+    """`sweep.reduction`; null: the sweep is not pruned by halving."""
     jobs: tuple[FleetJob, ...]
     """The best first: by validation loss, then by loss. In the answer to a submission: the jobs of the request, in the
     order of the grid. At most 1,000."""
+
+
+class SweepCurve(Frozen):
+    """The curve of one job of a sweep, as columns of equal length. Steps without a value are left out."""
+
+    id: str
+    step: tuple[int, ...]
+    at: tuple[float, ...]
+    value: tuple[float, ...]
+
+
+class SweepBest(Frozen):
+    """The job `job` was better than every job of the sweep before."""
+
+    at: float
+    value: float
+    job: str
+
+
+class SweepInfluence(Frozen):
+    """How much one label of the jobs of a sweep matters."""
+
+    label: str
+    share: float
+    """Epsilon squared: share of the variance of the losses' ranks that lies between the values, from 0 to 1, less what
+    chance alone gives."""
+    direction: float | None
+    """Spearman's rank correlation; negative: larger values have lower losses. null: the values are no numbers."""
+    num_values: int
+    num_jobs: int
+
+
+class SweepCurves(Frozen):
+    """The losses of all jobs of a sweep, and what follows from them."""
+
+    measure: str
+    """loss or val_loss."""
+    steps_per_point: int
+    """A point is the mean of so many steps."""
+    jobs: tuple[SweepCurve, ...]
+    """The oldest first; at most the 500 newest."""
+    best: tuple[SweepBest, ...]
+    """The best value so far, by time."""
+    influences: tuple[SweepInfluence, ...]
+    """The largest first; by the last value of each job."""
 
 
 class DeletionView(Frozen):

@@ -684,20 +684,49 @@ class MoveRequest(Frozen):
     """Name of the cluster; `any`: the one that the scheduler chooses, and an attempt stays where it is."""
 
 
+class SweepRange(Frozen):
+    """Numbers that are drawn at random."""
+
+    low: float
+    high: float
+    scale: Literal["linear", "log"] = "linear"
+    """log: each order of magnitude is as likely; `low` must be larger than 0."""
+    whole: bool = False
+    """Whole numbers only, with both ends."""
+
+
 class SweepRequest(Frozen):
-    """The request for a sweep: a job for each combination of the values of a grid, all or none."""
+    """The request for a sweep: a job for each combination of the values of a grid, or for each of `samples` draws at
+    random; all or none."""
 
     name: str | None = Field(None, pattern=SWEEP_NAME)
     """Name of the sweep, in its project; null: one is made from the name of the spec. The same request again submits
     nothing twice."""
     spec: dict[str, Any]
     """The job spec that the jobs share. Their names are its name and a number."""
-    grid: dict[str, tuple[Any, ...]] = Field(min_length=1, max_length=16)
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=16)
     """Path of keys (`optimizer.lr`) -> the values of this key, all different; the last path changes fastest. Text is
     read as in `--set`: "3e-4" is a number, and the job's label has it as it is written."""
+    ranges: dict[str, SweepRange] = Field(default_factory=dict, max_length=16)
+    """Path of keys -> the numbers from which those of this key are drawn. It needs `samples`."""
+    samples: int | None = Field(None, ge=1, le=1_000)
+    """Number of jobs, each with values that are drawn from `ranges` and from the lists of `grid`; null: every
+    combination of the grid. A larger number continues the sweep."""
+    seed: int = Field(0, ge=0, le=2**53)
+    """Of the draws: the same seed gives the same values."""
     limit: int | None = Field(None, ge=1, le=100_000)
     """`sweep.limit` of each job."""
-    prune: Literal["median"] | None = None
+    prune: Literal["median", "halving"] | None = None
     """`sweep.prune` of each job."""
     warmup_steps: int | None = Field(None, ge=1, le=2**53)
     """`sweep.warmup_steps` of each job; null: its default."""
+    reduction: int | None = Field(None, ge=2, le=100)
+    """`sweep.reduction` of each job; null: its default."""
+
+    @model_validator(mode="after")
+    def _varies_something(self) -> SweepRequest:
+        if not self.grid and not self.ranges:
+            raise ValueError("a sweep needs grid or ranges, for example grid: {optimizer.lr: [1e-4, 3e-4]}")
+        if self.ranges and self.samples is None:
+            raise ValueError("ranges are drawn at random: samples, the number of jobs, is missing")
+        return self

@@ -20,7 +20,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category as StepPart
 
 STATIC = files("shoal_api.http").joinpath("static")
-PAGES = ("/", "/docs", "/workspace", "/compare", "/sweeps", "/account", "/runbook")
+PAGES = ("/", "/docs", "/workspace", "/compare", "/sweeps", "/fleet", "/account", "/runbook")
 SCRIPTS = tuple(sorted(f"/static/{part.name}" for part in STATIC.iterdir() if part.name.endswith(".js")))
 NAMESPACE = "http://www.w3.org/2000/svg"
 
@@ -75,7 +75,7 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
     links.feed(text)
     entry = re.search(r'src="/static/(\w+\.js)" type="module"', text)
     assert entry is not None or page == "runbook.html"
-    made_later = {"dialog-value", "profile-steps", "view-project"}
+    made_later = {"dialog-value", "profile-steps", "view-project", "window-nodes", "window-begins", "window-ends"}
     modules = _modules(entry[1], set()) if entry else ()
     sought = {name for module in modules for name in _ids(STATIC.joinpath(module).read_text())}
     assert sought - made_later <= links.ids

@@ -26,6 +26,7 @@ from shoal_service.fleet_views import (
     DeletionView,
     DrainRequest,
     FleetOverview,
+    FleetTimeline,
     GcView,
     JobField,
     JobFields,
@@ -35,6 +36,7 @@ from shoal_service.fleet_views import (
     ProjectView,
     QueueView,
     SavedView,
+    SweepCurves,
     SweepSummary,
     SweepView,
     TableView,
@@ -205,6 +207,10 @@ class Fleet(Endpoint):
         """Return the queue in the order in which its jobs would start, and what each project uses."""
         return self._get("/v1/queue", QueueView, {"limit": limit})
 
+    def timeline(self, *, hours: float = 24.0) -> FleetTimeline:
+        """Return which job had how many workers when in the last hours, and why."""
+        return self._get("/v1/timeline", FleetTimeline, {"hours": hours})
+
     def sweeps(
         self,
         *,
@@ -220,6 +226,11 @@ class Fleet(Endpoint):
     def sweep(self, project: str, name: str) -> SweepView:
         """Return the rules of a sweep, and its jobs, the best first."""
         return self._get(_sweep_path(project, name), SweepView)
+
+    def sweep_curves(self, project: str, name: str, *, measure: str = "loss") -> SweepCurves:
+        """Return the losses of all jobs of a sweep, the best so far, and how much each label matters; `measure`: loss
+        or val_loss."""
+        return self._get(f"{_sweep_path(project, name)}/curves", SweepCurves, {"measure": measure})
 
     def cancel_sweep(self, project: str, name: str) -> SweepView:
         """Cancel the jobs of a sweep that have not ended; they are the jobs of the answer."""

@@ -17,7 +17,8 @@ from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.control.submission import Surroundings, accepted
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
-from shoal_service.core.sweeps import InvalidGrid, Rule, combinations, document_of, labels_of, rule_of, words
+from shoal_service.core.pruning import Method, Rule, rule_of
+from shoal_service.core.sweeps import Interval, InvalidGrid, combinations, document_of, draws, labels_of, words
 from shoal_service.store import Store, sweep_jobs
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import SweepRequest
@@ -48,33 +49,44 @@ def with_name(request: SweepRequest) -> SweepRequest:
 
 
 def members(request: SweepRequest) -> list[Member]:
-    """The jobs of a request in the order of the grid; it must have a name. Raises InvalidGrid."""
+    """The jobs of a request in the order of the grid, or of the draws; it must have a name. Raises InvalidGrid."""
     texts = {key: tuple(map(_text, values)) for key, values in request.grid.items()}
     for key, found in texts.items():
         if not found or len(set(found)) < len(found):
             raise InvalidGrid(f"grid.{key}: give one value or more, each of them once.")
-    chosen = combinations(list(texts.items()))
+    chosen = _chosen(request, texts)
     size = len(json.dumps(request.spec))
     if size * len(chosen) > MAX_TOTAL_BYTES:
         raise InvalidGrid(
-            f"The spec has {size:,} bytes, and the grid {len(chosen):,} combinations: together more than "
+            f"The spec has {size:,} bytes, and the sweep {len(chosen):,} jobs: together more than "
             f"{MAX_TOTAL_BYTES >> 20} MiB. Leave values out."
         )
     values = {
         key: dict(zip(texts[key], (_value(key, value) for value in given), strict=True))
         for key, given in request.grid.items()
     }
-    rules = {"limit": request.limit, "prune": request.prune, "warmup_steps": request.warmup_steps}
+    rules = {name: getattr(request, name) for name in ("limit", "prune", "warmup_steps", "reduction")}
     section = {"name": request.name, **{key: value for key, value in rules.items() if value is not None}}
     jobs = []
     for number, one in enumerate(chosen, 1):
-        document = document_of(request.spec, {key: values[key][text] for key, text in one.items()})
+        given = {key: values[key][text] if key in values else json.loads(text) for key, text in one.items()}
+        document = document_of(request.spec, given)
         labels, own = labels_of(one), document.get("labels") or {}
         named = {"name": f"{_stem(request)}-{number}", "sweep": section}
         if isinstance(own, dict):
             named["labels"] = {**own, **labels}
         jobs.append(Member({**document, **named}, labels))
     return jobs
+
+
+def _chosen(request: SweepRequest, texts: dict[str, tuple[str, ...]]) -> list[dict[str, str]]:
+    if request.samples is None:
+        return combinations(list(texts.items()))
+    intervals = {
+        key: Interval(one.low, one.high, is_log=one.scale == "log", is_whole=one.whole)
+        for key, one in request.ranges.items()
+    }
+    return draws(texts, intervals, samples=request.samples, seed=request.seed)
 
 
 def specs_of(request: SweepRequest) -> list[JobSpec]:
@@ -142,7 +154,7 @@ def _value(key: str, value: Any) -> Any:
 class Pruner:
     """Ends the jobs of sweeps that are worse than the others. Looks again when one of them has trained on.
 
-    Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps.py`.
+    Called by the control loop in each pass, on a worker thread. The rule is `core/pruning.py`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -181,4 +193,9 @@ def _sweep_of(spec: JobSpec) -> tuple[str, str]:
 def _rule_of(spec: JobSpec) -> Rule:
     assert spec.sweep is not None
     validates = spec.validation.samples > 0 and spec.program is None
-    return rule_of(spec.validation.every_steps if validates else None, spec.sweep.warmup_steps)
+    return rule_of(
+        spec.validation.every_steps if validates else None,
+        spec.sweep.warmup_steps,
+        Method(spec.sweep.prune or Method.MEDIAN),
+        spec.sweep.reduction,
+    )

@@ -1,13 +1,11 @@
-"""Sweeps: the grid of values that its jobs try, and which of them are ended early. Pure.
+"""Sweeps: the values that its jobs try, every combination of a grid or draws at random. Pure.
 
-The grid makes `optimizer.lr=1e-4,3e-4` and others one set of values for each job; the command line and the client use
-it. A value is YAML, as in `--set`. Commas inside brackets, braces and quotes do not separate values.
+`optimizer.lr=1e-4,3e-4` and others make one set of values for each job; the command line and the client use it. A value
+is YAML, as in `--set`. Commas inside brackets, braces and quotes do not separate values.
 
-The control loop prunes by the median rule (Golovin et al. 2017, "Google Vizier", section 3.2.2): a job of a sweep that
-is worse than half of the others at the same step is ended. The step is the last one that the job and at least two
-others have reached, so a job that is ahead is compared as soon as others follow, and one that runs after others have
-ended is compared from the end of its warm-up. With fewer than two others nothing is decided: the median of one value is
-that value, and the rule would be a duel. The limit of a sweep is a rule of the scheduler, in `core/scheduling`.
+A draw depends on the seed, the number of the draw and the key alone. So a request that is repeated has the same jobs,
+and one with more samples continues the sweep. Which jobs are ended early is decided in `core/pruning.py`; the limit of
+a sweep is a rule of the scheduler, in `core/scheduling`.
 """
 
 from __future__ import annotations
@@ -16,14 +14,15 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import product
-from statistics import median_high
+from random import Random
 from typing import Any
 
 from shoal_service.core.key_paths import NotASection, assign
 
 MAX_JOBS = 1_000
+_DRAWS_PER_SAMPLE = 100
+"""So many draws are tried for each job, since draws from few values repeat."""
 _NOT_OF_A_GRID = {
     "name": "the jobs are numbered",
     "sweep": "all jobs are of this one",
@@ -60,6 +59,82 @@ def combinations(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, 
             f"The grid has {number:,} combinations, and a sweep at most {MAX_JOBS:,} jobs: leave some out."
         )
     return [dict(zip(keys, chosen, strict=True)) for chosen in product(*(values for _, values in axes))]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Values of a key that are drawn at random, uniformly or so that each order of magnitude is as likely."""
+
+    low: float
+    high: float
+    is_log: bool = False
+    is_whole: bool = False
+    """Whole numbers, both ends included."""
+
+
+def parse_interval(text: str) -> tuple[str, Interval]:
+    """KEY.PATH and its interval, from `optimizer.lr=1e-5:1e-2:log`; of whole numbers if both ends are written as such.
+    Raises InvalidGrid."""
+    key, equals, given = text.partition("=")
+    ends = [part.strip() for part in given.split(":")]
+    form = f"--range {text!r}: use KEY.PATH=LOW:HIGH or KEY.PATH=LOW:HIGH:log, for example optimizer.lr=1e-5:1e-2:log."
+    if not key.strip() or not equals or len(ends) not in (2, 3) or ends[2:] not in ([], ["log"]):
+        raise InvalidGrid(form)
+    try:
+        low, high = float(ends[0]), float(ends[1])
+    except ValueError:
+        raise InvalidGrid(form) from None
+    whole = all(end.lstrip("+-").isdecimal() for end in ends[:2])
+    return key.strip(), Interval(low, high, is_log=len(ends) == 3, is_whole=whole)
+
+
+def why_not_drawn(interval: Interval) -> str:
+    """Why nothing can be drawn from the interval; empty if it can."""
+    if not (math.isfinite(interval.low) and math.isfinite(interval.high) and interval.low < interval.high):
+        return f"low is {interval.low:g} and high is {interval.high:g}: low must be a number less than high"
+    if interval.is_log and interval.low <= 0:
+        return f"low is {interval.low:g}, and a logarithmic range needs low > 0"
+    if interval.is_whole and (interval.low % 1 or interval.high % 1):
+        return f"the ends {interval.low:g} and {interval.high:g} of a range of whole numbers must be whole"
+    return ""
+
+
+def draws(
+    lists: Mapping[str, Sequence[str]], intervals: Mapping[str, Interval], *, samples: int, seed: int
+) -> list[dict[str, str]]:
+    """`samples` different sets of values as text, by key path: a value of each list, and a number of each interval with
+    four significant digits. Raises InvalidGrid: there are not so many."""
+    if both := sorted(lists.keys() & intervals.keys()):
+        raise InvalidGrid(f"ranges.{both[0]}: grid has values of this key too. Leave one of the two out.")
+    for key, interval in intervals.items():
+        if problem := why_not_drawn(interval):
+            raise InvalidGrid(f"ranges.{key}: {problem}.")
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for number in range(1, samples * _DRAWS_PER_SAMPLE + 1):
+        one = {key: values[int(_uniform(seed, number, key) * len(values))] for key, values in lists.items()}
+        one |= {key: _within(interval, _uniform(seed, number, key)) for key, interval in intervals.items()}
+        found.setdefault(tuple(one.values()), one)
+        if len(found) == samples:
+            return list(found.values())
+    raise InvalidGrid(
+        f"samples is {samples:,}, and {samples * _DRAWS_PER_SAMPLE:,} draws gave only {len(found):,} different sets of "
+        "values. Lower samples, or leave it out to submit every combination of the grid."
+    )
+
+
+def _uniform(seed: int, number: int, key: str) -> float:
+    return Random(f"{seed}/{number}/{key}").random()
+
+
+def _within(interval: Interval, share: float) -> str:
+    low, high = interval.low, interval.high + (1 if interval.is_whole else 0)
+    if interval.is_log:
+        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    else:
+        value = low + share * (high - low)
+    if interval.is_whole:
+        return str(min(math.floor(value), int(interval.high)))
+    return f"{min(max(value, low), high):.4g}"
 
 
 def document_of(shared: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,74 +189,8 @@ def _split(text: str) -> list[str]:
     return [*parts, part]
 
 
-LEAST_OTHERS = 2
-AVERAGED_STEPS = 8
-"""A training loss is the mean of this many steps, since that of one step depends on its batch."""
-
-
-class Measure(StrEnum):
-    """What is compared."""
-
-    VALIDATION = "validation loss"
-    TRAINING = "training loss"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What decides whether one job is pruned."""
-
-    measure: Measure
-    every_steps: int
-    """Steps at which the job has values: those of its validations, or AVERAGED_STEPS."""
-    warmup_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The job is worse than the median of the others."""
-
-    step: int
-    value: float
-    """NaN counts as worse than every number."""
-    median: float
-    num_others: int
-
-
-def rule_of(every_steps: int | None, warmup_steps: int) -> Rule:
-    """`every_steps`: between two validations; None: there is none under way."""
-    if every_steps is None:
-        return Rule(Measure.TRAINING, AVERAGED_STEPS, warmup_steps)
-    return Rule(Measure.VALIDATION, every_steps, warmup_steps)
-
-
-def step_to_compare(job_id: str, reached: Mapping[str, int], rule: Rule) -> int | None:
-    """`reached`: the last step of each job of the sweep for which it has a value of this measure. None: no step can be
-    compared yet."""
-    others = sorted((step for other, step in reached.items() if other != job_id), reverse=True)
-    if len(others) < LEAST_OTHERS or job_id not in reached:
-        return None
-    bound = min(reached[job_id], others[LEAST_OTHERS - 1])
-    step = bound - bound % rule.every_steps
-    return step if step >= max(1, rule.warmup_steps) else None
-
-
-def verdict(job_id: str, step: int, values: Mapping[str, float]) -> Verdict | None:
-    """`values`: of the jobs that have one at this step, smaller ones are better. None: the job goes on."""
-    others = [_or_worst(value) for other, value in values.items() if other != job_id]
-    if job_id not in values or len(others) < LEAST_OTHERS:
-        return None
-    middle = median_high(others)  # of an even number the larger one: at most half of the jobs are ended
-    if _or_worst(values[job_id]) <= middle:
-        return None
-    return Verdict(step, values[job_id], middle, len(others))
-
-
 def rank(val_loss: float | None, loss: float | None) -> tuple[bool, float]:
     """The key that sorts the jobs of a sweep, the best first: by validation loss, where there is one; then by loss;
     then those that have neither."""
     value = val_loss if val_loss is not None else loss
-    return value is None, _or_worst(value) if value is not None else 0.0
-
-
-def _or_worst(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+    return value is None, math.inf if value is None or math.isnan(value) else value

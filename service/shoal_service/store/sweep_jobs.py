@@ -1,7 +1,7 @@
 """Sweeps: their jobs, submitted and cancelled together; how they are listed; the end of one that is worse than others.
 
 What the jobs have reached is read by primary keys: a look costs a few rows for each job of the sweep. Which one ends is
-decided in `core/sweeps.py`.
+decided in `core/pruning.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
+from shoal_service.core.pruning import AVERAGED_STEPS, Measure, Rule, Verdict, step_to_compare, verdict
 from shoal_service.core.selection import LabelSelector
-from shoal_service.core.sweeps import AVERAGED_STEPS, MAX_JOBS, Measure, Rule, Verdict, rank, step_to_compare, verdict
+from shoal_service.core.sweeps import MAX_JOBS, rank
 from shoal_service.fleet_views import SweepSummary, SweepView
 from shoal_service.store import audit, job_lists, submissions
 from shoal_service.store.database import Transaction
@@ -146,6 +147,7 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
         limit=rules.limit if rules is not None else None,
         prune=rules.prune if rules is not None else None,
         warmup_steps=rules.warmup_steps if rules is not None else None,
+        reduction=rules.reduction if rules is not None and rules.prune == "halving" else None,
         jobs=items,
     )
 
@@ -153,12 +155,17 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
 def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
     """Finds which of these jobs of a sweep are worse than the others, by their ids."""
     found: dict[str, Verdict] = {}
-    nums = _nums_by_id(tx, project, sweep)
+    nums = nums_by_id(tx, project, sweep)
     for measure in {rule.measure for rule in rules.values()}:
         reached = _reached(tx, nums, measure)
+        values: dict[int, dict[str, float]] = {}
         for job_id, rule in rules.items():
             at = step_to_compare(job_id, reached, rule) if rule.measure is measure else None
-            if at is not None and (worse := verdict(job_id, at, _values(tx, nums, at, measure))):
+            if at is None:
+                continue
+            if at not in values:
+                values[at] = _values(tx, nums, at, measure)
+            if worse := verdict(job_id, at, values[at], rule):
                 found[job_id] = worse
     return found
 
@@ -175,15 +182,20 @@ def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, 
         sweep=sweep,
         measure=rule.measure.value,
         step=worse.step,
-        value=None if math.isnan(worse.value) else worse.value,
-        median=worse.median,
+        value=_finite(worse.value),
+        median=_finite(worse.median),
         num_others=worse.num_others,
+        num_kept=worse.num_kept,
     )
     edit.event(event)
     edit.move(after, PRUNED, event.words())
     edit.save()
     tx.publish(job_id, is_request=True)
     return True
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def why_pruned(tx: Transaction, job_num: int) -> str:
@@ -216,8 +228,8 @@ def _members(*columns: Any) -> Select[Any]:
     )
 
 
-def _nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
-    """Numbers of the jobs of a sweep by their ids."""
+def nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
+    """Numbers of the jobs of a sweep by their ids, the newest first; at most MAX_COMPARED."""
     query = (
         select(jobs.c.id, jobs.c.num)
         .join(job_labels, job_labels.c.job_num == jobs.c.num)

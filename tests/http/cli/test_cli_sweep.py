@@ -53,6 +53,11 @@ def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file:
         (("a b", "--grid", "seed=1,2"), "NAME 'a b'"),
         (("--grid", "seed=1,x"), "seed"),
         (("--grid", "seed=1,2", "--prune", "mean"), "prune"),
+        (("rates", "more", "--grid", "seed=1,2"), "takes a spec, and a name"),
+        (("--range", "seed=1:2"), "samples, the number of jobs, is missing"),
+        (("--range", "seed=1-2", "--samples", "3"), "use KEY.PATH=LOW:HIGH"),
+        (("--range", "seed=5:2", "--samples", "3"), "low must be a number less than high"),
+        (("--range", "seed=1:2", "--grid", "seed=1,2", "--samples", "3"), "which has values already"),
     ):
         ran = shoal("sweep", str(spec_file), *arguments)
         assert (ran.code, words in ran.err) == (2, True), ran.err
@@ -113,3 +118,21 @@ def test_the_label_of_a_sweep_cannot_be_another_one(shoal: Any, spec_file: Path)
     spec = json.loads(spec_file.read_text()) | {"sweep": {"name": "a"}, "labels": {"sweep": "b"}}
     refused = shoal("submit", "-", stdin=json.dumps(spec))
     assert refused.code == 2 and "labels.sweep is 'b', and sweep.name is 'a'" in refused.err
+
+
+def test_start_draws_values_and_stop_ends_the_jobs(shoal: Any, service: Any, spec_file: Path) -> None:
+    values = ("--range", "optimizer.lr=1e-5:1e-2:log", "--range", "stop.steps=20:90", "--grid", "seed=1,2")
+    rules = ("--samples", "4", "--seed", "9", "--prune", "halving", "--reduction", "2", "--warmup", "5")
+    tried = shoal("sweep", "start", str(spec_file), "drawn", *values, *rules, "--dry-run")
+    assert tried.code == 0 and tried.out.count("lr=") == 4 and "nothing was submitted" in tried.out
+    ran = shoal("sweep", "start", str(spec_file), "drawn", *values, *rules)
+    assert ran.code == 0 and "shoal sweep stop drawn" in ran.out
+    assert {line.strip() for line in tried.out.splitlines() if "lr=" in line} == {
+        line.split("  ")[-1] for line in ran.out.splitlines() if "lr=" in line
+    }
+    made = shoal("sweep", "show", "drawn", "--json").json()
+    specs = [service.store.get_job(job["id"]).spec for job in made]
+    assert {(one.sweep.prune, one.sweep.reduction, one.sweep.warmup_steps) for one in specs} == {("halving", 2, 5)}
+    assert len({one.optimizer.lr for one in specs}) == 4 and all(20 <= one.stop.steps <= 90 for one in specs)
+    assert shoal("sweep", "stop", "drawn", "more").code == 2
+    assert shoal("sweep", "stop", "drawn").out.startswith("cancelled 4 of 4 jobs")

@@ -191,3 +191,51 @@ def test_a_token_of_projects_submits_and_sees_the_sweeps_of_these(
 def test_a_spec_that_is_not_valid_is_an_exception_of_the_client(service: Any, spec: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match="stop"):
         service.client.submit_sweep(request_for({"name": "tiny"}, "invalid"))
+
+
+def test_values_are_drawn_at_random_and_more_samples_continue_the_sweep(service: Any, spec: dict[str, Any]) -> None:
+    ranges = {
+        "optimizer.lr": {"low": 1e-5, "high": 1e-2, "scale": "log"},
+        "stop.steps": {"low": 5, "high": 900, "whole": True},
+    }
+    body = {"name": "drawn", "spec": spec, "grid": {"seed": [1, 2]}, "ranges": ranges, "samples": 3, "seed": 5}
+    body |= {"prune": "halving", "reduction": 2, "warmup_steps": 4, "limit": 2}
+    few = service.http.post("/v1/sweeps", json=body)
+    assert few.status_code == 201, few.text
+    assert (few.json()["num_jobs"], few.json()["prune"], few.json()["reduction"]) == (3, "halving", 2)
+    specs = [service.client.job(job["id"]).spec for job in few.json()["jobs"]]
+    assert all(1e-5 <= one.optimizer.lr <= 1e-2 and 5 <= one.stop.steps <= 900 for one in specs)
+    assert all(float(one.labels["lr"]) == one.optimizer.lr and one.seed in (1, 2) for one in specs)
+    more = service.http.post("/v1/sweeps", json=body | {"samples": 5}).json()
+    assert [job["id"] for job in more["jobs"]][:3] == [job["id"] for job in few.json()["jobs"]]
+    assert more["num_jobs"] == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ranges": {"seed": {"low": 1, "high": 2}}}, "samples, the number of jobs, is missing"),
+        ({"ranges": {"seed": {"low": 1, "high": 2}}, "samples": 2}, "grid has values of this key too"),
+        ({"ranges": {"stop.steps": {"low": 9, "high": 2}}, "samples": 2}, "low must be a number less than high"),
+        ({"samples": 9}, "only 4 different sets of values"),
+        ({"samples": 1_001}, "1000"),
+        ({"reduction": 1, "prune": "halving"}, "reduction"),
+    ],
+)
+def test_a_mistake_in_ranges_is_named(service: Any, spec: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    refused = service.http.post("/v1/sweeps", json={"name": "wrong", "spec": spec, "grid": GRID} | changes)
+    assert refused.status_code == 422 and words in refused.text
+
+
+def test_the_curves_of_a_sweep_are_those_of_its_jobs(
+    service: Any, spec: dict[str, Any], client_of: Callable[..., Client]
+) -> None:
+    made = service.client.submit_sweep(request_for(spec | {"project": "theirs"}, "curved"))
+    found = service.client.sweep_curves("theirs", "curved", measure="val_loss")
+    assert [one.id for one in found.jobs] == [job.id for job in made.jobs]
+    assert (found.measure, found.best, found.influences) == ("val_loss", (), ())
+    assert service.http.get("/v1/sweeps/theirs/curved/curves?measure=lr").status_code == 422
+    for client, name in ((service.client, "none"), (client_of(Role.VIEWER, "mine"), "curved")):
+        with pytest.raises(NotFound) as caught:
+            client.sweep_curves("theirs", name)
+        assert caught.value.code == "sweep-not-found"

@@ -11,8 +11,8 @@ from shoal_service.control.sweeps import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.sweeps import Measure, Rule
-from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
+from shoal_service.core.pruning import Measure, Rule
+from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_curves, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 
 Submit = Callable[..., str]
@@ -119,3 +119,56 @@ def test_nothing_is_read_until_a_job_has_trained_on(
         trained = replace(row, status=row.status.model_copy(update={"step": step}))
         pruner.look([trained], mono, epoch=lease.epoch, now=20.0)
     assert len(asked) == 2, "at most every two seconds"
+
+
+def test_halving_ends_what_does_not_pass_a_rung_and_again_as_others_arrive(
+    store: Store, submit: Submit, begin: Callable[..., Any], lease: Lease
+) -> None:
+    rules = {"name": "asha", "prune": "halving", "warmup_steps": 8, "reduction": 2}
+    ids = [submit(validation=VALIDATED, sweep=rules) for _ in range(4)]
+    attempts = [begin(job_id) for job_id in ids]
+    attempts[0].report(status_step=8, series=curve(8, 3.0))
+    look(store, lease)
+    assert store.get_job(ids[0]).status.state is JobState.RUNNING, "it is alone at the rung"
+    attempts[1].report(status_step=8, series=curve(8, 2.0))
+    look(store, lease)
+    words = "pruned from sweep asha: its validation loss at step 8 is 3, and 1 of 2 jobs pass this rung, with 2 or less"
+    assert store.get_job(ids[0]).status.message == words
+    attempts[1].report(status_step=16, series=tuple(point(n, 2.0, 2.0) for n in range(9, 17)))
+    for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
+        attempt.report(status_step=8, series=curve(8, loss))
+    look(store, lease, pruner=Pruner(store))  # that of a control plane that was started again
+    states = [store.get_job(job_id).status.state for job_id in ids]
+    assert states == [JobState.CANCELLING, JobState.RUNNING, JobState.RUNNING, JobState.RUNNING]
+    for attempt, loss in zip(attempts[2:], (1.0, 0.5), strict=True):
+        attempt.report(status_step=16, series=tuple(point(n, loss, loss) for n in range(9, 17)))
+    look(store, lease)
+    assert store.get_job(ids[1]).status.state is JobState.CANCELLING, "the third and the fourth have reached its rung"
+    assert store.get_job(ids[3]).status.state is JobState.RUNNING
+    assert store.reading(sweep_jobs.view)("default", "asha").reduction == 2
+
+
+def test_the_curves_of_a_sweep_are_read_with_the_best_so_far_and_what_matters(
+    store: Store, submit: Submit, begin: Callable[..., Any]
+) -> None:
+    ids = [submit(sweep={"name": "seen"}, labels={"lr": str(n % 2), "seed": str(n)}) for n in range(5)]
+    for n, job_id in enumerate(ids[:4]):
+        begin(job_id).report(status_step=12, series=curve(12, 1.0 + n % 2))
+    read = store.reading(sweep_curves.read)
+    found = read("default", "seen", "loss")
+    assert [one.id for one in found.jobs] == ids and found.steps_per_point == 1
+    assert [len(one.step) for one in found.jobs] == [12, 12, 12, 12, 0]
+    assert [(one.value, one.job) for one in found.best] == [(1.0, min(ids[0], ids[2]))]
+    assert [(one.label, one.share, one.direction) for one in found.influences] == [("lr", 1, 1), ("seed", 0, 0.4472)]
+    validated = read("default", "seen", "val_loss")
+    assert validated.jobs[0].step == (4, 8, 12) and validated.jobs[1].value == (2.0, 2.0, 2.0)
+
+
+def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
+    job = submit(sweep={"name": "long"})
+    attempt = begin(job)
+    for first in range(1, 1_001, 250):
+        attempt.report(status_step=first + 249, series=tuple(point(n, float(n)) for n in range(first, first + 250)))
+    found = store.reading(sweep_curves.read)("default", "long", "loss")
+    assert found.steps_per_point == 8 and len(found.jobs[0].step) == 125
+    assert found.jobs[0].value[0] == 4.5

@@ -244,11 +244,14 @@ class SweepSpec(Frozen):
     """Letters, digits, and inner dashes, dots and underscores. Also the value of the job's label `sweep`."""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """The job starts only while fewer jobs of the sweep than this have workers; null: no limit."""
-    prune: Literal["median"] | None = None
+    prune: Literal["median", "halving"] | None = None
     """median: the job is ended when its validation loss at a step is worse than the median of the other jobs of the
-    sweep at this step; its training loss, if it does not validate under way. null: never."""
+    sweep at this step; its training loss, if it does not validate under way. halving: the job is ended when it is not
+    among the best 1 / `reduction` of those that have reached the same rung. null: never."""
     warmup_steps: int = Field(20, ge=1, le=2**53)
-    """The job is not ended for what it has reached before this step."""
+    """The job is not ended for what it has reached before this step. Of halving also the first rung."""
+    reduction: int = Field(3, ge=2, le=100)
+    """Of halving: one of so many jobs passes a rung, and the next rung is so many times as far."""
 
 
 def add_label(name: str, labels: dict[str, str]) -> None:

@@ -1,5 +1,5 @@
 """Commands that start jobs: `submit` one job, of a spec or of a script without one, `sweep` one for each combination of
-a grid; and `watch`, which follows one.
+a grid or each draw; and `watch`, which follows one.
 
 The server makes the jobs of a sweep, all or none, keeps to the limit and prunes, whether or not the command goes on.
 """
@@ -302,51 +302,82 @@ def _origin(session: Session, client: Client, text: str) -> dict[str, object]:
 
 
 def sweep(
-    what: Annotated[
-        str, typer.Argument(metavar="SPEC|show|cancel", help='The spec that the jobs share; or "show" or "cancel".')
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[start] SPEC [NAME] | show NAME | stop NAME",
+            help="The spec that the jobs share, and a name for the sweep; or the name of the one to show or to stop.",
+        ),
     ],
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Of the sweep, to show or to cancel; or to give a new one.")
-    ] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(
             "--grid", metavar="KEY.PATH=VALUE,VALUE", help="Values of a key; with several, every combination is a job."
         ),
     ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="KEY.PATH=LOW:HIGH[:log]",
+            help="Numbers of a key that are drawn at random; whole ones if both ends are. Needs --samples.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, metavar="N", help="Jobs, each with values drawn from the ranges and grids."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of the draws; 0 without it.")] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, help="Most jobs of the sweep that have workers at one time."),
     ] = None,
     prune: Annotated[
         str | None,
-        typer.Option("--prune", metavar="median", help="End jobs that are worse than the median of the others."),
+        typer.Option(
+            "--prune",
+            metavar="median|halving",
+            help="End jobs that are worse than the median of the others, or not among the best 1/reduction at a rung.",
+        ),
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option("--warmup", min=1, metavar="STEPS", help="No job is pruned before.")
+        int | None, typer.Option("--warmup", min=1, metavar="STEPS", help="No job is pruned before; the first rung.")
+    ] = None,
+    reduction: Annotated[
+        int | None, typer.Option("--reduction", min=2, help="Of halving: one of so many jobs passes a rung.")
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec of every job.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check each job and show the grid; submit nothing.")
+        bool, typer.Option("--dry-run", help="Check each job and show the values; submit nothing.")
     ] = False,
     project: Annotated[
-        str | None, typer.Option("--project", help="Of the sweep to show or to cancel, if several have this name.")
+        str | None, typer.Option("--project", help="Of the sweep to show or to stop, if several have this name.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job for each combination of a grid: `shoal sweep SPEC --grid optimizer.lr=1e-4,3e-4 --limit 4`.
+    """Submit a job for each combination of a grid: `shoal sweep start SPEC --grid optimizer.lr=1e-4,3e-4 --limit 4`; or
+    for each of some draws: `shoal sweep start SPEC --range optimizer.lr=1e-5:1e-2:log --samples 20 --prune halving`.
 
-    `shoal sweep show NAME` lists the jobs, the best first; `shoal sweep cancel NAME` ends those that go on.
+    `shoal sweep show NAME` lists the jobs, the best first; `shoal sweep stop NAME` (or `cancel`) ends those that go on.
     """
     with command(url, as_json) as session:
-        if what in ("show", "cancel"):
-            _of_name(session, what, name, project)
+        from shoal_api.cli.errors import CliError
+
+        if words[0] in ("show", "stop", "cancel"):
+            if len(words) > 2:
+                raise CliError(f"sweep {words[0]} takes one name, not {' '.join(words[1:])}", hint="shoal sweep --help")
+            _of_name(session, words[0], words[1] if len(words) > 1 else None, project)
             return
-        rules = {"limit": limit, "prune": prune, "warmup_steps": warmup}
-        request = request_of(what, name, grid or [], assignments or [], rules)
+        given = words[1:] if words[0] == "start" else words
+        if not 1 <= len(given) <= 2:
+            hint = "shoal sweep start SPEC [NAME] --grid optimizer.lr=1e-4,3e-4"
+            raise CliError("sweep start takes a spec, and a name of the sweep if you like", hint=hint)
+        rules = {"limit": limit, "prune": prune, "warmup_steps": warmup, "reduction": reduction, "samples": samples}
+        document = values_of(given[0], grid or [], ranges or []) | rules | ({} if seed is None else {"seed": seed})
+        request = request_of(given[0], given[1] if len(given) > 1 else None, assignments or [], document)
         with session.open_client() as client:
             if dry_run:
                 _try_sweep(session, client, request)
@@ -354,33 +385,48 @@ def sweep(
                 _submit_sweep(session, client, request)
 
 
-def request_of(
-    source: str, name: str | None, grid: Sequence[str], assignments: Sequence[str], rules: dict[str, Any]
-) -> SweepRequest:
+def values_of(source: str, grid: Sequence[str], ranges: Sequence[str]) -> dict[str, Any]:
+    """Return `grid` and `ranges` of the request from the options. Raises CliError."""
+    from shoal_api.cli.errors import CliError
+    from shoal_service.core.sweeps import InvalidGrid, parse_axis, parse_interval
+
+    if not grid and not ranges:
+        hint = f"for example: shoal sweep start {source} --grid optimizer.lr=1e-4,3e-4"
+        raise CliError("a sweep needs --grid, or --range and --samples", hint=hint)
+    axes: dict[str, tuple[str, ...]] = {}
+    drawn: dict[str, dict[str, Any]] = {}
+    try:
+        for text in grid:
+            key, values = parse_axis(text)
+            if key in axes:
+                raise CliError(f"--grid names {key} twice", hint="give all of its values in one --grid")
+            axes[key] = values
+        for text in ranges:
+            key, one = parse_interval(text)
+            if key in axes or key in drawn:
+                raise CliError(f"--range names {key}, which has values already", hint="leave one of the two out")
+            scale = "log" if one.is_log else "linear"
+            drawn[key] = {"low": one.low, "high": one.high, "scale": scale, "whole": one.is_whole}
+    except InvalidGrid as error:
+        raise CliError(str(error)) from None
+    return {"grid": axes, "ranges": drawn}
+
+
+def request_of(source: str, name: str | None, assignments: Sequence[str], values: dict[str, Any]) -> SweepRequest:
     """Build the request of a sweep from the options. Raises CliError."""
     from pydantic import ValidationError
 
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.spec_file import load_spec
-    from shoal_service.core.sweeps import InvalidGrid, parse_axis
     from shoal_service.views import SweepRequest
 
-    if not grid:
-        raise CliError("a sweep needs --grid", hint=f"for example: shoal sweep {source} --grid optimizer.lr=1e-4,3e-4")
-    axes: dict[str, tuple[str, ...]] = {}
-    for text in grid:
-        try:
-            key, values = parse_axis(text)
-        except InvalidGrid as error:
-            raise CliError(str(error)) from None
-        if key in axes:
-            raise CliError(f"--grid names {key} twice", hint="give all of its values in one --grid")
-        axes[key] = values
     document = load_spec(source, assignments)
     try:
-        return SweepRequest.model_validate({"name": name, "spec": document, "grid": axes, **rules})
+        return SweepRequest.model_validate({"name": name, "spec": document, **values})
     except ValidationError as error:
         [first, *_] = error.errors()
+        if not first["loc"]:
+            raise CliError(first["msg"].removeprefix("Value error, "), hint="shoal sweep --help") from None
         place = str(first["loc"][0])
         option = {"name": "NAME", "warmup_steps": "--warmup"}.get(place, f"--{place}")
         raise CliError(f"{option} {first['input']!r}: {first['msg']}", hint="shoal sweep --help") from None
@@ -406,9 +452,9 @@ def _submit_sweep(session: Session, client: Client, request: SweepRequest) -> No
     from shoal_service.core.sweeps import label_names, words
 
     view = client.submit_sweep(request)
-    names = list(label_names(list(request.grid)).values())
+    names = list(label_names([*request.grid, *request.ranges]).values())
     lines = [f"{job.id}  {job.name}  {words({name: job.labels.get(name, '-') for name in names})}" for job in view.jobs]
-    lines += [f"shoal sweep show {view.name}", f"shoal sweep cancel {view.name}"]
+    lines += [f"shoal sweep show {view.name}", f"shoal sweep stop {view.name}"]
     session.output.document({"sweep": view.name, "jobs": [job.id for job in view.jobs]}, lambda: "\n".join(lines))
 
 

@@ -28,8 +28,8 @@ from shoal_api.http.routes.quotas import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.core.access import Permission
 from shoal_service.core.selection import MAX_SELECTORS
-from shoal_service.fleet_views import FleetNode, FleetOverview
-from shoal_service.store import histories, job_lists
+from shoal_service.fleet_views import FleetNode, FleetOverview, FleetTimeline
+from shoal_service.store import histories, job_lists, timeline
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.views import JobOverview, Page, SpecVersion
 from shoal_workers.contract.job import JobState
@@ -92,6 +92,23 @@ def routes(context: Context) -> APIRouter:
             follower = FleetFollower(lambda: read().model_dump_json())
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
         found = await run_in_threadpool(read)
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    @router.get(
+        "/timeline",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=FleetTimeline,
+        summary="Which job had how many workers when, and why",
+    )
+    async def fleet_timeline(
+        request: Request,
+        hours: Annotated[float, Query(gt=0, le=720, description="Length of the window, which ends now.")] = 24.0,
+    ) -> Response:
+        """Returns the workers of the newest jobs over time, the decisions of the scheduler with their reasons, and the
+        worker-seconds by project and category."""
+        until = context.clock()
+        read = partial(store.reading(timeline.read), since=until - hours * 3600, until=until)
+        found = await run_in_threadpool(read, visible=visible_projects(request))
         return Response(found.model_dump_json(), media_type="application/json")
 
     @router.get(

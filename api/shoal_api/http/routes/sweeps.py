@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -20,8 +20,8 @@ from shoal_api.http.routes.quotas import PROJECT_NAME, ProjectName
 from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission
 from shoal_service.core.sweeps import InvalidGrid
-from shoal_service.fleet_views import SweepSummary, SweepView
-from shoal_service.store import sweep_jobs
+from shoal_service.fleet_views import SweepCurves, SweepSummary, SweepView
+from shoal_service.store import sweep_curves, sweep_jobs
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.views import Page, SweepRequest
 from shoal_workers.contract.spec import SWEEP_NAME, JobSpec
@@ -43,8 +43,9 @@ def routes(context: Context) -> APIRouter:
         responses={200: {"model": SweepView, "description": "An earlier request has submitted all of its jobs."}},
     )
     async def create_sweep(request: Request) -> Response:
-        """Submits a job for each combination of the grid, all or none, in one transaction. The answer has the jobs in
-        the order of the grid, and its address is in `Location`. The server keeps to the limit and prunes."""
+        """Submits a job for each combination of the grid, or for each of `samples` draws, all or none, in one
+        transaction. The answer has the jobs in the order of the grid or the draws, and its address is in `Location`.
+        The server keeps to the limit and prunes."""
         wanted = with_name(await read_model(request, SweepRequest))
         owned = await run_in_threadpool(_owned, wanted, request)
         for job_id in sorted({one.spec.continue_from.job for one in owned if one.spec.continue_from is not None}):
@@ -81,6 +82,24 @@ def routes(context: Context) -> APIRouter:
         """Returns its rules, and its jobs with their values as labels, the best first."""
         _require_visible(request, project, name)
         return _answer(await run_in_threadpool(store.reading(sweep_jobs.view), project, name))
+
+    @router.get(
+        "/{project}/{name}/curves",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=SweepCurves,
+        summary="Show the curves of a sweep",
+    )
+    async def show_curves(
+        request: Request,
+        project: ProjectName,
+        name: SweepName,
+        measure: Annotated[Literal["loss", "val_loss"], Query(description="Which loss.")] = "loss",
+    ) -> Response:
+        """Returns the losses of all of its jobs with a bounded number of points, the best so far by time, and how much
+        each label matters."""
+        _require_visible(request, project, name)
+        found = await run_in_threadpool(store.reading(sweep_curves.read), project, name, measure)
+        return Response(found.model_dump_json(), media_type="application/json")
 
     @router.post(
         "/{project}/{name}/cancel",

@@ -5,12 +5,12 @@ import { head } from "./clusters.js";
 import { number } from "./format.js";
 
 export function showNodes(nodes, clusters) {
-  const of = (cluster) => nodes.filter((node) => node.cluster === cluster.name).map(made);
-  $("nodes").replaceChildren(...(clusters.length > 1 ? clusters.flatMap((one) => [head(one), ...of(one)]) : nodes.map(made)));
+  const of = (cluster) => nodes.filter((node) => node.cluster === cluster.name).map((node) => nodeCard(node));
+  $("nodes").replaceChildren(...(clusters.length > 1 ? clusters.flatMap((one) => [head(one), ...of(one)]) : nodes.map((node) => nodeCard(node))));
   if (!nodes.length && clusters.length < 2) $("nodes").textContent = "No node has joined yet.";
 }
 
-function made(node) {
+export function nodeCard(node, more = []) {
   const state = !node.alive ? ["dead", "bad"] : node.drain ? [node.num_workers ? "draining" : "drained", "warn"] : node.on_probation ? ["on probation", "warn"] : node.cordon ? ["cordoned", "warn"] : ["alive", "done"];
   const resources = [`${number(node.cpus)} CPUs`, ...(node.gpus ? [`${number(node.gpus)} GPUs`] : []), `${number(node.memory_gib, 3)} GiB`];
   return element("div", [element("b", node.ip || node.node_id.slice(0, 8)), " ", element("span", state[0], { class: `small ${state[1]}` }),
@@ -19,7 +19,7 @@ function made(node) {
     ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
     ...(node.cordon && !node.drain ? [element("div", node.cordon.reason, { class: "small warn" })] : []),
     ...(node.drain ? [element("div", node.drain.reason, { class: "small warn" })] : []),
-    ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" }))],
+    ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" })), ...more],
   { class: node.alive ? "node" : "node gone", title: node.node_id });
 }
 

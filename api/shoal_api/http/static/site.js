@@ -4,7 +4,7 @@ import { jobPage, request } from "./api.js";
 import { badge } from "./states.js";
 
 const PAUSE_MS = 150, MOST = 8;
-const PLACES = [["All jobs", "/"], ["Compare jobs", "/compare"], ["Sweeps", "/sweeps"], ["Account and tokens", "/account"], ["REST API", "/docs"], ["Runbook", "/runbook"]];
+const PLACES = [["All jobs", "/"], ["Workspace", "/workspace"], ["Compare jobs", "/compare"], ["Sweeps", "/sweeps"], ["Fleet", "/fleet"], ["Account and tokens", "/account"], ["REST API", "/docs"], ["Runbook", "/runbook"]];
 const KEYS = [["/", "search jobs, projects, nodes, sweeps and pages"], ["?", "this help"], ["← → Home End", "in tabs: the tab before, after, first, last"], ["↑ ↓ Enter", "in the search: choose and open"], ["Esc", "close"]];
 
 const box = element("input", null, { type: "search", role: "combobox", "aria-expanded": "true", "aria-controls": "site-found", "aria-autocomplete": "list", "aria-label": "Search everything", placeholder: "jobs, projects, nodes, sweeps, pages", autocomplete: "off", spellcheck: "false" });

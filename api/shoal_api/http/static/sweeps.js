@@ -1,17 +1,30 @@
-// The jobs with a label as one table, and as parallel coordinates: an axis for each label, then the results.
-import { $, element, fill, link, row, said } from "./dom.js";
+// The page of a sweep: its rules, curves, best so far, what matters, parallel axes and the table. It shows the jobs with any
+// other label too, without what only a sweep has.
+import { $, element, facts, fill, link, row, said } from "./dom.js";
 import { jobPage, request } from "./api.js";
+import { ask } from "./dialog.js";
 import { Live } from "./live.js";
-import { number, percent, plural, steps } from "./format.js";
-import { badge } from "./states.js";
-import { colours, onThemeChange } from "./theme.js";
+import { number, percent, plural, steps, whole } from "./format.js";
+import { badge, ENDED } from "./states.js";
+import { onThemeChange } from "./theme.js";
+import { compare, drawAxes, numeric } from "./sweep_axes.js";
+import { drawBest, drawCurves, showInfluences } from "./sweep_curves.js";
+import { setUpStart, sweepPage } from "./sweep_start.js";
 
 const RESULTS = [["Loss", "loss"], ["Validation loss", "val_loss"], ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"]];
-const label = new URLSearchParams(location.search).get("label") || "";
-let items = [], order = "Loss", up = true;
+const READ_MS = 3000;
+const asked = new URLSearchParams(location.search), label = asked.get("label") || "";
+const sweepName = /^sweep=(.+)$/.exec(label)?.[1] ?? null;
+let items = [], order = "Best first", up = true, sweep = null, curves = null, timer = null, readAt = 0, may = new Set();
 $("label").value = label;
 $("pick").addEventListener("submit", (event) => { event.preventDefault(); location.search = `?label=${encodeURIComponent($("label").value.trim())}`; });
-onThemeChange(() => draw(labelsOf(items)));
+onThemeChange(draw);
+for (const name of ["over", "log"]) $(name).addEventListener("input", draw);
+$("most").addEventListener("input", draw);
+$("measure").addEventListener("input", readSweep);
+$("stop").addEventListener("click", () => ask({ title: `Stop the sweep ${sweep.name}`, confirm: "Stop it", words: async () => `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`, send: stop }));
+setUpStart();
+request("/v1/whoami").then((me) => { may = new Set(me.permissions); $("new").hidden = !may.has("jobs:submit"); showRules(); });
 
 const live = new Live({ fleet(fleet) {
   items = fleet.items;
@@ -19,60 +32,79 @@ const live = new Live({ fleet(fleet) {
   $("axes").hidden = items.length < 2;
   $("list").hidden = !items.length;
   show();
+  soon();
 } });
-if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}`);
+const ofProject = asked.get("project") ? `&project=${encodeURIComponent(asked.get("project"))}` : "";
+if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}${ofProject}`);
 else newestSweeps();
 
 // Without a label: links to the newest sweeps.
 async function newestSweeps() {
   const { items: found } = await request("/v1/sweeps");
-  if (found.length) fill("sweeps", found.map(({ name, num_jobs }) => element("li", link(`${name} (${plural(num_jobs, "job")})`, `/sweeps?label=${encodeURIComponent(`sweep=${name}`)}`))));
+  if (found.length) fill("sweeps", found.map((one) => element("li", [link(`${one.name} (${plural(one.num_jobs, "job")})`, sweepPage(one)), " ", element("span", Object.entries(one.num_by_state).map(([state, count]) => `${count} ${state}`).join(", "), { class: "dim small" })])));
+}
+
+// The curves of a sweep are read again when one of its jobs has changed, but not more often than every three seconds.
+function soon() {
+  if (!sweepName || timer) return;
+  timer = setTimeout(() => { timer = null; readSweep(); }, Math.max(0, readAt + READ_MS - Date.now()));
+}
+
+async function readSweep() {
+  readAt = Date.now();
+  const project = sweep?.project ?? asked.get("project") ?? (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}`)).items[0]?.project;
+  if (!project) return;
+  const path = `/v1/sweeps/${encodeURIComponent(project)}/${encodeURIComponent(sweepName)}`;
+  [[sweep], curves] = await Promise.all([request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}&project=${encodeURIComponent(project)}`).then((found) => found.items), request(`${path}/curves?measure=${$("measure").value}`)]);
+  rules ??= await request(path);
+  showRules();
+  draw();
+}
+
+let rules = null;
+const running = () => items.filter((job) => !ENDED.has(job.state));
+const pruned = () => items.filter((job) => job.reason === "pruned");
+
+function showRules() {
+  $("sweep").hidden = !sweep;
+  if (!sweep) return;
+  const { limit, prune, warmup_steps: warmup, reduction } = rules;
+  $("sweep-title").textContent = `${sweep.name} in ${sweep.project}`;
+  fill("rules", facts([...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]), ["Pruned", whole(pruned().length)], ["At one time", limit === null ? "no limit" : `${limit} at most`],
+    ["Pruning", prune === null ? "none" : prune === "median" ? `median, from step ${warmup}` : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`]]));
+  $("stop").hidden = !running().length || !may.has("jobs:change");
+}
+
+async function stop() {
+  await request(`/v1/sweeps/${encodeURIComponent(sweep.project)}/${encodeURIComponent(sweep.name)}/cancel`, { method: "POST" });
+  await readSweep();
 }
 
 // The labels that differ: the parameters of the sweep.
 const labelsOf = (jobs) => [...new Set(jobs.flatMap((job) => Object.keys(job.labels)))].sort().filter((name) => new Set(jobs.map((job) => job.labels[name])).size > 1);
+const lossOf = (job) => job.val_loss ?? job.loss;
+const bestFirst = () => [...items].sort((a, b) => compare(lossOf(a), lossOf(b)));
 
 function show() {
-  const names = labelsOf(items);
+  const names = labelsOf(items), ranks = new Map(bestFirst().map((job, rank) => [job.id, rank]));
   const columns = [["Job", (job) => job.name], ["State", (job) => job.state], ...names.map((name) => [name, (job) => numeric(job.labels[name])]), ["Step", (job) => job.step], ...RESULTS.map(([title, key]) => [title, (job) => job[key]]), ["Why", (job) => job.message]];
-  const value = columns.find(([title]) => title === order)?.[1] ?? columns[0][1];
+  const value = columns.find(([title]) => title === order)?.[1] ?? ((job) => ranks.get(job.id));
   const sorted = [...items].sort((a, b) => compare(value(a), value(b)) * (up ? 1 : -1));
   fill("heads", columns.map(([title]) => element("th", element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), { type: "button", click: () => { up = title === order ? !up : true; order = title; show(); } }),
     { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" })));
-  fill("jobs", sorted.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), element("td", [badge(job.state), job.reason === "pruned" ? " pruned" : ""], { class: "title" }), ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" })], { class: "row" })));
-  draw(names);
+  fill("jobs", sorted.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), element("td", [badge(job.state), job.reason === "pruned" ? " pruned" : ranks.get(job.id) === 0 && typeof lossOf(job) === "number" ? " best" : ""], { class: "title" }), ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" })], { class: "row" })));
+  draw();
 }
 
-const numeric = (text) => text !== undefined && text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
-function compare(a, b) {
-  if (a === null || a === undefined || b === null || b === undefined) return (a === null || a === undefined) - (b === null || b === undefined);
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
-}
-
-// Lines between axes of ordinary scatter traces: Plotly's own parallel coordinates need WebGL, which many machines lack.
-function draw(names) {
-  if (items.length < 2) return;
-  const colour = colours();
-  const results = RESULTS.filter(([, key]) => items.some((job) => typeof job[key] === "number"));
-  const axes = [...names.map((name) => scale(name, items.map((job) => numeric(job.labels[name]) ?? null))), ...results.map(([title, key]) => scale(title, items.map((job) => job[key] ?? null)))];
-  const loss = scale("Loss", items.map((job) => job.loss));
-  const traces = items.map((job, index) => ({ type: "scatter", mode: "lines+markers", name: job.name, x: axes.map((axis) => axis.title), y: axes.map((axis) => axis.y[index]), text: axes.map((axis) => String(axis.values[index] ?? "–")),
-    connectgaps: false, line: { width: 2, color: shade(loss.y[index]) }, marker: { size: 6 }, hovertemplate: "%{x}: %{text}" }));
-  const ends = axes.flatMap((axis) => [[axis.low, 0, "top"], [axis.high, 1, "bottom"]].map(([text, y, anchor]) => ({ x: axis.title, y, text: String(text), showarrow: false, yanchor: anchor, font: { size: 10, color: colour.dim } })));
-  window.Plotly.react($("chart"), traces, { height: 420, margin: { l: 40, r: 40, t: 30, b: 50 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 12 }, showlegend: false, annotations: ends,
-    hovermode: "closest", xaxis: { type: "category", gridcolor: colour.dim, gridwidth: 1.5, fixedrange: true }, yaxis: { visible: false, range: [-0.12, 1.12], fixedrange: true } }, { responsive: true, displaylogo: false });
-}
-
-// Places between 0 and 1; words take equal distances.
-function scale(title, values) {
-  const known = values.filter((value) => value !== null);
-  if (known.every((value) => typeof value === "number")) {
-    const low = Math.min(...known), high = Math.max(...known);
-    return { title, values, low: number(low), high: number(high), y: values.map((value) => value === null ? null : high === low ? 0.5 : (value - low) / (high - low)) };
+function draw() {
+  const best = bestFirst();
+  if (items.length > 1) {
+    const results = RESULTS.filter(([, key]) => items.some((job) => typeof job[key] === "number"));
+    drawAxes(best, [...labelsOf(items).map((name) => [name, (job) => numeric(job.labels[name])]), ...results.map(([title, key]) => [title, (job) => job[key]])], Number($("most").value) || items.length);
   }
-  const words = [...new Set(known.map(String))].sort(compare);
-  return { title, values, low: words[0], high: words[words.length - 1], y: values.map((value) => value === null ? null : words.length === 1 ? 0.5 : words.indexOf(String(value)) / (words.length - 1)) };
+  $("curves-card").hidden = $("influence-card").hidden = !curves;
+  if (!curves) return;
+  drawCurves(curves, best);
+  drawBest(curves, best);
+  showInfluences(curves);
 }
-
-// Green is the lowest loss, red the highest.
-const shade = (share) => `hsl(${Math.round(150 - 145 * (share ?? 1))} 65% 45%)`;

@@ -291,16 +291,29 @@ class JobOutperformed(JobEvent):
     step: int
     value: float | None
     """Loss of this job; null: not a number."""
-    median: float
-    """Median loss of the other jobs at this step."""
+    median: float | None
+    """Median loss of the other jobs at this step; with halving, loss of the worst job that passes the rung. null: not a
+    number."""
     num_others: int
+    num_kept: int | None = None
+    """Number of jobs that pass the rung; null: the rule is the median."""
 
     def words(self) -> str:
         value = "not a number" if self.value is None else f"{self.value:.4g}"
+        if self.num_kept is not None:
+            return (
+                f"pruned from sweep {self.sweep}: its {self.measure} at step {self.step} is {value}, and "
+                f"{self.num_kept} of {count_text(self.num_others + 1, 'job')} pass this rung, with "
+                f"{_loss(self.median)} or less"
+            )
         return (
             f"pruned from sweep {self.sweep}: its {self.measure} at step {self.step} is {value}, worse than "
-            f"{self.median:.4g}, the median of {count_text(self.num_others, 'other job')}"
+            f"{_loss(self.median)}, the median of {count_text(self.num_others, 'other job')}"
         )
+
+
+def _loss(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4g}"
 
 
 class JobWaiting(JobEvent):

@@ -1,4 +1,4 @@
-"""The grid of a sweep, and the median rule that ends jobs of it."""
+"""The values of the jobs of a sweep: of a grid, and drawn at random."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_service.core.sweeps import (
-    AVERAGED_STEPS,
+    Interval,
     InvalidGrid,
-    Measure,
-    Rule,
     combinations,
     document_of,
+    draws,
     labels_of,
     parse_axis,
+    parse_interval,
     rank,
-    rule_of,
-    step_to_compare,
-    verdict,
 )
 
 
@@ -66,58 +63,66 @@ def test_a_path_that_cannot_be_varied_is_refused(path: str) -> None:
         document_of({"optimizer": {"lr": 1}}, {path: 1})
 
 
-RULE = Rule(Measure.VALIDATION, every_steps=25, warmup_steps=50)
+LISTS = {"optimizer.name": ("adam", "sgd")}
+INTERVALS = {"optimizer.lr": Interval(1e-5, 1e-1, is_log=True), "model.layers": Interval(2, 5, is_whole=True)}
 
 
-def test_validation_is_compared_where_there_is_one_and_otherwise_the_training_loss() -> None:
-    assert rule_of(25, 50) == RULE
-    assert rule_of(None, 50) == Rule(Measure.TRAINING, AVERAGED_STEPS, 50)
+def test_a_draw_depends_on_its_number_and_not_on_how_many_there_are() -> None:
+    few, many = (draws(LISTS, INTERVALS, samples=number, seed=7) for number in (5, 50))
+    assert many[:5] == few and draws(LISTS, INTERVALS, samples=5, seed=8) != few
+    assert {one["optimizer.name"] for one in many} == {"adam", "sgd"}
+    assert {one["model.layers"] for one in many} == {"2", "3", "4", "5"}
+
+
+def test_a_logarithmic_range_has_as_many_values_in_each_order_of_magnitude() -> None:
+    rates = [
+        float(one["optimizer.lr"])
+        for one in draws({}, {"optimizer.lr": INTERVALS["optimizer.lr"]}, samples=400, seed=0)
+    ]
+    below = [sum(rate < bound for rate in rates) for bound in (1e-4, 1e-3, 1e-2)]
+    assert all(abs(number - 100 * place) < 50 for place, number in enumerate(below, 1)) and min(rates) >= 1e-5
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.booleans(), st.integers(0, 2**53))
+def test_each_drawn_number_is_within_its_range(low: float, width: float, is_whole: bool, seed: int) -> None:
+    low, high = (float(round(low)), float(round(low) + round(width) + 1)) if is_whole else (low, low + width)
+    [one] = draws({}, {"a": Interval(low, high, is_whole=is_whole)}, samples=1, seed=seed)
+    spread = 0 if is_whole else 1e-3 * max(abs(low), abs(high))  # four significant digits
+    assert low - spread <= float(one["a"]) <= high + spread
+
+
+def test_no_set_of_values_is_drawn_twice_and_too_many_are_refused() -> None:
+    lists = {"seed": ("1", "2"), "name": ("a", "b")}
+    assert len({tuple(one.items()) for one in draws(lists, {}, samples=4, seed=1)}) == 4
+    with pytest.raises(InvalidGrid, match="samples is 5, and 500 draws gave only 4 different"):
+        draws(lists, {}, samples=5, seed=1)
 
 
 @pytest.mark.parametrize(
-    ("reached", "step"),
+    ("interval", "words"),
     [
-        ({"me": 100, "a": 100, "b": 75}, 75),  # the last step that two others have reached
-        ({"me": 60, "a": 200, "b": 200}, 50),  # ... and that is a validation of the job
-        ({"me": 300, "a": 200, "b": 25}, None),  # only one other is past the warm-up
-        ({"me": 49, "a": 200, "b": 200}, None),
-        ({"me": 100, "a": 100}, None),  # a duel
-        ({"a": 100, "b": 100}, None),  # it has no value yet
-        ({"me": 100, "a": 100, "b": 100, "c": 0}, 100),
+        (Interval(2, 1), "low must be a number less than high"),
+        (Interval(0, math.inf), "low must be"),
+        (Interval(0, 1, is_log=True), "needs low > 0"),
+        (Interval(0.5, 2, is_whole=True), "must be whole"),
     ],
 )
-def test_the_step_is_the_last_one_that_two_others_have_reached(reached: dict[str, int], step: int | None) -> None:
-    assert step_to_compare("me", reached, RULE) == step
+def test_a_range_without_values_is_refused(interval: Interval, words: str) -> None:
+    with pytest.raises(InvalidGrid, match=f"ranges.lr: .*{words}"):
+        draws({}, {"lr": interval}, samples=1, seed=0)
 
 
-def test_a_job_worse_than_the_median_of_the_others_is_ended_with_the_numbers() -> None:
-    found = verdict("me", 75, {"me": 3.2, "a": 2.0, "b": 2.9, "c": 4.0})
-    assert found is not None
-    assert (found.step, found.value, found.median, found.num_others) == (75, 3.2, 2.9, 3)
+def test_a_key_with_a_list_and_a_range_is_refused() -> None:
+    with pytest.raises(InvalidGrid, match="Leave one of the two out"):
+        draws({"lr": ("1", "2")}, {"lr": Interval(1, 2)}, samples=1, seed=0)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"me": 2.9, "a": 2.0, "b": 2.9, "c": 4.0},  # as good as the median
-        {"me": 3.0, "a": 1.0},  # a duel
-        {"a": 1.0, "b": 1.0},
-        {"me": math.nan, "a": math.nan, "b": math.nan},  # no better than the others, but no worse
-    ],
-)
-def test_otherwise_it_goes_on(values: dict[str, float]) -> None:
-    assert verdict("me", 75, values) is None
-
-
-def test_a_loss_that_is_not_a_number_is_worse_than_every_number() -> None:
-    assert verdict("me", 75, {"me": math.nan, "a": 9.0, "b": 8.0}) is not None
-    assert verdict("me", 75, {"me": 9.0, "a": math.nan, "b": 8.0, "c": math.nan}) is None
-
-
-@given(st.dictionaries(st.text("abcdef", min_size=1), st.floats(-10, 10), min_size=3, max_size=12))
-def test_at_one_step_at_most_half_of_the_jobs_are_ended(values: dict[str, float]) -> None:
-    ended = [job for job in values if verdict(job, 1, values) is not None]
-    assert 2 * len(ended) <= len(values) and min(values, key=values.__getitem__) not in ended
+def test_a_range_is_read_from_the_command_line() -> None:
+    assert parse_interval("optimizer.lr=1e-5:1e-2:log") == ("optimizer.lr", Interval(1e-5, 1e-2, is_log=True))
+    assert parse_interval("model.layers=2:8") == ("model.layers", Interval(2, 8, is_whole=True))
+    for text in ("lr", "lr=1", "lr=a:b", "=1:2", "lr=1:2:exp", "lr=1:2:3:4"):
+        with pytest.raises(InvalidGrid, match=r"use KEY\.PATH=LOW:HIGH"):
+            parse_interval(text)
 
 
 def test_the_best_job_is_first_and_those_without_a_loss_are_last() -> None:
