@@ -25,6 +25,7 @@ from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.routes import (
     access,
+    artifacts,
     attempts,
     checkpoints,
     clusters,
@@ -163,6 +164,8 @@ def create_app(
         histories.routes(context),
         series.routes(context),
         checkpoints.routes(context),
+        artifacts.job_routes(context),
+        artifacts.model_routes(context),
         overviews.routes(context),
         inspection.routes(context),
         inspection.profile_routes(context),

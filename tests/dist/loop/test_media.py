@@ -59,7 +59,7 @@ def test_a_step_that_is_redone_after_a_kill_replaces_what_it_has_logged(make_job
     job = make_job(memory=True, **spec_of("shown"))
     workers = job.workers(3)
     victim, survivors = workers[1], [workers[0], workers[2]]
-    victim.strike("optimizer", 5, "kill")  # rank 0 may have logged step 6 already
+    victim.strike("backward", 5, "kill")  # in step 6, which rank 0 may have logged already
     job.start(workers, layout=replicated(3))
     assert victim.died()
     source = job.in_memory(job.interrupt(survivors), survivors)

@@ -11,6 +11,8 @@ import { addLines } from "./logs.js";
 import { addEvents } from "./history.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
+import { showLineage, showMedia } from "./media.js";
+import { ENDED } from "./states.js";
 import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
@@ -51,10 +53,17 @@ const live = new Live({
   logs: addLines,
 });
 
+// Nothing tells the server of new media: the page reads again while it is looked at, until the job has ended.
+function followMedia() {
+  showMedia(id).catch(() => {});
+  const hasEnded = shown.job && ENDED.has(shown.job.status.state);
+  if (!hasEnded) setTimeout(followMedia, document.hidden ? 60000 : 10000);
+}
+
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
 request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, items); showActions(shown); } }, () => {});
-request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
+request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); showLineage(id); followMedia(); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
   $("live").textContent = "no job";

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.process.position import Position
 
@@ -38,7 +39,8 @@ def log_current(media: Mapping[str, Any]) -> bool:
     if target is None:
         return False
     recorder, position = target
-    recorder.log(position.step + 1, **media)
+    is_after = position.phase is Phase.VALIDATING  # after the step, not within the next one
+    recorder.log(position.step + (not is_after), **media)
     return True
 
 
