@@ -1,4 +1,4 @@
-"""How long `log` keeps the training thread, for values of several sizes, while the recorder writes to a local directory.
+"""How long `log` keeps the training thread, for values of several sizes, while the recorder writes to a directory.
 
     .venv/bin/python bench/media.py [CALLS]
 

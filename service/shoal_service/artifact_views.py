@@ -30,7 +30,7 @@ class LineageParent(Frozen):
     """What a job has begun with."""
 
     job_id: str = ""
-    """Of the job whose checkpoint it goes on from; empty: it began with weights of `url`."""
+    """The job whose checkpoint it goes on from; empty: it began with weights of `url`."""
     checkpoint: str = ""
     step: int | None = None
     url: str = ""
@@ -44,9 +44,9 @@ class LineageJob(Frozen):
     project: str = ""
     spec_version: int = 0
     spec_sha256: str = ""
-    """Of the newest spec, without what is not read for training twice the same: its canonical JSON."""
+    """SHA-256 of the canonical JSON of its newest spec."""
     code_sha256: str = ""
-    """Of the uploaded archive; empty: the code is installed on the nodes."""
+    """SHA-256 of the uploaded archive; empty: the code is installed on the nodes."""
     data: str = ""
     """Content hash of the training data as the newest group has reported it; empty: it is not known."""
     parent: LineageParent | None = None
@@ -92,7 +92,7 @@ class ModelRequest(Frozen):
     job: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     """Id of the job."""
     step: int | None = Field(None, ge=0, le=2**53)
-    """Of its committed checkpoint; null: the newest one."""
+    """The step of its committed checkpoint; null: the newest one."""
     description: str = Field("", max_length=4096)
 
 

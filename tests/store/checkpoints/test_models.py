@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from shoal_service.artifact_views import ModelRequest
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Store, checkpoint_rows, driving, job_deletion, models
 from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound, ModelNotFound
 from shoal_service.views import CheckpointState, CheckpointView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
 
 Submit = Callable[..., str]
@@ -69,7 +70,7 @@ def test_a_registered_checkpoint_and_its_lineage_outlive_the_job(store: Store, s
     attempt = begin(job_id)
     attempt.report(checkpoints=(_checkpoint(10),))
     _register(store, job_id, 10)
-    attempt.report(JobState.SUCCEEDED)
+    attempt.report(JobState.SUCCEEDED, end=AttemptEnd(reason=EndReason.FINISHED, step=10, message=""))
     request = job_deletion.DeletionRequest(root="/checkpoints/job", by="ann")
     kept = store.writing(job_deletion.begin)(job_id, request, now=60.0).kept
     assert kept == ("/checkpoints/job/step-000000000010-a1-g1",)

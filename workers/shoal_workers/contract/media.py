@@ -76,7 +76,7 @@ class RecordName:
     generation: int
     rank: int
     number: int
-    """Of the call among those of the step, from 1."""
+    """Number of the call among those of the step, from 1."""
 
     @property
     def stem(self) -> str:
@@ -129,13 +129,13 @@ class MediaHistogram(Frozen):
     low: float
     high: float
     counts: tuple[int, ...] = Field(max_length=NUM_BINS)
-    """Of equally wide bins from `low` to `high`."""
+    """Values in equally wide bins from `low` to `high`."""
     num_values: int
     """Values of the tensor (of this rank's part of it)."""
     num_sampled: int
     """Values that were looked at; fewer for a large tensor."""
     num_not_finite: int
-    """Of those, how many are in no bin because they are infinite or not a number."""
+    """How many of those are in no bin because they are infinite or not a number."""
     mean: float | None
     std: float | None
 

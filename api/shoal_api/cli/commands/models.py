@@ -1,4 +1,4 @@
-"""`shoal model`: the registry of models. A version is a checkpoint of a job; an alias such as prod names one of them."""
+"""`shoal model`: the registry of models. A version is a checkpoint of a job; an alias such as prod names a version."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _MAX_WAITING = 64
 """Calls that may wait for the storage."""
 _IDLE_S = 3600.0
 _NICENESS = 10
-"""Of the thread: training goes first if there are too few CPUs."""
+"""Niceness of the thread: training goes first if there are too few CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
