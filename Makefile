@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean bench-media
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -56,7 +56,7 @@ types: setup     ## mypy, strict for what is shipped
 	@$(BIN)/mypy
 	@$(BIN)/mypy --config-file bench/mypy.ini
 
-bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu bench-media ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -69,6 +69,9 @@ bench-api: setup ## control plane: requests per second, lists, memory, scrapes, 
 
 bench-pages: setup ## the workspace in Chromium: 200 jobs of 100,000 steps in 8 panels, first paint and interaction (2 minutes)
 	@$(BIN)/python bench/workspace.py
+
+bench-media: setup ## milliseconds for which logged images, histograms, tables and texts keep the training thread
+	@$(BIN)/python bench/media.py
 
 bench-reports: setup ## what a report of a supervisor costs the service: CPU, and the time until it is stored
 	@$(BIN)/python bench/api/supervisor_reports.py

@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["checkpoint_dir", "log", "run"]
 
 _HOOK = "SHOAL_HOOK"
 _CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+_MEDIA = ("images", "histogram", "table", "text")
 _SEND_S = 0.5
 """The longest time for which a call waits for the worker to read. Then its values are dropped."""
 
@@ -52,9 +53,13 @@ def log(
         loss: mean over the global batch.
         tokens: tokens or samples of the step's global batch, of all ranks together.
         total_steps: the step with which training ends; the remaining time is computed from it.
-        metrics: other values by name, 16 names at most.
+        metrics: other values by name, 16 names at most. In a task, `images`, `histogram`, `table` and `text` are media
+            of the step that is under way, if they are mappings from names to values; see docs/media.md.
     """
-    if not os.environ.get(_HOOK):
+    media = {kind: metrics.pop(kind) for kind in _MEDIA if isinstance(metrics.get(kind), Mapping)}
+    if media:
+        _log_media(media)
+    if not os.environ.get(_HOOK) or (media and step is None and loss is None and not metrics):
         return
     try:
         _connection.send(_message(step, loss, lr, grad_norm, tokens, total_steps, metrics))
@@ -81,6 +86,16 @@ def run(train: Callable[[Run], None]) -> None:
     from shoal_workers.standalone import run_loop
 
     run_loop(train)
+
+
+def _log_media(media: dict[str, Any]) -> None:
+    current = sys.modules.get("shoal_workers.engine.media.current")  # loaded where the engine trains in this process
+    if current is None:
+        return
+    try:
+        current.log_current(media)
+    except (TypeError, ValueError) as error:
+        _connection.complain(error)
 
 
 def _message(

@@ -20,6 +20,7 @@ from shoal_api.cli.commands import (
     inspect,
     join,
     live,
+    models,
     nodes,
     plan,
     queue,
@@ -75,6 +76,11 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "verify": control.verify,
         "delete-checkpoint": control.delete_checkpoint,
         "export": export.export,
+        "model register": models.register,
+        "model list": models.list_models,
+        "model get": models.get,
+        "model alias": models.alias,
+        "model remove": models.remove,
     },
     "Specs and data": {
         "init": specs.init,
@@ -128,6 +134,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
 _GROUPS: dict[str, Callable[..., None]] = {
     "data": specs.data,
+    "model": models.model,
     "quota": queue.quota,
     "maintenance": nodes.maintenance,
     "token": access.token,

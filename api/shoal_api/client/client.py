@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.answers import SpecCheck
+from shoal_api.client.artifacts import Artifacts
 from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.fleet import Fleet
@@ -55,7 +56,7 @@ _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
-class Client(Histories, Fleet):
+class Client(Histories, Fleet, Artifacts):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(

@@ -25,6 +25,7 @@ from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.routes import (
     access,
+    artifacts,
     attempts,
     checkpoints,
     clusters,
@@ -166,6 +167,8 @@ def create_app(
         series.routes(context),
         system.routes(context),
         checkpoints.routes(context),
+        artifacts.job_routes(context),
+        artifacts.model_routes(context),
         overviews.routes(context),
         curves.routes(context),
         inspection.routes(context),

@@ -15,6 +15,7 @@ from shoal_api.answers import Problem
 from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problems import Kind
 from shoal_service.access_views import ClusterTokenRequest, SessionRequest, TokenRequest
+from shoal_service.artifact_views import AliasRequest, ModelRequest
 from shoal_service.clusters.wire import ClusterReport
 from shoal_service.control.planning import PlanRequest
 from shoal_service.fleet_views import (
@@ -39,6 +40,7 @@ _TAGS = [
     {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
     {"name": "supervisors", "description": "What supervisors of running attempts report and ask, each with its token."},
     {"name": "inspection", "description": "What the workers of a running job do."},
+    {"name": "artifacts", "description": "Media that a job has logged, lineage of checkpoints, and registered models."},
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},
     {"name": "access", "description": "Who one is, sessions of the page, API tokens, and the audit."},
@@ -50,6 +52,7 @@ _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
     *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch, TableView),
+    *(ModelRequest, AliasRequest),
 )
 """Models of the bodies that routes decode themselves, and of problems."""
 
@@ -65,6 +68,8 @@ EXAMPLES: dict[str, Any] = {
         "workers": 8,
     },
     "ExtendRequest": {"steps": 2000},
+    "ModelRequest": {"job": "job-2f8xq0a1b3cd", "step": 1000, "description": "the first one that is served"},
+    "AliasRequest": {"version": 3},
     "MoveRequest": {"to": "west"},
     "TableView": {"where": "loss < 2 and not archived", "sort": "loss", "columns": "optimizer.lr,label.team"},
     "SweepRequest": {

@@ -13,6 +13,7 @@ own access; nothing here commits, restores or chooses. Used on the event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,12 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from shoal_service.artifact_views import MediaPage
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView, VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.index import index_name
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.media import FOLDER as MEDIA
+from shoal_workers.contract.media import MediaRecord, RecordName, counted
 from shoal_workers.contract.profiles import FOLDER, name_of
 
 T = TypeVar("T")
@@ -33,6 +38,12 @@ _NUM_THREADS = 4
 _ANSWER_S = 20.0
 _PIECE_BYTES = 1 << 20
 MAX_READING = 2
+_FIRST_INDEX = index_name(0)
+_MAX_INDEX_BYTES = 64 << 20
+_MAX_IMAGE_BYTES = 32 << 20
+_MAX_RECORD_BYTES = 4 << 20
+_MAX_PAGE_BYTES = 16 << 20
+"""What one answer reads of records: the code of a job writes them."""
 STALL_S = 60.0
 _Key = tuple[str, str]
 """A job and a checkpoint."""
@@ -74,6 +85,40 @@ class JobStorage:
             return None
         return None if length is None else (length, self._pieces(place, name, length))
 
+    async def media(self, job: JobView, step: int | None, limit: int) -> MediaPage:
+        """The records of a step, else the newest ones. Raises StorageAway."""
+        place = open_job_directory(self._root(job)).child(MEDIA)
+        return await self.run(lambda: _media(place, step, limit))
+
+    async def media_file(self, job: JobView, name: str) -> bytes | None:
+        """An image; None if there is none of this name. `name` must be a valid one. Raises StorageAway."""
+        place = open_job_directory(self._root(job)).child(MEDIA)
+
+        def read() -> bytes | None:
+            length = place.files().get(name)
+            return None if length is None or length > _MAX_IMAGE_BYTES else place.read(name)
+
+        try:
+            return await self.run(read)
+        except FileNotFoundError:
+            return None
+
+    async def data_hash(self, job: JobView, name: CheckpointName) -> str:
+        """Content hash of the data that a checkpoint was made with; empty if it says none, or cannot be read."""
+        place = open_job_directory(self._root(job)).child(str(name))
+
+        def read() -> str:
+            if place.files().get(_FIRST_INDEX, _MAX_INDEX_BYTES + 1) > _MAX_INDEX_BYTES:
+                return ""
+            extra = json.loads(place.read(_FIRST_INDEX)).get("extra", {})
+            found = extra.get("data") if isinstance(extra, dict) else None
+            return found[:200] if isinstance(found, str) else ""
+
+        try:
+            return await self.run(read)
+        except (StorageAway, FileNotFoundError, ValueError, AttributeError):
+            return ""
+
     async def run(self, work: Callable[[], T], *, within_s: float = _ANSWER_S) -> T:
         """Runs a blocking call on one of the threads, and returns its result. Raises StorageAway, FileNotFoundError."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -105,6 +150,32 @@ class JobStorage:
                 raise StorageAway(f"{name} became shorter while it was read")
             yield bytes(buffer[:count])
             at += count
+
+
+def _media(place: Directory, step: int | None, limit: int) -> MediaPage:
+    """A record that cannot be read is left out: the code of a job can write anything there."""
+    try:
+        lengths = place.files()
+    except FileNotFoundError:
+        return MediaPage(steps=(), items=(), num_records=0)
+    there = counted(lengths)
+    wanted = [one for one in there if step is None or one.step == step][-limit:]
+    items: list[MediaRecord] = []
+    left = _MAX_PAGE_BYTES
+    for one in reversed(wanted):
+        length = lengths[str(one)]
+        if length > _MAX_RECORD_BYTES or length > left:
+            continue
+        left -= length
+        try:
+            record = MediaRecord.model_validate_json(place.read(str(one)))
+        except (FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
+            continue
+        if RecordName(record.step, record.attempt, record.generation, record.rank, one.number) == one:
+            items.append(record)
+    return MediaPage(
+        steps=tuple(sorted({one.step for one in there})), items=tuple(reversed(items)), num_records=len(there)
+    )
 
 
 @dataclass(slots=True)

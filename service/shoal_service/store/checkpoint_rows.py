@@ -32,7 +32,7 @@ from shoal_service.store.errors import (
     RequestConflict,
 )
 from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins_of, read_status
-from shoal_service.store.tables import checkpoints, jobs
+from shoal_service.store.tables import checkpoints, jobs, model_versions
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.marker import CheckpointName
@@ -179,12 +179,15 @@ def hold_columns(spec: JobSpec) -> dict[str, str | None]:
 
 
 def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
-    """Names of the checkpoints that other jobs still need, sorted, by the id of their job."""
+    """Names of the checkpoints that other jobs still need, or that are versions of a model, sorted, by the id of their
+    job."""
     names: defaultdict[str, set[str]] = defaultdict(set)
     for text in tx.execute(select(jobs.c.held).where(jobs.c.held.is_not(None))).scalars():
         job_id, _, name = text.partition("/")
         if name != FILES:  # of a script, which has no checkpoints
             names[job_id].add(name)
+    for row in tx.execute(select(model_versions).where(~model_versions.c.removed)):
+        names[row.job_id].add(row.checkpoint)
     return {job_id: tuple(sorted(found)) for job_id, found in names.items()}
 
 
@@ -195,6 +198,12 @@ def holders(tx: Transaction, job_id: str) -> dict[str, list[str]]:
     for row in tx.execute(select(jobs.c.id, jobs.c.held).where(own).order_by(jobs.c.num)):
         found[row.held.partition("/")[2]].append(row.id)
     return dict(found)
+
+
+def registered(tx: Transaction, job_id: str) -> dict[str, str]:
+    """The model and version for each checkpoint of this job that is registered."""
+    own = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
+    return {row.checkpoint: f"{row.name}@{row.version}" for row in tx.execute(own)}
 
 
 def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName) -> CheckpointView:
@@ -209,6 +218,9 @@ def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName) -> Checkpo
             f"job {needed_by[0]} goes on from it, and has no checkpoint of its own yet. Wait for that, or cancel that "
             "job"
         )
+    model = registered(tx, job.id).get(str(name))
+    if model is not None and not reason:
+        reason = f"it is the model {model}; `shoal model remove {model}` takes it out of the registry"
     if reason:
         raise CheckpointKept(job.id, str(name), reason)
     return view

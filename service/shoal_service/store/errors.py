@@ -12,6 +12,7 @@
     |   |-- TokenNotFound
     |   |-- CheckpointNotFound
     |   |-- ProfileNotFound
+    |   |-- ModelNotFound
     |   `-- ClusterNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
@@ -99,6 +100,22 @@ class ViewNotFound(NotFound):
     def __str__(self) -> str:
         lists = f"GET /v1/views?project={self.project} lists them."
         return f"The project {self.project} has no view {self.name[:80]!r}. {lists}"
+
+
+class ModelNotFound(NotFound):
+    code: ClassVar[str] = "model_not_found"
+
+    def __init__(self, project: str, name: str, which: str) -> None:
+        super().__init__(project, name, which)
+        self.project = project
+        self.name = name
+        self.which = which
+
+    def __str__(self) -> str:
+        return (
+            f"The project {self.project} has no model {self.name[:80]!r} with a version or alias {self.which[:80]!r}. "
+            "`shoal model list` lists the models."
+        )
 
 
 class SweepNotFound(NotFound):

@@ -53,7 +53,8 @@ def begin(tx: Transaction, job_id: str, request: DeletionRequest, *, now: float)
         raise JobNotEnded(job_id, job.state, "be deleted")
     holders = checkpoint_rows.holders(tx, job_id)
     is_held = checkpoint_rows.FILES in holders
-    names = sorted({*job.pins, *holders} - {checkpoint_rows.FILES})  # users or other jobs still need them
+    needed = {*job.pins, *holders, *checkpoint_rows.registered(tx, job_id)}  # by users, other jobs, or the registry
+    names = sorted(needed - {checkpoint_rows.FILES})
     kept = [f"{request.root}/{name}" for name in names] + ([request.root] if is_held else [])
     is_script = load_spec(tx, job.num, job.spec_version).script is not None
     row = tx.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()

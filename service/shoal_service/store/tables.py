@@ -535,3 +535,26 @@ job_views = Table(
     Column("saved_by", String(200), nullable=False),
     PrimaryKeyConstraint("project", "name"),
 )
+
+model_versions = Table(
+    "model_versions",
+    metadata,
+    Column("project", String(63), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("job_id", String(32), nullable=False, index=True),  # no foreign key: it may outlive the job
+    Column("checkpoint", String(100), nullable=False),
+    Column("removed", Boolean, nullable=False, server_default=false()),  # its number is never given again
+    Column("document", Text, nullable=False),  # JSON: a ModelVersion without its aliases
+    PrimaryKeyConstraint("project", "name", "version"),
+)
+
+model_aliases = Table(
+    "model_aliases",
+    metadata,
+    Column("project", String(63), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("alias", String(63), nullable=False),
+    Column("version", Integer, nullable=False),
+    PrimaryKeyConstraint("project", "name", "alias"),
+)

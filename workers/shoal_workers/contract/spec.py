@@ -36,6 +36,7 @@ from pydantic.config import JsonDict
 from shoal_workers.contract.base import Frozen, PositiveInt, exactly_one_of, if_set, whole
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.media import MediaSpec
 from shoal_workers.contract.mixture_weights import WeightChange
 from shoal_workers.contract.model import (
     HF_TASKS,
@@ -747,6 +748,7 @@ class JobSpec(Frozen):
     webhooks: tuple[WebhookSpec, ...] = Field((), max_length=MAX_WEBHOOKS)
     """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
     metrics: MetricsSpec = MetricsSpec()
+    media: MediaSpec = Field(MediaSpec(), exclude_if=lambda value: value == MediaSpec())
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False

@@ -39,6 +39,8 @@ from shoal_workers.engine.group.rendezvous import StoreConnections
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.loop.loop_program import LoopProgram
 from shoal_workers.engine.loop.run import Run
+from shoal_workers.engine.media.current import logging_to
+from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.parallel.cutting import replace_detach
 from shoal_workers.engine.process.exits import GenerationEnd, classify
 from shoal_workers.engine.process.outbox import Outbox
@@ -50,6 +52,9 @@ from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.task_collectives import guard_collectives
 from shoal_workers.engine.task_program import TaskProgram
 from shoal_workers.snapshot_store.store import SnapshotStore
+
+_MEDIA_S = 10.0
+"""Seconds that the clean end of a generation waits for logged media to be stored."""
 
 
 def prepare_process() -> None:
@@ -97,6 +102,7 @@ class Engine:
         self._position = Position(on_phase, waited_s)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")
+        self._recorder = Recorder(checkpoint_root, spec.media, say=outbox.log_text)
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
@@ -109,6 +115,7 @@ class Engine:
                 saver=self._saver,
                 snapshot_store=snapshot_store,
                 host=store.host,
+                recorder=self._recorder,
             )
         else:
             self._program = TaskProgram(
@@ -210,6 +217,7 @@ class Engine:
             finally:
                 scope.group.destroy(is_clean=is_clean)
             end = self._until_durable(assignment, end)
+            self._recorder.end(within_s=_MEDIA_S if is_clean else 0.0)
         finally:
             self._leave(scope)
         return self._exit(assignment, end)
@@ -245,6 +253,7 @@ class Engine:
 
     def close(self) -> None:
         """Training thread, when no generation runs: stop the checkpoint writer and the store, drop the snapshots."""
+        self._recorder.close()
         self._saver.close()
         self._store_connections.close()
         self._store.close()
@@ -282,7 +291,14 @@ class Engine:
         try:
             self.prepare()
             self._form(assignment, group)
-            return self._program.run()
+            self._recorder.begin(
+                attempt=assignment.attempt,
+                generation=assignment.generation,
+                rank=assignment.rank,
+                is_over=lambda: self._fence.is_fenced(assignment.generation),
+            )
+            with logging_to(self._recorder, self._position):
+                return self._program.run()
         except BaseException as error:
             is_fenced = self._fence.is_fenced(assignment.generation)
             end = classify(error, self._position.phase, is_fenced=is_fenced, is_formed=group.is_formed)

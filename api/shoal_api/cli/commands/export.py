@@ -7,7 +7,7 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,22 +45,27 @@ def export(
     transformers' from_pretrained loads Hugging Face models and the built-in language model without experts.
     """
     with command(url, as_json) as session:
-        from shoal_api.cli.errors import CliError
-
         checkpoint = find_checkpoint(session, source, step)
-        # In a separate process, because the command line never loads torch.
-        program = [sys.executable, "-m", "shoal_workers.export", checkpoint, str(out), "--dtype", dtype, "--json"]
-        program += ["--raw"] * raw
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CliError(
-                "the checkpoint could not be exported",
-                details=tuple(done.stderr.strip().splitlines()[-3:]),
-                exit_code=ExitCode.FAILED,
-            )
-        written = json.loads(done.stdout)
+        written = run_export([checkpoint, str(out), "--dtype", dtype, *["--raw"] * raw])
         words = f"{out}: {written['tensors']} tensors, {written['bytes']:,} bytes, from {written['checkpoint']}"
         session.output.document(written, lambda: words)
+
+
+def run_export(arguments: list[str]) -> dict[str, Any]:
+    """Run the exporting program, and return what it has written. In a separate process, because the command line never
+    loads torch. Raises CliError."""
+    from shoal_api.cli.errors import CliError
+
+    program = [sys.executable, "-m", "shoal_workers.export", *arguments, "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CliError(
+            "the checkpoint could not be exported",
+            details=tuple(done.stderr.strip().splitlines()[-3:]),
+            exit_code=ExitCode.FAILED,
+        )
+    written: dict[str, Any] = json.loads(done.stdout)
+    return written
 
 
 def find_checkpoint(session: Session, source: str, step: str | None) -> str:

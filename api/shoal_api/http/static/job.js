@@ -12,6 +12,8 @@ import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
 import { showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
+import { showLineage, showMedia } from "./media.js";
+import { ENDED } from "./states.js";
 import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
 import { showActions } from "./actions.js";
@@ -25,7 +27,7 @@ const shown = { job: null, series: null, samples: null, incidents: [], events: [
 const curves = new Curves(id, shown);
 const system = new System(id, shown);
 // Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): called once, when its tab is opened first.
-const SECTIONS = { system: () => system.start() };
+const SECTIONS = { system: () => system.start(), media: followMedia };
 const mounted = new Set();
 window.shoalCurves = curves;  // for people with a console, and for tests
 
@@ -59,6 +61,12 @@ const live = new Live({
   logs: addLines,
 });
 
+// Nothing tells the server of new media: the page reads again while it is looked at, until the job has ended.
+function followMedia() {
+  showMedia(id).catch(() => {});
+  if (!ENDED.has(shown.job.status.state)) setTimeout(followMedia, document.hidden ? 60000 : 10000);
+}
+
 const panels = Object.fromEntries([...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]));
 const mountOpen = () => {
   for (const [name, mount] of Object.entries(SECTIONS)) if (shown.job && !panels[name].hidden && !mounted.has(name)) { mounted.add(name); mount(panels[name], shown.job); }
@@ -72,7 +80,7 @@ const openTab = setUpTabs($("tabs"), (name, more) => {
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
 request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, shown); showActions(shown); } }, () => {});
-request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
+request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); showLineage(id); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
   $("live").textContent = "no job";

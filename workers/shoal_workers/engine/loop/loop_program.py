@@ -21,6 +21,7 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import LoopEnd
 from shoal_workers.engine.loop.entry import function_of
 from shoal_workers.engine.loop.run import Run
+from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
@@ -53,6 +54,7 @@ class LoopProgram:
         saver: Saver,
         snapshot_store: SnapshotStore | None,
         host: str,
+        recorder: Recorder,
     ) -> None:
         self._spec = spec
         self._function = function
@@ -60,6 +62,7 @@ class LoopProgram:
         self._saver = saver
         self._store = snapshot_store
         self._host = host
+        self._recorder = recorder
         self._run: Run | None = None
 
     def prepare(self, expected_bytes: int = 0) -> None:
@@ -79,7 +82,15 @@ class LoopProgram:
     def enter(self, membership: Membership, group: Group) -> Entered:
         """The state is restored when the loop names it; what is restored is known before."""
         membership.position.reach(_start_of(membership.assignment))
-        self._run = Run(membership, group, self._spec, store=self._store, saver=self._saver, host=self._host)
+        self._run = Run(
+            membership,
+            group,
+            self._spec,
+            store=self._store,
+            saver=self._saver,
+            host=self._host,
+            recorder=self._recorder,
+        )
         return Entered(total_steps=None, build_s=0.0, restore_s=0.0, num_parameters=0, restored_bytes=0, remote_bytes=0)
 
     def run(self) -> GenerationEnd:

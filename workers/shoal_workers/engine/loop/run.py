@@ -41,6 +41,8 @@ from shoal_workers.engine.loop.gradients import Gradients
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
+from shoal_workers.engine.media.current import split
+from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -91,6 +93,7 @@ class Run:
         store: SnapshotStore | None,
         saver: Saver,
         host: str,
+        recorder: Recorder,
     ) -> None:
         self._membership = membership
         self._group = group
@@ -98,6 +101,7 @@ class Run:
         self._store = store
         self._saver = saver
         self._host = host
+        self._recorder = recorder
         self._boundary: StepBoundary | None = None
         self._loss: float | None = None
         self._grad_norm: float | None = None
@@ -395,9 +399,17 @@ class Run:
         self._awaits_commit = True
         return True
 
-    def log(self, **metrics: Any) -> None:
+    def log(self, **values: Any) -> None:
         """Adds numbers to the series of the step that is not committed yet; those of rank 0 count. Loss, gradient norm
-        and learning rate of the last update are there already."""
+        and learning rate of the last update are there already.
+
+        `images=`, `histogram=`, `table=` and `text=` are media if they are mappings from names to values; see
+        docs/media.md. They are copied within a millisecond, and written by another thread. Those of rank 0 are kept, or
+        of all ranks with `media.ranks: all`. Whatever else the step does, it is theirs once it is complete.
+        """
+        media, metrics = split(values)
+        if media:
+            self._recorder.log(self._membership.position.step + 1, **media)
         self._metrics |= _numbers(metrics)
 
     def gather(self, tensor: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""The verbs about what jobs leave: media, lineage of checkpoints, the registry of models. A part of `Client`."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from shoal_api.client.transport import JSON_CONTENT, Endpoint, job_path
+from shoal_service.artifact_views import AliasRequest, LineageView, MediaPage, ModelRequest, ModelVersion
+from shoal_service.views import Page
+
+
+class Artifacts(Endpoint):
+    """They raise what those of `Client` raise."""
+
+    def media(self, job_id: str, *, step: int | None = None, limit: int = 50) -> MediaPage:
+        """Return what a job has logged besides numbers: the records of a step, else the newest ones."""
+        params = {"limit": limit, **({} if step is None else {"step": step})}
+        return self._get(f"{job_path(job_id)}/media", MediaPage, params)
+
+    def lineage(self, job_id: str) -> LineageView:
+        """Return what the checkpoints of a job come from."""
+        return self._get(f"{job_path(job_id)}/lineage", LineageView)
+
+    def models(self, *, project: str | None = None, name: str | None = None) -> tuple[ModelVersion, ...]:
+        """Return the registered versions of models, the newest version of each first."""
+        wanted = {"project": project, "name": name}
+        params = {key: value for key, value in wanted.items() if value is not None}
+        return self._get("/v1/models", Page[ModelVersion], params).items
+
+    def model(self, project: str, name: str, which: str = "latest") -> ModelVersion:
+        """Return a version of a model, by number or alias."""
+        return self._get(f"{_model_path(project, name)}/{quote(which, safe='')}", ModelVersion)
+
+    def register_model(self, name: str, request: ModelRequest) -> ModelVersion:
+        """Register a checkpoint as the next version of a model."""
+        path = f"/v1/models/{quote(name, safe='')}/versions"
+        response = self._transport.send("POST", path, content=request.model_dump_json().encode(), headers=JSON_CONTENT)
+        return ModelVersion.model_validate_json(response.content)
+
+    def set_model_alias(self, project: str, name: str, alias: str, version: int) -> ModelVersion:
+        """Let an alias name this version from now on."""
+        path = f"{_model_path(project, name)}/aliases/{quote(alias, safe='')}"
+        content = AliasRequest(version=version).model_dump_json().encode()
+        response = self._transport.send("PUT", path, content=content, headers=JSON_CONTENT)
+        return ModelVersion.model_validate_json(response.content)
+
+    def remove_model_alias(self, project: str, name: str, alias: str) -> None:
+        """Delete an alias; the version stays."""
+        self._transport.send("DELETE", f"{_model_path(project, name)}/aliases/{quote(alias, safe='')}")
+
+    def remove_model(self, project: str, name: str, version: int) -> None:
+        """Take a version out of the registry; its checkpoint stays."""
+        self._transport.send("DELETE", f"{_model_path(project, name)}/versions/{version}")
+
+
+def _model_path(project: str, name: str) -> str:
+    return f"/v1/models/{quote(project, safe='')}/{quote(name, safe='')}"

@@ -1,0 +1,80 @@
+// What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
+// what its checkpoints come from. All of it is shown as text or as an image, never as markup.
+import { $, element, fill, link, row, svg } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { plural, seconds, whole } from "./format.js";
+
+const MOST_COLUMNS = 40;
+let job = null, steps = [], recent = [], asked = 0;
+
+export async function showMedia(id) {
+  job = id;
+  const page = await request(`${jobPath(id)}/media?limit=100`);
+  const atEnd = !steps.length || Number($("media-step").value) >= steps.length - 1;
+  steps = page.steps;
+  recent = page.items;
+  $("media-card").hidden = !steps.length;
+  $("unlogged").hidden = Boolean(steps.length);
+  if (!steps.length) return;
+  const slider = $("media-step");
+  slider.max = steps.length - 1;
+  if (atEnd) slider.value = slider.max;
+  slider.oninput = showStep;
+  await showStep();
+}
+
+async function showStep() {
+  const turn = ++asked, step = steps[Number($("media-step").value)];
+  $("media-at").textContent = `step ${whole(step)}, ${whole(Number($("media-step").value) + 1)} of ${whole(steps.length)}`;
+  $("media-step").setAttribute("aria-valuetext", `step ${step}`);
+  const known = recent.filter((one) => one.step === step);
+  const items = known.length ? known : (await request(`${jobPath(job)}/media?step=${step}`)).items;
+  if (turn !== asked) return;
+  fill("media-images", items.flatMap((one) => one.images.map((image) => picture(one, image))));
+  fill("media-histograms", items.flatMap((one) => one.histograms.map((found) => histogram(one, found))));
+  fill("media-tables", items.flatMap((one) => one.tables.map((found) => table(one, found))));
+  fill("media-texts", items.flatMap((one) => one.texts.map((found) => element("figure", [element("figcaption", titled(one, found.name, found.num_chars > found.text.length ? `the first ${whole(found.text.length)} of ${whole(found.num_chars)} characters` : "")), element("pre", found.text)]))));
+  const dropped = recent.reduce((sum, one) => sum + one.dropped, 0);
+  const held = Math.max(...recent.map((one) => one.held_s));
+  $("media-notes").textContent = [...items.flatMap((one) => one.notes), dropped ? `${plural(dropped, "call")} dropped, because the storage was too slow` : "", Number.isFinite(held) ? `a call kept the training thread for ${seconds(held)} at most` : ""].filter(Boolean).join("; ");
+}
+
+const titled = (one, name, more) => [name, one.rank ? `rank ${one.rank}` : "", more].filter(Boolean).join(", ");
+
+function picture(one, image) {
+  const title = titled(one, image.name, image.note);
+  const href = `${jobPath(job)}/media/${encodeURIComponent(image.file)}`;
+  return element("figure", [link(element("img", null, { src: href, alt: `${image.name} at step ${one.step}`, loading: "lazy" }), href), element("figcaption", title)]);
+}
+
+// Columns are the newest steps, rows the bins between the lowest and the highest value of them all; darker: more values.
+function histogram(one, newest) {
+  const of = recent.filter((other) => other.rank === one.rank && other.step <= one.step).flatMap((other) => other.histograms.filter((found) => found.name === newest.name && found.counts.length).map((found) => [other.step, found])).slice(-MOST_COLUMNS);
+  const shown = of.length ? of : [[one.step, newest]], size = 32;
+  const low = Math.min(...shown.map(([, found]) => found.low)), high = Math.max(...shown.map(([, found]) => found.high)), span = high - low || 1;
+  const cells = shown.flatMap(([step, found], column) => {
+    const sums = Array(size).fill(0), total = found.counts.reduce((sum, count) => sum + count, 0) || 1;
+    found.counts.forEach((count, bin) => { const value = found.low + (bin + 0.5) / found.counts.length * (found.high - found.low); sums[Math.min(size - 1, Math.max(0, Math.floor((value - low) / span * size)))] += count; });
+    return sums.flatMap((sum, bin) => sum ? [svg("rect", { x: column * 8, y: (size - 1 - bin) * 3, width: 8, height: 3, fill: "currentColor", "fill-opacity": Math.max(0.08, Math.sqrt(sum / total)) })] : []);
+  });
+  const words = `${newest.name}: ${number(newest.low)} to ${number(newest.high)}, mean ${number(newest.mean)}, standard deviation ${number(newest.std)}, ${whole(newest.num_values)} values`;
+  const more = [newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "", newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "", shown.length > 1 ? `steps ${whole(shown[0][0])} to ${whole(shown.at(-1)[0])}` : ""].filter(Boolean).join(", ");
+  return element("figure", [svg("svg", { viewBox: `0 0 ${shown.length * 8} ${size * 3}`, width: Math.max(160, shown.length * 8), height: size * 3, preserveAspectRatio: "none", role: "img", "aria-label": words }, cells), element("figcaption", titled(one, words, more))]);
+}
+
+const number = (value) => value === null ? "–" : String(Number(value.toPrecision(4)));
+
+function table(one, found) {
+  const head = element("thead", element("tr", found.columns.map((name) => element("th", name))));
+  const body = element("tbody", found.rows.map((cells) => row(cells.map((cell) => cell === null ? "–" : String(cell)))));
+  return element("figure", [element("figcaption", titled(one, found.name, found.num_rows > found.rows.length ? `the first ${whole(found.rows.length)} of ${whole(found.num_rows)} rows` : "")), element("div", element("table", [head, body]), { class: "wide" })]);
+}
+
+export async function showLineage(id) {
+  const view = await request(`${jobPath(id)}/lineage`);
+  fill("lineage", view.jobs.map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), short(one.code_sha256), short(one.data), short(one.spec_sha256)])));
+  $("registered").textContent = view.registered.length ? `Registered: ${view.registered.map((one) => `${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""} is step ${whole(one.step)}`).join("; ")}.` : "No checkpoint of this job is registered as a model: shoal model register JOB --name NAME.";
+}
+
+const short = (hash) => hash ? element("code", hash.slice(0, 12), { title: hash }) : "–";
+const origin = (one) => !one.parent ? (one.is_known ? "its seed" : "–") : one.parent.job_id ? `step ${one.parent.step === null ? "?" : whole(one.parent.step)} of ${one.parent.job_id}` : `weights of ${one.parent.url}`;

@@ -1,0 +1,122 @@
+"""Makes of captured values what is stored: PNG files, bins of histograms, the record. On the recorder's thread only.
+
+PNG is written with the standard library, so that a worker needs no package for it. An image that is given by its path
+is taken as it is, if its first bytes are those of a format that browsers show without running anything.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shoal_workers.contract.media import MAX_FILE_BYTES, NUM_BINS, MediaHistogram, MediaTable, MediaText
+from shoal_workers.engine.media.capture import CapturedImage, CapturedTable, CapturedTensor, is_channels_first
+
+_MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
+
+
+def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
+    """The content of a file, its suffix, width and height (None: not known).
+
+    Raises:
+        ValueError: it is not an image that can be shown. OSError: the file cannot be read.
+    """
+    if isinstance(image.content, Path):
+        data = _read(image.content)
+        return data, _format_of(data, image.content), None, None
+    pixels = _pixels(image.content)
+    return png(pixels), "png", pixels.shape[1], pixels.shape[0]
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    """`pixels`: height x width x channels (1, 3 or 4), bytes."""
+    height, width, channels = pixels.shape
+    rows = np.zeros((height, 1 + width * channels), dtype=np.uint8)  # the first byte of a row: no filter
+    rows[:, 1:] = pixels.reshape(height, -1)
+    colour = {1: 0, 3: 2, 4: 6}[channels]
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def histogram(captured: CapturedTensor) -> MediaHistogram:
+    values = captured.sample.cpu().double().flatten().numpy()
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    counts: tuple[int, ...] = ()
+    if len(finite):
+        if high - low > 0 and np.isfinite(high - low) and (high - low) / NUM_BINS > 0:
+            scaled = ((finite - low) / (high - low) * NUM_BINS).astype(np.int64).clip(0, NUM_BINS - 1)
+            counts = tuple(int(one) for one in np.bincount(scaled, minlength=NUM_BINS))
+        else:
+            counts = (len(finite),)
+    mean, std = (float(finite.mean()), float(finite.std())) if len(finite) else (None, None)
+    return MediaHistogram(
+        name=captured.name,
+        low=low,
+        high=high,
+        counts=counts,
+        num_values=captured.num_values,
+        num_sampled=len(values),
+        num_not_finite=len(values) - len(finite),
+        mean=mean if mean is not None and np.isfinite(mean) else None,
+        std=std if std is not None and np.isfinite(std) else None,
+    )
+
+
+def table(captured: CapturedTable) -> MediaTable:
+    return MediaTable(name=captured.name, columns=captured.columns, rows=captured.rows, num_rows=captured.num_rows)
+
+
+def text(name: str, words: str, num_chars: int) -> MediaText:
+    return MediaText(name=name, text=words, num_chars=num_chars)
+
+
+def _pixels(content: Any) -> np.ndarray[Any, Any]:
+    """Height x width x channels, bytes."""
+    is_tensor = isinstance(content, Tensor)
+    if is_tensor:
+        content = content.cpu()
+        values = (content.float() if content.is_floating_point() else content).numpy()
+    elif isinstance(content, np.ndarray):
+        values = content
+    else:  # an image of PIL
+        values = np.asarray(content.convert("RGBA" if "A" in content.getbands() else "RGB"))
+    if values.ndim == 2:
+        values = values[:, :, None]
+    elif is_channels_first(values.shape, is_tensor=is_tensor):
+        values = values.transpose(1, 2, 0)
+    if values.dtype == np.bool_:
+        return np.ascontiguousarray(values).astype(np.uint8) * np.uint8(255)
+    if values.dtype.kind == "f":
+        values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0).clip(0, 1) * 255 + 0.5
+    return np.ascontiguousarray(values.clip(0, 255).astype(np.uint8))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _read(path: Path) -> bytes:
+    # without waiting for the writer of a pipe; a file that grows is not read to its end
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_FILE_BYTES} bytes; log an array, which is thinned out")
+    return data
+
+
+def _format_of(data: bytes, path: Path) -> str:
+    for magic, suffix in _MAGIC:
+        if data.startswith(magic):
+            return suffix
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    raise ValueError(f"{path} is no PNG, JPEG, GIF or WebP file")
