@@ -76,6 +76,6 @@ def test_the_rank_that_is_slowed_is_the_busiest_and_its_clock_of_phases_says_wit
 
 
 def _shares(seconds: dict[StepPart, float]) -> dict[StepPart, float]:
-    """Of the steps alone: to form the group takes all ranks equally long."""
+    """Shares without what is not part of a step: forming the group takes all ranks equally long."""
     steps = {part: amount for part, amount in seconds.items() if part is not StepPart.OTHER}
     return {part: amount / sum(steps.values()) for part, amount in steps.items()}
