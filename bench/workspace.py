@@ -9,7 +9,7 @@ other numbers, and of their steps only the last thousand, as after retention. Th
 first paint    from the navigation to the first frame with all curves: `performance.mark` of the page, cold (the first
                visit, nothing is kept) and warm (a later visit)
 interaction    from a real key or movement of the pointer to the next frame: the longest `event` entry of a
-               PerformanceObserver (Event Timing, rounded to 8 ms by the browser; none below 16 ms is told)
+               PerformanceObserver (Event Timing, rounded to 8 ms by the browser; one below 16 ms counts as 16)
 Plotly         the same curves as SVG by the plotly.js that other pages use: one `Plotly.react` of all panels
 
 The last line is JSON.

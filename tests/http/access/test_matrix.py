@@ -140,7 +140,8 @@ def test_every_route_of_the_application_is_in_the_matrix(world: World) -> None:
     """Those of the pages, and the one for the client of Ray's jobs, have no data and are not part of the API's
     document."""
     declared = world.service.declarations
-    shells = {"/", "/compare", "/sweeps", "/fleet", "/docs", "/jobs/{job_id}", "/login", "/runbook", "/api/version"}
+    shells = {"/", "/workspace", "/compare", "/sweeps", "/fleet", "/account", "/docs", "/jobs/{job_id}", "/login"}
+    shells |= {"/runbook", "/api/version"}
     api = {key for key in declared if key[1] not in shells and not key[1].startswith("/static/")}
     assert api == set(world.operations)
     assert {declared["GET", path] for path in shells - {"/login", "/runbook", "/api/version"}} == {Permission.WHOAMI}

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -90,8 +90,6 @@ def routes(context: Context) -> APIRouter:
                 pattern=r"^[0-9a-f]{0,16}$", description="For the stream: `position` of the answer that the client has."
             ),
         ] = "",
-        if_none_match: Annotated[str | None, Header(alias="If-None-Match", max_length=1024)] = None,
-        accept_encoding: Annotated[str, Header(alias="Accept-Encoding", max_length=1024)] = "",
     ) -> Response:
         """Returns jobs, the newest first if `sort` names no order, with their curves. With `Accept: text/event-stream`:
         the jobs that have changed, as events `curves`."""
@@ -123,11 +121,11 @@ def routes(context: Context) -> APIRouter:
         if wants_events(request):
             follower = _CurveFollower(read, many.versions_at(since))
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
-        gzipped = "gzip" in accept_encoding
+        gzipped = "gzip" in request.headers.get("accept-encoding", "")
         body, position = await run_in_threadpool(_body, read, many)
         tag = f'"{position}{"z" if gzipped else ""}"'
         headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-        if if_none_match and is_unchanged(if_none_match, tag):
+        if is_unchanged(request.headers.get("if-none-match", ""), tag):
             return Response(status_code=304, headers=headers)
         if gzipped and len(body) > _COMPRESSED_BYTES:
             body, headers = await run_in_threadpool(gzip.compress, body, 1), headers | {"Content-Encoding": "gzip"}
