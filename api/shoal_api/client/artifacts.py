@@ -17,6 +17,10 @@ class Artifacts(Endpoint):
         params = {"limit": limit, **({} if step is None else {"step": step})}
         return self._get(f"{job_path(job_id)}/media", MediaPage, params)
 
+    def media_file(self, job_id: str, file: str) -> bytes:
+        """Return the bytes of an image that a record of `media` names, as they were encoded."""
+        return self._transport.send("GET", f"{job_path(job_id)}/media/{quote(file, safe='')}").content
+
     def lineage(self, job_id: str) -> LineageView:
         """Return what the checkpoints of a job come from."""
         return self._get(f"{job_path(job_id)}/lineage", LineageView)

@@ -4,7 +4,7 @@ and the audit. A part of `Client`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from shoal_api.answers import Health, Readiness
@@ -23,6 +23,7 @@ from shoal_service.fleet_views import (
     ClusterSummary,
     ClusterView,
     CordonRequest,
+    Curves,
     DeletionView,
     DrainRequest,
     FleetOverview,
@@ -69,6 +70,14 @@ class Fleet(Endpoint):
     def job_fields(self) -> tuple[JobField, ...]:
         """Return the names that `where`, `sort` and `columns` of a list of jobs can use."""
         return self._get("/v1/job-fields", JobFields).items
+
+    def curves(
+        self, metrics: Sequence[str] = ("loss",), *, jobs: Sequence[str] = (), where: str = "", points: int = 60
+    ) -> Curves:
+        """Return curves of many jobs: of those with these ids, or of the newest ones that `where` selects. `points`: of
+        each curve at least; each is the mean of 1, 8, 64, 512 ... steps."""
+        params = {"metric": list(metrics), "job": list(jobs), "where": where, "points": points}
+        return self._get("/v1/curves", Curves, params)
 
     def views(self, project: str | None = None) -> tuple[SavedView, ...]:
         """Return the saved views of the table of jobs; `project` None: of all projects."""

@@ -49,6 +49,23 @@ METHODS = {
     "PUT /v1/jobs/{job_id}/checkpoints/{name}/pin": "pin_checkpoint",
     "DELETE /v1/jobs/{job_id}/checkpoints/{name}/pin": "unpin_checkpoint",
     "GET /v1/jobs/{job_id}/parity": "parity",
+    "GET /v1/jobs/{job_id}/lineage": "lineage",
+    "GET /v1/jobs/{job_id}/media": "media",
+    "GET /v1/jobs/{job_id}/media/{file}": "media_file",
+    "GET /v1/jobs/{job_id}/system": "system",
+    "POST /v1/jobs/{job_id}/archive": "archive",
+    "POST /v1/jobs/{job_id}/unarchive": "unarchive",
+    "GET /v1/curves": "curves",
+    "GET /v1/job-fields": "job_fields",
+    "GET /v1/views": "views",
+    "PUT /v1/views/{project}/{view}": "save_view",
+    "DELETE /v1/views/{project}/{view}": "delete_view",
+    "GET /v1/models": "models",
+    "GET /v1/models/{project}/{name}/{which}": "model",
+    "POST /v1/models/{name}/versions": "register_model",
+    "DELETE /v1/models/{project}/{name}/versions/{version}": "remove_model",
+    "PUT /v1/models/{project}/{name}/aliases/{alias}": "set_model_alias",
+    "DELETE /v1/models/{project}/{name}/aliases/{alias}": "remove_model_alias",
     "POST /v1/plans": "plan",
     "POST /v1/specs/validate": "validate",
     "PUT /v1/code/{sha256}": "upload_code",
@@ -99,7 +116,7 @@ WITHOUT_METHOD = {
     *("POST /v1/jobs/{job_id}/attempts/{attempt}/reports", "GET /v1/jobs/{job_id}/attempts/{attempt}/directive"),
 }
 """Documentation, and what only browsers, gateways and supervisors need."""
-COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "close", "base_url"}
+COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "change_weights", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 
 
