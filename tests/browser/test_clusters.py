@@ -85,6 +85,7 @@ def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) ->
     reader.click("#confirm")
     reader.until(lambda: two.store.get_job(job.id).spec.worker.cluster == "west", "the move")
     reader.sees("#facts", "default, to west")
+    reader.click("#tab-events")
     reader.sees("#events", "moves the job to cluster west from default")
 
 

@@ -96,6 +96,7 @@ def test_a_viewer_sees_the_fleet_and_no_button_that_changes_it(
     stranger.fill("#token", made.token)
     stranger.press("\ue007")
     stranger.until(lambda: stranger.run("location.pathname") != "/login", "logged in")
+    stranger.complaints()  # the login page has asked who is logged in
     stranger.open(f"{written.url}/fleet")
     stranger.until(lambda: stranger.count("#timeline tr") == 2 and stranger.count("#nodes .node"), "the fleet")
     stranger.until(lambda: not stranger.count("#of-windows[hidden]"), "the windows")

@@ -72,7 +72,8 @@ function table(one, found) {
 
 export async function showLineage(id) {
   const view = await request(`${jobPath(id)}/lineage`);
-  fill("lineage", view.jobs.map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), short(one.code_sha256), short(one.data), short(one.spec_sha256)])));
+  // a job that has begun with its seed is no line of its own
+  fill("lineage", (view.jobs.length > 1 ? view.jobs : []).map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), short(one.code_sha256), short(one.data), short(one.spec_sha256)])));
   $("registered").textContent = view.registered.length ? `Registered: ${view.registered.map((one) => `${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""} is step ${whole(one.step)}`).join("; ")}.` : "No checkpoint of this job is registered as a model: shoal model register JOB --name NAME.";
 }
 
