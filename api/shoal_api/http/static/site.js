@@ -34,7 +34,7 @@ function openPalette() { box.value = ""; palette.showModal(); search(); }
 const reach = new ResizeObserver((entries) => {
   for (const part of new Set(entries.map(({ target }) => target.closest(".wide")))) {
     if (!part) continue;
-    if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");
+    if (part.scrollWidth > part.clientWidth || part.closest("details:not([open])")) part.tabIndex = 0; else part.removeAttribute("tabindex");
   }
 });
 for (const part of document.querySelectorAll(".wide")) for (const one of [part, ...part.querySelectorAll("table")]) reach.observe(one);
