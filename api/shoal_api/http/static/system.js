@@ -55,7 +55,7 @@ export class System {
     window.Plotly.react($("system-map"), [{ type: "heatmap", x: times, y: ranks.map((rank) => `rank ${rank}`), z: values, text: values.map((row) => row.map((value) => said(metric, value))), hovertemplate: "%{y}, %{x}: %{text}<extra></extra>",
       // without a gap, and with a colour bar, Plotly sets an inline style, which the policy forbids
       ygap: ranks.length > 64 ? 0.01 : 1, hoverongaps: false, colorscale: [[0, colour.card], [1, colour.run]], zmin: scale[0], zmax: scale[1], showscale: false }],
-    layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), { yaxis: { autorange: "reversed", type: "category" } }), options);
+    layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), { yaxis: { autorange: "reversed", type: "category", showgrid: false } }), options);
     const lines = shownRows(this.answer).map(({ name, row }, index) => ({ type: "scatter", mode: times.length > 1 ? "lines" : "markers", name, x: times, y: row, line: { color: PALETTE[index % PALETTE.length], width: 1.4 }, text: row.map((value) => said(metric, value)), hovertemplate: `${name}: %{text}<extra></extra>` }));
     window.Plotly.react($("system-lines"), lines, layout(260, { hovermode: "x", legend: { orientation: "h", y: -0.2 }, yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" } }), options);
   }
