@@ -713,7 +713,7 @@ class SweepRequest(Frozen):
     """Number of jobs, each with values that are drawn from `ranges` and from the lists of `grid`; null: every
     combination of the grid. A larger number continues the sweep."""
     seed: int = Field(0, ge=0, le=2**53)
-    """Of the draws: the same seed gives the same values."""
+    """Seed of the draws: the same seed gives the same values."""
     limit: int | None = Field(None, ge=1, le=100_000)
     """`sweep.limit` of each job."""
     prune: Literal["median", "halving"] | None = None

@@ -107,6 +107,28 @@ JOB = Board(
                 (Query(_ranks("shoal_worker_gpu_busy_ratio"), "rank {{rank}}", "a GPU"),),
                 "percentunit",
             ),
+            Panel(
+                "GPU temperature by rank",
+                (Query(_ranks("shoal_worker_gpu_celsius"), "rank {{rank}}", "a GPU"),),
+                "celsius",
+            ),
+            Panel(
+                "GPU power by rank",
+                (Query(_ranks("shoal_worker_gpu_watts"), "rank {{rank}}", "a GPU"),),
+                "watt",
+            ),
+            one("Not waiting for other ranks", _ranks("shoal_worker_busy_ratio"), "rank {{rank}}", "percentunit"),
+            one("Step time by phase", f"max by (phase) (shoal_job_phase_ratio{_JOB})", "{{phase}}", "percentunit"),
+            Panel(
+                "Network and disk by rank",
+                (
+                    Query(_ranks("shoal_worker_received_bytes_per_second"), "received, rank {{rank}}"),
+                    Query(_ranks("shoal_worker_sent_bytes_per_second"), "sent, rank {{rank}}"),
+                    Query(_ranks("shoal_worker_disk_read_bytes_per_second"), "read, rank {{rank}}"),
+                    Query(_ranks("shoal_worker_disk_written_bytes_per_second"), "written, rank {{rank}}"),
+                ),
+                "Bps",
+            ),
             one("Nodes", f"max by (rank, node_id) (shoal_worker_info{_JOB})", look=Look.TABLE),
         ),
         "Goodput and incidents": (

@@ -58,7 +58,7 @@ class Rule:
     warmup_steps: int
     method: Method = Method.MEDIAN
     reduction: int = 3
-    """Of halving: one of so many jobs passes a rung."""
+    """Used by halving: one of so many jobs passes a rung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Verdict:
     passes the rung."""
     num_others: int
     num_kept: int | None = None
-    """Of halving: the number of jobs that pass the rung."""
+    """The number, in halving, of jobs that pass the rung."""
 
 
 def rule_of(every_steps: int | None, warmup_steps: int, method: Method = Method.MEDIAN, reduction: int = 3) -> Rule:

@@ -34,7 +34,7 @@ class Influence:
 
 
 def best_so_far(points: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Of (time, value, job id), those that are lower than every one before them in time."""
+    """Those (time, value, job id) that are lower than every one before them in time."""
     found: list[tuple[float, float, str]] = []
     for point in sorted(points):
         if math.isfinite(point[1]) and (not found or point[1] < found[-1][1]):
@@ -43,8 +43,8 @@ def best_so_far(points: Iterable[tuple[float, float, str]]) -> list[tuple[float,
 
 
 def influences(labels: Mapping[str, Mapping[str, str]], losses: Mapping[str, float]) -> list[Influence]:
-    """Of each label that differs between the jobs, the largest first. Both by job id; a loss that is not a number is
-    worse than every number. A label is left out if there are too few jobs to judge it."""
+    """The influence of each label that differs between the jobs, the largest first. Both by job id; a loss that is not
+    a number is worse than every number. A label is left out if there are too few jobs to judge it."""
     known = [job_id for job_id in labels if job_id in losses]
     found = []
     for name in sorted({name for job_id in known for name in labels[job_id]}):

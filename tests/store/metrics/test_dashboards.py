@@ -24,7 +24,7 @@ from shoal_service.store import Store
 from shoal_service.store.backup import mark_backup
 from shoal_service.telemetry.tallies import DeliveryOutcome, Limit, RequestMetrics, WebhookTallies
 from shoal_service.views import CheckpointView, Condition, ConditionType, WorkerView
-from shoal_workers.contract.messages import Phase, WorkerUse
+from shoal_workers.contract.messages import Phase, StepPart, WorkerUse
 
 _OF_PROMETHEUS = {("scrape_duration_seconds", frozenset[tuple[str, str]]()): 0.1}
 """Made by Prometheus itself."""
@@ -45,6 +45,13 @@ def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], 
         gpu_bytes=2,
         gpu_free_bytes=1,
         gpu_busy=0.5,
+        gpu_celsius=60.0,
+        gpu_watts=300.0,
+        received_bytes_s=1.0,
+        sent_bytes_s=1.0,
+        read_bytes_s=1.0,
+        written_bytes_s=1.0,
+        phases={StepPart.FORWARD: 0.9, StepPart.COMMUNICATION: 0.1},
     )
     worker = WorkerView(
         worker_id="w-0",
@@ -57,6 +64,10 @@ def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], 
         phase=Phase.FORWARD,
         step=1,
         use=use,
+    )
+    # Whether a rank waits for others is known of those without a GPU.
+    without_gpu = worker.model_copy(
+        update={"worker_id": "w-1", "rank": 1, "use": use.model_copy(update={"gpu_bytes": 0, "gpu_busy": None})}
     )
     attempt = begin(job_id)
     attempt.report(series=points({1: 1.0}))
@@ -90,7 +101,7 @@ def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], 
                 step=1, url="/c", state="committed", attempt=1, generation=1, bytes=1, seconds=1.0, committed_at=1.0
             ),
         ),
-        workers=(worker,),
+        workers=(worker, without_gpu),
     )
     return job_id
 

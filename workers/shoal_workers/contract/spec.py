@@ -252,7 +252,7 @@ class SweepSpec(Frozen):
     warmup_steps: int = Field(20, ge=1, le=2**53)
     """The job is not ended for what it has reached before this step. Of halving also the first rung."""
     reduction: int = Field(3, ge=2, le=100)
-    """Of halving: one of so many jobs passes a rung, and the next rung is so many times as far."""
+    """Used by halving: one of so many jobs passes a rung, and the next rung is so many times as far."""
 
 
 def add_label(name: str, labels: dict[str, str]) -> None:
