@@ -101,3 +101,4 @@ def test_a_workspace_is_kept_in_a_view(service: Any) -> None:
     assert answer.status_code == 422 and "width" in json.dumps(answer.json())
     with pytest.raises(ApiError, match="there is no 'los'"):
         service.client.save_view("speech", "wrong", TableView(workspace=Workspace(group="los")))
+    service.client.delete_view("speech", "panels")  # other tests share the server

@@ -127,20 +127,21 @@ class Prefetching:
                     why = self._fetch(shard, keep)
             except (DataError, OSError) as error:
                 failed = True
-                self._log_once("shards.not_fetched", str(error))
-            if why is NoClaim.FULL and len(keep) <= self._window.num_present:
-                self._log_once(
-                    "shards.no_room", "cache_bytes is less than the shards of one block; samples are read singly"
-                )
+                if self._is_first("shards.not_fetched"):
+                    _log.warning("shards.not_fetched", extra={"error": str(error)})
+            is_small = why is NoClaim.FULL and len(keep) <= self._window.num_present
+            if is_small and self._is_first("shards.no_room"):
+                words = "cache_bytes is less than the shards of one block; samples are read singly"
+                _log.warning("shards.no_room", extra={"error": words})
             with self._changed:
                 self._window.answered(shard, why, time.monotonic(), failed=failed)
                 self._changed.notify_all()
 
-    def _log_once(self, event: str, error: str) -> None:
+    def _is_first(self, event: str) -> bool:
+        """Whether the event is to be logged: each is logged once, while the data set is open."""
         with self._changed:
             is_new, self._logged = event not in self._logged, self._logged | {event}
-        if is_new and not self._is_closed:
-            _log.warning(event, extra={"error": error})
+        return is_new and not self._is_closed
 
     def _taken(self) -> tuple[int, list[int]] | None:
         """Waits for a shard to fetch; None: it is closed."""
