@@ -31,7 +31,7 @@ class Quality:
 
 
 def qualities(blocks: tuple[int, ...]) -> list[Quality]:
-    """The full shuffle first, then blocks of so many shards."""
+    """The full shuffle first, then blocks of each of these numbers of shards."""
     num = NUM_SHARDS * SAMPLES_PER_SHARD
     full = np.array(samples_at(range(num), num_samples=num, seed=_SEED))
     sizes = EqualSizes(NUM_SHARDS, SAMPLES_PER_SHARD)

@@ -58,7 +58,7 @@ class Rule:
     warmup_steps: int
     method: Method = Method.MEDIAN
     reduction: int = 3
-    """Used by halving: one of so many jobs passes a rung."""
+    """N of halving: one job in N passes a rung."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kit.worlds.hugging_face_configs import save_small_llama
 from shoal_workers.checkpoint.reader import read_catalogue
 from shoal_workers.contract.batch_partition import sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -46,23 +47,7 @@ _LAYOUTS = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a small model whose head is its embedding."""
     directory = tmp_path_factory.mktemp("base")
-    config = transformers.AutoConfig.for_model(
-        "llama",
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        vocab_size=257,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(5)
-    network = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    network.save_pretrained(directory)
+    save_small_llama(directory, tie_word_embeddings=True)
     return directory
 
 
@@ -207,15 +192,8 @@ def test_a_lost_worker_and_a_new_one_give_the_losses_of_the_undisturbed_run(
     make_job: Callable[..., Any], base: Path, pairs: Path, plain: dict[bool, Plain], tmp_path: Path, lora: bool
 ) -> None:
     job = make_job(memory=True, **_spec(base, pairs, lora=lora))
-    group = [worker for node in range(3) for worker in job.workers(1, f"n{node}")]
+    group, source = job.lose_one_of_three(2)
     survivors = group[:2]
-    group[2].strike("forward", 2, "hold")
-    job.start(group, layout=Layout(dp_shard=3), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 3])
-    group[2].reached()
-    group[2].poll()
-    group[2].kill()
-    source = job.in_memory(job.interrupt(survivors), survivors)
-    assert source.step == 2, "no completed step is lost"
     survivors[0].strike("forward", 3, "hold")
     job.start(survivors, layout=Layout(tp=2), restore_snapshot=source, restore_from=None)
     survivors[0].reached()

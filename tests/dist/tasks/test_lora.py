@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.worlds.hugging_face_configs import save_small_llama
 from shoal_workers.checkpoint.reader import read_catalogue
 from shoal_workers.contract.batch_partition import sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -42,22 +43,7 @@ _LAYOUTS = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a small model."""
     directory = tmp_path_factory.mktemp("base")
-    config = transformers.AutoConfig.for_model(
-        "llama",
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        vocab_size=257,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    torch.manual_seed(5)
-    network = transformers.AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    network.save_pretrained(directory)
+    save_small_llama(directory)
     return directory
 
 
@@ -157,16 +143,8 @@ def test_a_lost_worker_and_a_new_one_give_the_losses_of_the_undisturbed_run(
     make_job: Callable[..., Any], base: Path, text: str, with_peft: tuple[dict[int, float], Any], tmp_path: Path
 ) -> None:
     job = make_job(memory=True, **_spec(base, text))
-    group = [worker for node in range(3) for worker in job.workers(1, f"n{node}")]
+    group, source = job.lose_one_of_three(2)
     survivors = group[:2]
-    group[2].strike("forward", 2, "hold")
-    job.start(group, layout=Layout(dp_shard=3), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 3])
-    group[2].reached()
-    group[2].poll()
-    group[2].kill()
-    exits = job.interrupt(survivors)
-    source = job.in_memory(exits, survivors)
-    assert source.step == 2, "no completed step is lost"
     survivors[0].strike("forward", 4, "hold")
     job.start(survivors, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
     survivors[0].reached()

@@ -98,15 +98,8 @@ def test_a_lost_worker_costs_no_step(
 ) -> None:
     spec = _spec(tmp_path, packing=True)
     job = make_job(memory=True, **spec)
-    group = [worker for node in range(3) for worker in job.workers(1, f"n{node}")]
-    group[2].strike("forward", 2, "hold")
-    job.start(group, layout=Layout(dp_shard=3), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 3])
-    group[2].reached()
-    group[2].poll()
-    group[2].kill()
+    group, source = job.lose_one_of_three(2)
     survivors = group[:2]
-    source = job.in_memory(job.interrupt(survivors), survivors)
-    assert source.step == 2
     exits = job.run(survivors, layout=Layout(tp=2), restore_snapshot=source, restore_from=None)
     assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
     assert job.losses(group) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)

@@ -19,7 +19,7 @@ import pytest
 
 from kit.device import ON_GPU
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
-from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
@@ -178,6 +178,20 @@ class Job:
         here.call("interrupt", generation)
         here.call("go")
         return here, self.in_memory(self.interrupt([here]), [here])
+
+    def lose_one_of_three(self, step: int) -> tuple[list[RemoteWorker], SnapshotSource]:
+        """Kills the last of three workers, each on a node of its own and sharded, in the forward pass after `step`
+        steps. Returns all three, and what the first two go on from: no completed step is lost."""
+        group = [worker for node in range(3) for worker in self.workers(1, f"n{node}")]
+        survivors, victim = group[:2], group[2]
+        victim.strike("forward", step, "hold")
+        self.start(group, layout=Layout(dp_shard=3), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 3])
+        victim.reached()
+        victim.poll()
+        victim.kill()
+        source = self.in_memory(self.interrupt(survivors), survivors)
+        assert source.step == step
+        return group, source
 
     @staticmethod
     def in_memory(exits: list[WorkerExit], survivors: list[RemoteWorker]) -> SnapshotSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.families import FAMILIES
@@ -55,3 +56,20 @@ def small_config(family: str) -> dict[str, Any]:
         if name in config and own != name:
             config.setdefault(own, config.pop(name))
     return config
+
+
+def save_small_llama(directory: Path, **changes: Any) -> None:
+    """Writes a small model of transformers whose weights, also those of norms, are not those of a start. `changes`:
+    keys of its config."""
+    import torch
+    import transformers
+
+    sizes = {key: value for key, value in SIZES.items() if key not in ("head_dim", "pad_token_id")}
+    torch.manual_seed(5)
+    network = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("llama", **sizes, **changes)
+    )
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    network.save_pretrained(directory)

@@ -250,9 +250,9 @@ class SweepSpec(Frozen):
     sweep at this step; its training loss, if it does not validate under way. halving: the job is ended when it is not
     among the best 1 / `reduction` of those that have reached the same rung. null: never."""
     warmup_steps: int = Field(20, ge=1, le=2**53)
-    """The job is not ended for what it has reached before this step. Of halving also the first rung."""
+    """The job is not ended for what it has reached before this step. It is the first rung of halving."""
     reduction: int = Field(3, ge=2, le=100)
-    """Used by halving: one of so many jobs passes a rung, and the next rung is so many times as far."""
+    """N of halving: one job in N passes a rung, and the next rung is at N times as many steps."""
 
 
 def add_label(name: str, labels: dict[str, str]) -> None:

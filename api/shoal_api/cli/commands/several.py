@@ -50,74 +50,38 @@ WhereOption = Annotated[
 YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def pause(
-    jobs: JobsArgument = None,
-    label: LabelsOption = None,
-    where: WhereOption = "",
-    yes: YesFlag = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Save a checkpoint and release the workers until `resume`."""
-    with command(url, as_json) as session:
-        wanted = Wanted("pause", jobs or [], label or [], where, is_asked=bool(where) and not yes)
-        _change(session, wanted, lambda client, job_id: client.pause(job_id))
+def _verb(verb: str, words: str, *, asks_for_labels: bool = False) -> Callable[..., None]:
+    """The command that calls this method of the client for each job. `words`: its help."""
+
+    def run(
+        jobs: JobsArgument = None,
+        label: LabelsOption = None,
+        where: WhereOption = "",
+        yes: YesFlag = False,
+        url: UrlOption = DEFAULT_URL,
+        as_json: JsonFlag = False,
+    ) -> None:
+        with command(url, as_json) as session:
+            is_asked = bool(where or (asks_for_labels and label)) and not yes
+            wanted = Wanted(verb, jobs or [], label or [], where, is_asked=is_asked)
+            _change(session, wanted, lambda client, job_id: getattr(client, verb)(job_id))
+
+    run.__name__, run.__doc__ = verb, words
+    return run
 
 
-def resume(
-    jobs: JobsArgument = None,
-    label: LabelsOption = None,
-    where: WhereOption = "",
-    yes: YesFlag = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Put paused jobs back into the queue."""
-    with command(url, as_json) as session:
-        wanted = Wanted("resume", jobs or [], label or [], where, is_asked=bool(where) and not yes)
-        _change(session, wanted, lambda client, job_id: client.resume(job_id))
-
-
-def cancel(
-    jobs: JobsArgument = None,
-    label: LabelsOption = None,
-    where: WhereOption = "",
-    yes: YesFlag = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question."""
-    with command(url, as_json) as session:
-        wanted = Wanted("cancel", jobs or [], label or [], where, is_asked=bool(label or where) and not yes)
-        _change(session, wanted, lambda client, job_id: client.cancel(job_id))
-
-
-def archive(
-    jobs: JobsArgument = None,
-    label: LabelsOption = None,
-    where: WhereOption = "",
-    yes: YesFlag = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them."""
-    with command(url, as_json) as session:
-        wanted = Wanted("archive", jobs or [], label or [], where, is_asked=bool(where) and not yes)
-        _change(session, wanted, lambda client, job_id: client.archive(job_id))
-
-
-def unarchive(
-    jobs: JobsArgument = None,
-    label: LabelsOption = None,
-    where: WhereOption = "",
-    yes: YesFlag = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Take archived jobs back into the lists."""
-    with command(url, as_json) as session:
-        wanted = Wanted("unarchive", jobs or [], label or [], where, is_asked=bool(where) and not yes)
-        _change(session, wanted, lambda client, job_id: client.unarchive(job_id))
+pause = _verb("pause", "Save a checkpoint and release the workers until `resume`.")
+resume = _verb("resume", "Put paused jobs back into the queue.")
+cancel = _verb(
+    "cancel",
+    "End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question.",
+    asks_for_labels=True,
+)
+archive = _verb(
+    "archive",
+    "Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them.",
+)
+unarchive = _verb("unarchive", "Take archived jobs back into the lists.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,7 +344,7 @@ def sweep(
         int | None, typer.Option("--warmup", min=1, metavar="STEPS", help="No job is pruned before; the first rung.")
     ] = None,
     reduction: Annotated[
-        int | None, typer.Option("--reduction", min=2, help="Of halving: one of so many jobs passes a rung.")
+        int | None, typer.Option("--reduction", min=2, help="With halving: one job in N passes a rung.")
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec of every job.")

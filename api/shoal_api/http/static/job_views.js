@@ -22,7 +22,8 @@ export function setUpViews(view, change) {
     ask({ title: "Save this view", confirm: "Save", input: [element("p", element("label", ["Name ", name])), element("p", element("label", ["Project ", project]))],
       words: async () => "Condition, order, columns and filters are kept under this name, for all who see the project. One with the same name is replaced.",
       send: async () => {
-        await request(path(project.value.trim(), name.value.trim()), { method: "PUT", body: document });
+        const replaced = views.find((one) => one.project === project.value.trim() && one.name === name.value.trim());  // its panels stay
+        await request(path(project.value.trim(), name.value.trim()), { method: "PUT", body: { ...document, workspace: replaced?.view.workspace ?? null } });
         await load(`${project.value.trim()}/${name.value.trim()}`);
       } });
   });

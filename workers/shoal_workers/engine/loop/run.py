@@ -404,7 +404,7 @@ class Run:
         and learning rate of the last update are there already.
 
         `images=`, `histogram=`, `table=` and `text=` are media if they are mappings from names to values; see
-        docs/media.md. They are copied within a millisecond, and written by another thread. Those of rank 0 are kept, or
+        docs/media.md. A bounded part of them is copied, and another thread writes it. Those of rank 0 are kept, or
         of all ranks with `media.ranks: all`. Whatever else the step does, it is theirs once it is complete.
         """
         media, metrics = split(values)
