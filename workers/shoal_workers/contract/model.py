@@ -6,8 +6,8 @@ plan of its own; that of a Hugging Face model is derived from its config.json; a
 `plan` section. A model without a plan runs on the data axes (dp_replicate, dp_shard), which need no plan.
 
 Pure, except that it reads files of a Hugging Face model's directory. It never imports torch or transformers; the models
-themselves are built in `shoal_workers.tasks`. Over 800 lines, because a setting, and the plan and shape that follow from
-it, change together.
+themselves are built in `shoal_workers.tasks`. Over 800 lines, because a setting changes together with the plan and the
+shape that follow from it.
 """
 
 from __future__ import annotations
