@@ -268,12 +268,14 @@ class Leaving:
         self.raylets: list[Raylet] = []
         self.pids: list[int] = []
 
-    def start(self, program: ModuleType = launch) -> dict[str, Any]:
+    def start(self, program: ModuleType = launch, option: str = "") -> dict[str, Any]:
         folder = self._folder / str(len(self.raylets))
         folder.mkdir()
         self.raylets.append(Raylet(folder))
         (folder / "script.py").write_text(_LEAVES_CHILDREN)
-        started = self.raylets[-1].start(raylet=self.raylets[0].name, program=program)
+        first = self.raylets[0]
+        same = {PRELOAD: first.preload}  # with another one the node has another server
+        started = self.raylets[-1].start(raylet=first.name, program=program, option=option, **same)
         self.pids += [started["pid"], *started["children"]]
         return started
 
@@ -296,8 +298,19 @@ def test_children_of_a_killed_process_end_in_whatever_session(leaving: Leaving, 
     os.kill(killed["pid"], signal.SIGKILL)
     ended = [_ends(child) for child in opened]
     assert all(ended)
-    lives = [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in other["children"]]
+    lives = [_state_of(pid) for pid in other["children"]]
     assert lives == ["S"] * len(lives), "those of another process live on"
+
+
+def test_the_server_and_its_processes_outlive_the_interpreter_whose_launcher_started_it(leaving: Leaving) -> None:
+    """The launcher does not wait for the server that it starts, and becomes the guardian of an interpreter."""
+    interpreter = leaving.start(option=launch.IF_WARM)
+    forked = leaving.start()
+    guardian = os.pidfd_open(interpreter["parent"])
+    os.kill(interpreter["pid"], signal.SIGKILL)
+    assert _ends(guardian)
+    lives = [_state_of(pid) for pid in (forked["parent"], forked["pid"], *forked["children"])]
+    assert lives == ["S"] * len(lives)
 
 
 def test_an_actor_ends_with_its_raylet(tmp_path: Path) -> None:
@@ -376,6 +389,14 @@ def test_an_unused_worker_ends(titles: list[str], is_ended: bool) -> None:
 
 def _serves(server: int, address: Path) -> bool:
     return str(address) in Path(f"/proc/{server}/cmdline").read_text().split("\0")
+
+
+def _state_of(pid: int) -> str:
+    """The letter with which the kernel names the state of a process; empty: there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except FileNotFoundError:
+        return ""
 
 
 def _ends(process: int) -> bool:

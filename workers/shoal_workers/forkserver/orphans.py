@@ -32,8 +32,7 @@ def adopt_orphans() -> None:
 def end_orphans(workers: Collection[int] = ()) -> bool:
     """Kill and reap the children of this process other than `workers`. True: call it again, because there were some,
     and what they leave behind becomes a child of this process."""
-    own = os.getpid()
-    orphans = [pid for pid, parent in parents().items() if parent == own and pid not in workers]
+    orphans = children() - {*workers}
     for pid in orphans:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -44,8 +43,13 @@ def end_orphans(workers: Collection[int] = ()) -> bool:
 
 def below_guardian() -> None:
     """Returns in a new process. This one waits for it, ends what it has left, and exits with its status. Call it while
-    the process has one thread."""
+    the process has one thread.
+
+    The children that this process has already are not left by the new one: the fork server is one of them if this was
+    the first launcher of the node, and all workers of the node are below it.
+    """
     guardian = os.getpid()
+    earlier = children()
     adopt_orphans()
     pid = os.fork()
     if pid == 0:
@@ -56,9 +60,14 @@ def below_guardian() -> None:
         return
     wait_for(pid)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    while end_orphans():
+    while end_orphans(earlier):
         time.sleep(SWEEP_S)
     sys.exit(code if code >= 0 else 128 - code)
+
+
+def children() -> set[int]:
+    own = os.getpid()
+    return {pid for pid, parent in parents().items() if parent == own}
 
 
 def parents() -> dict[int, int]:
