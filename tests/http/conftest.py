@@ -95,7 +95,7 @@ def running(
     webhooks: WebhookRules = UNRESTRICTED,
 ) -> Iterator[Service]:
     ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=time.time())
-    lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
+    lease = store.acquire_lease("tests", ttl_s=86_400, now=time.time())  # of a session
     assert lease is not None
     epoch = lease.epoch
     cluster = FakeClusterSource()
