@@ -230,7 +230,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=float, default=0.0, help="share of the requests")
     arguments = parser.parse_args()
     faults = {name: getattr(arguments, name) for name in FAULTS}
-    server = _Server(("127.0.0.1", 0), _handler(arguments.latency_ms / 1000, faults, Counter()))
+    counts = Counter(requests=0, bytes=0, whole=0)
+    server = _Server(("127.0.0.1", 0), _handler(arguments.latency_ms / 1000, faults, counts))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)
     while select.select([sys.stdin], [], [])[0] and sys.stdin.buffer.read(1):
