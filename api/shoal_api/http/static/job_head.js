@@ -20,6 +20,7 @@ export function showHead(job, shown) {
   $("message").className = status.state === "FAILED" ? "bad" : "dim";
   $("way-out").textContent = wayOut(status);
   $("way-out").hidden = !wayOut(status);
+  $("incidents-card").hidden = !status.attempt;
   $("next").hidden = !ENDED.has(status.state);
   fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
   const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];

@@ -9,7 +9,7 @@ import { LineList } from "./line_list.js";
 const MAX_LINES = 100000, SLACK = 1000, PER_ANSWER = 10000;
 const FILTERS = ["log-search", "log-rank", "log-level", "log-from", "log-events"];
 const ERROR = /\b(error|exception|traceback|critical|fatal|failed)\b/i, WARNING = /\bwarn(ing)?\b/i;
-let lines = [], filter = () => true, search = "", wanted = null, job = null;
+let lines = [], filter = null, search = "", wanted = null, job = null;
 let isWhole = false, reading = null, isCatchingUp = false, wasSent = false;
 const list = new LineList($("lines"), $("log-lines"), lineElement, () => readOlder());
 for (const name of FILTERS) $(name).addEventListener("input", () => { again(); readOlder(); });
@@ -139,3 +139,5 @@ function marked(text) {
   const at = search ? text.toLowerCase().indexOf(search) : -1;
   return at < 0 ? [text] : [text.slice(0, at), element("mark", text.slice(at, at + search.length)), text.slice(at + search.length)];
 }
+
+filter = accepted();
