@@ -29,13 +29,23 @@ _NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_CONNECTION|ERR_INCOMPLETE|ERR_
 
 
 class Browser:
-    """One tab."""
+    """One tab, or several of which one is used at a time."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
 
     def open(self, url: str) -> None:
         self.driver.get(url)
+
+    def open_tab(self, url: str) -> str:
+        """Opens another tab, and returns its handle for `use_tab`. It is used until another one is. All are visible to
+        their pages."""
+        self.driver.switch_to.new_window("tab")
+        self.open(url)
+        return self.driver.current_window_handle
+
+    def use_tab(self, handle: str) -> None:
+        self.driver.switch_to.window(handle)
 
     def log_in(self, link: str) -> None:
         """`link`: the address of a server with the path of `Client.session_link`."""

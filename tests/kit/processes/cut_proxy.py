@@ -8,7 +8,8 @@ import threading
 
 
 class CutProxy:
-    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`. While it is cut, connections are closed at once."""
+    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`. While it is cut, or nothing listens there, connections are closed
+    at once."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -48,7 +49,11 @@ class CutProxy:
                 if self._is_cut:
                     near.close()
                     continue
-                far = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    near.close()
+                    continue
                 self._open |= {near, far}
             self._threads.append(threading.Thread(target=self._connect, args=(near, far), daemon=True))
             self._threads[-1].start()

@@ -20,7 +20,8 @@ onThemeChange(draw);
 // One stream for all jobs says which of them has changed; only the curves of that job are read again.
 const live = new Live({ async fleet(fleet) {
   const changed = fleet.items.filter((job) => !found.has(job.id) || found.get(job.id).job.updated_at < job.updated_at);
-  await Promise.all(changed.map(async ({ id }) => { found.set(id, await request(`${jobPath(id)}/overview`)); }));
+  try { await Promise.all(changed.map(async ({ id }) => { found.set(id, await request(`${jobPath(id)}/overview`)); })); }
+  catch (error) { if (error.status) throw error; return; }  // the service is away: its stream sends all jobs again when it is back
   const missing = ids.filter((id) => !found.has(id));
   $("problem").textContent = missing.length ? `There is no job ${missing.join(", ")}.` : "";
   show();

@@ -21,6 +21,7 @@ export function stripe(parts, width, height, name) {
 
 export function showAccounts(goodput) {
   const total = goodput ? goodput.total : 0;
+  $("accounts").hidden = !total;
   $("ratio").textContent = total ? `${percent(goodput.ratio)} of ${seconds(total)} of requested worker time` : "no worker time yet";
   const parts = total ? CATEGORIES.map((name) => [name, goodput.seconds[name] || 0]).filter(([, amount]) => amount > 0) : [];
   $("stripe").replaceChildren(stripe(parts, 900, 20, "Worker time by category"));

@@ -2,7 +2,7 @@
 import { $, link } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { showHead, showTrend } from "./job_head.js";
+import { showHead, showTrend, titled } from "./job_head.js";
 import { Curves } from "./curves.js";
 import { append } from "./columns.js";
 import { showIncidents } from "./incidents.js";
@@ -22,7 +22,7 @@ import { System } from "./system.js";
 
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
-const MAX_POINTS = 4000;
+const MAX_POINTS = 4000, RETRY_MS = 2000, HIDDEN_MS = 30000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
 const system = new System(id, shown);
@@ -54,7 +54,7 @@ const live = new Live({
   workers(workers) { showWorkers(workers, shown.job); },
   events(events) {
     shown.events = addEvents(shown.events, events);
-    if (events.some((one) => one.type.startsWith("profile."))) showProfiles(id);
+    if (events.some((one) => one.type.startsWith("profile."))) showProfiles(id).catch(() => {});
     curves.draw();
   },
   checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); if (shown.job) showActions(shown); },
@@ -80,8 +80,15 @@ const openTab = setUpTabs($("tabs"), (name, more) => {
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
 request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, shown); showActions(shown); } }, () => {});
-request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); showLineage(id); }, (error) => {
-  $("missing").hidden = false;
-  $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
-  $("live").textContent = "no job";
-});
+function begin() {
+  request(jobPath(id)).then((job) => { $("missing").hidden = true; titled(job); live.open(stream); showProfiles(id).catch(() => {}); showLineage(id).catch(() => {}); }, (error) => {
+    $("missing").hidden = false;
+    $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : `${error.message}. `, link("All jobs", "/"));
+    $("live").textContent = error.status === 404 ? "no job" : "disconnected";
+    if (error.status !== 404) setTimeout(begin, RETRY_MS);
+  });
+}
+begin();
+
+// A page that nobody looks at has no stream, but its title is read: it says the state among other tabs.
+setInterval(() => { if (document.hidden && live.url) request(jobPath(id)).then(titled, () => {}); }, HIDDEN_MS);

@@ -3,16 +3,24 @@ import { $, element, fillFacts } from "./dom.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { sentence } from "./job_sentence.js";
+import { wayOut } from "./ways_out.js";
 import { spark } from "./spark.js";
+
+export function titled(job) { document.title = `${job.name}: ${job.status.state}`; }
 
 export function showHead(job, shown) {
   const { clusters } = shown, status = job.status;
-  document.title = `${job.name}: ${status.state}`;
+  titled(job);
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("sentence").textContent = sentence(job);
   $("progress").value = progressOf(status) ?? 0;
   $("progress").hidden = progressOf(status) === null;
   $("message").textContent = [status.message, status.note, job.queue && job.queue.reason !== status.message ? job.queue.reason : ""].filter(Boolean).join(" ");
+  $("message").hidden = !$("message").textContent;
+  $("message").className = status.state === "FAILED" ? "bad" : "dim";
+  $("way-out").textContent = wayOut(status);
+  $("way-out").hidden = !wayOut(status);
+  $("incidents-card").hidden = !status.attempt;
   $("next").hidden = !ENDED.has(status.state);
   fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
   const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];
@@ -35,7 +43,7 @@ export function showTrend(series) {
 function vital(job) {
   const { status } = job, unit = unitOf(job), say = (text) => reported(job, text), goodput = known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]);
   const common = [["Step", say(steps(status))], ["Loss", say(number(status.loss))]];
-  if (ENDED.has(status.state)) return [...common, ...goodput, ...known([["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : "–"], ["Newest checkpoint", status.checkpoint_step === null ? "–" : `step ${whole(status.checkpoint_step)}`]])];
+  if (ENDED.has(status.state)) return [...known(common), ...goodput, ...known([["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : "–"], ["Newest checkpoint", status.checkpoint_step === null ? "–" : `step ${whole(status.checkpoint_step)}`]])];
   return [...common, [`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ["Remaining", say(seconds(status.eta_s))], ...goodput];
 }
 

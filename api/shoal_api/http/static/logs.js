@@ -1,52 +1,40 @@
-// The log: the newest lines of all ranks, filtered here by text, rank, level and time. Events have a tab of their own, so they are
-// among its lines only if that is wanted. The time of a line is a link to it; a line that is older than those here is fetched.
+// The log: the lines of all ranks, filtered here by text, rank, level and time. The page is sent the newest lines; the older ones
+// are read when somebody looks for one: by a filter, at the top, or by the address of a line. Events have a tab of their own, so they
+// are among the lines only if that is wanted. The time of a line is a link to it.
 import { $, element } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { clock, moment, plural } from "./format.js";
+import { clock, moment, plural, whole } from "./format.js";
+import { LineList } from "./line_list.js";
 
-const MAX_LINES = 5000, AROUND = 200, PER_ANSWER = 10000;
+const MAX_LINES = 100000, SLACK = 1000, PER_ANSWER = 10000;
 const FILTERS = ["log-search", "log-rank", "log-level", "log-from", "log-events"];
 const ERROR = /\b(error|exception|traceback|critical|fatal|failed)\b/i, WARNING = /\bwarn(ing)?\b/i;
-let lines = [], wanted = null, job = null;
-for (const name of FILTERS) $(name).addEventListener("input", again);
-
-// A reader of an older line does not lose it to newer ones at once.
-const mostLines = () => $("follow").checked ? MAX_LINES : 4 * MAX_LINES;
-
-function again() { $("lines").replaceChildren(); show(lines); }
+let lines = [], filter = null, search = "", wanted = null, job = null;
+let isWhole = false, reading = null, isCatchingUp = false, wasSent = false;
+const list = new LineList($("lines"), $("log-lines"), lineElement, () => readOlder());
+for (const name of FILTERS) $(name).addEventListener("input", () => { again(); readOlder(); });
+$("follow").addEventListener("input", () => { if ($("follow").checked) list.toEnd(); });
 
 // The line that the address names, as soon as it is there; 0: none. `go(number)`: puts a line into the address.
 export async function goToLine(number, go) {
   wanted = { number, go };
-  if (!number || !lines.length) return;
-  if (!lines.some((line) => line.seq === number)) {
-    const { items } = await request(`${jobPath(job)}/logs?after=${Math.max(0, number - AROUND)}&limit=${2 * AROUND}`);
-    const known = new Set(lines.map((line) => line.seq));
-    lines = [...items.filter((line) => !known.has(line.seq)), ...lines].sort((one, other) => one.seq - other.seq);
-  }
+  if (!lines.length) return;
+  if (!number) { if ($("follow").checked) list.toEnd(); return; }
   $("follow").checked = false;
+  if (!lines.some((line) => line.seq === number)) await readOlder();
   const line = lines.find((one) => one.seq === number);
-  if (line && !passes(line)) for (const name of FILTERS) { if (name === "log-events") $(name).checked = isEvent(line); else $(name).value = ""; }
+  if (line && !accepted()(line)) for (const name of FILTERS) { if (name === "log-events") $(name).checked = isEvent(line); else $(name).value = ""; }
   again();
-  $("log-said").textContent = line ? "" : `There is no line ${number}.`;
-  $("lines").querySelector(".chosen")?.scrollIntoView({ block: "center" });
+  if (line) list.reveal(line); else $("log-said").textContent = `There is no line ${number}.`;
 }
 
 // The button that saves all lines which pass the filters, also those that are not on the page.
 export function downloadOf(id) {
   job = id;
   $("log-download").addEventListener("click", async () => {
-    const found = [];
-    let after = 0;
-    try {
-      for (;;) {
-        const page = await request(`${jobPath(id)}/logs?after=${after}&limit=${PER_ANSWER}`);
-        found.push(...page.items.filter(passes));
-        if (!page.items.length || page.next_after === after) break;
-        after = page.next_after;
-        $("log-said").textContent = `${plural(found.length, "line")} so far`;
-      }
-    } catch (error) { $("log-said").textContent = error.message; return; }
+    const found = [], passes = accepted();
+    try { await pages(0, Infinity, (page) => { found.push(...page.filter(passes)); $("log-said").textContent = `${plural(found.length, "line")} so far`; }); }
+    catch (error) { $("log-said").textContent = error.message; return; }
     const text = found.map((line) => `${new Date(line.at * 1000).toISOString()} ${line.rank === null ? "-" : `rank ${line.rank}`} ${line.text.trimEnd()}\n`).join("");
     const saved = element("a", "", { href: URL.createObjectURL(new Blob([text], { type: "text/plain" })), download: `${id}.log` });
     saved.click();
@@ -55,44 +43,101 @@ export function downloadOf(id) {
   });
 }
 
+// From the stream. If lines between those here and these were not sent, because the page was hidden, they are read.
 export function addLines(added) {
-  const last = lines.length ? lines[lines.length - 1].seq : 0;
-  const fresh = added.filter((line) => line.seq > last);
-  const isFirst = !lines.length;
-  lines = [...lines, ...fresh].slice(-mostLines());
-  show(fresh);
+  const last = lines.at(-1)?.seq ?? 0, fresh = added.filter((line) => line.seq > last), isFirst = !lines.length;
+  if (isCatchingUp) { wasSent = true; return; }
+  if (!isFirst && fresh.length && fresh[0].seq > last + 1) { catchUp(); return; }
+  take(fresh.map(prepared));
   if (isFirst && wanted?.number) goToLine(wanted.number, wanted.go);
-  while ($("lines").childElementCount > mostLines()) $("lines").firstChild.remove();
+  if (isFirst && FILTERS.some(isSet)) readOlder();
 }
 
-const levelOf = (line) => ERROR.test(line.text) ? "error" : line.stream === "stderr" && WARNING.test(line.text) || WARNING.test(line.text) ? "warning" : "info";
+async function catchUp() {
+  isCatchingUp = true;
+  try {
+    do { wasSent = false; await pages(lines.at(-1).seq, Infinity, take); } while (wasSent);
+  } catch (error) { $("log-said").textContent = error.message; }
+  isCatchingUp = false;
+}
 
+// Reads what is older than the lines here, once; what is asked for meanwhile waits for the same.
+function readOlder() {
+  if (isWhole || !lines.length || lines[0].seq === 1) return Promise.resolve();
+  const first = lines[0].seq, found = [];
+  reading ??= pages(0, first, (page) => { found.push(...page); $("log-said").textContent = `${plural(found.length, "older line")} read so far`; }).then(() => {
+    isWhole = true;
+    lines = [...found, ...lines];
+    list.prepend(found.filter(filter));
+    trim();
+    sayNum();
+  }, (error) => { $("log-said").textContent = error.message; }).finally(() => { reading = null; });
+  return reading;
+}
+
+// The lines between two numbers, a page at a time.
+async function pages(after, until, takePage) {
+  for (;;) {
+    const page = await request(`${jobPath(job)}/logs?after=${after}&limit=${PER_ANSWER}`), found = page.items.filter((line) => line.seq < until);
+    takePage(found.map(prepared));
+    if (found.length < page.items.length || !page.items.length || page.next_after === after || page.next_after >= until - 1) return;
+    after = page.next_after;
+  }
+}
+
+function take(fresh) {
+  lines.push(...fresh);
+  list.append(fresh.filter(filter));
+  trim();
+  sayNum();
+  if ($("follow").checked) list.toEnd();
+}
+
+// The oldest lines go, some at a time: the list drops whole blocks.
+function trim() {
+  if (lines.length <= MAX_LINES + SLACK) return;
+  const gone = lines.splice(0, lines.length - MAX_LINES);
+  isWhole = true;
+  list.dropFirst(gone.filter(filter).length);
+}
+
+// All lines are filtered anew.
+function again() {
+  filter = accepted();
+  search = $("log-search").value.toLowerCase();
+  list.replace(lines.filter(filter));
+  sayNum();
+  if ($("follow").checked) list.toEnd();
+}
+
+function sayNum() {
+  const num = list.blocks.reduce((sum, block) => sum + block.lines.length, 0), isTold = () => lines.some((line) => $("log-events").checked || !isEvent(line));
+  $("log-said").textContent = FILTERS.some(isSet) ? `${whole(num)} of ${plural(lines.length, "line")}` : "";
+  $("log-none").textContent = num ? "" : isTold() ? "No line passes the filters." : "The task has printed nothing yet.";
+}
+
+const isSet = (name) => name !== "log-events" && $(name).value !== "";
 const isEvent = (line) => line.stream === "shoal";
+const levelOf = (line) => ERROR.test(line.text) ? "error" : WARNING.test(line.text) ? "warning" : "info";
+// What filters look at is made once for a line, when it comes.
+const prepared = (line) => ({ ...line, low: line.text.toLowerCase(), level: levelOf(line) });
 
-function passes(line) {
-  const search = $("log-search").value.toLowerCase(), rank = $("log-rank").value, level = $("log-level").value, from = $("log-from").value, mood = levelOf(line);
-  if (isEvent(line) && !$("log-events").checked) return false;
-  if (search && !line.text.toLowerCase().includes(search)) return false;
-  if (rank !== "" && String(line.rank) !== rank) return false;
-  if (from && line.at < new Date(from).getTime() / 1000) return false;
-  return !(level === "error" && mood !== "error" || level === "warning" && mood === "info");
+function accepted() {
+  const text = $("log-search").value.toLowerCase(), rank = $("log-rank").value, level = $("log-level").value, withEvents = $("log-events").checked;
+  const from = $("log-from").value ? new Date($("log-from").value).getTime() / 1000 : -Infinity;
+  return (line) => (withEvents || !isEvent(line)) && (rank === "" || String(line.rank) === rank) && line.at >= from && line.low.includes(text)
+    && (!level || line.level === "error" || level === "warning" && line.level === "warning");
 }
 
-function show(some) {
-  const search = $("log-search").value.toLowerCase();
-  const made = some.filter(passes).map((line) => {
-    const mood = levelOf(line), time = element("a", clock(line.at), { href: `#tab=logs&line=${line.seq}`, title: `line ${line.seq}, ${moment(line.at)}`, click: (event) => { event.preventDefault(); wanted.go(line.seq); } });
-    return element("div", [time, element("span", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `, { class: "dim" }), ...marked(line.text.trimEnd(), search)],
-      { class: [mood === "error" ? "bad" : mood === "warning" ? "warn" : "", line.seq === wanted?.number ? "chosen" : ""].join(" ").trim() });
-  });
-  if (!lines.some((line) => $("log-events").checked || !isEvent(line))) made.push(element("div", "The task has printed nothing yet.", { class: "nothing" }));
-  $("lines").querySelector(".nothing")?.remove();
-  $("lines").append(...made);
-  if ($("follow").checked) $("lines").scrollTop = $("lines").scrollHeight;
+function lineElement(line) {
+  const time = element("a", clock(line.at), { href: `#tab=logs&line=${line.seq}`, title: `line ${line.seq}, ${moment(line.at)}`, click: (event) => { event.preventDefault(); wanted.go(line.seq); } });
+  return element("div", [time, element("span", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `, { class: "dim" }), ...marked(line.text.trimEnd())],
+    { class: ["line", line.level === "error" ? "bad" : line.level === "warning" ? "warn" : "", line.seq === wanted?.number ? "chosen" : ""].join(" ").trim() });
 }
 
-function marked(text, search) {
-  if (!search) return [text];
-  const at = text.toLowerCase().indexOf(search);
+function marked(text) {
+  const at = search ? text.toLowerCase().indexOf(search) : -1;
   return at < 0 ? [text] : [text.slice(0, at), element("mark", text.slice(at, at + search.length)), text.slice(at + search.length)];
 }
+
+filter = accepted();

@@ -25,7 +25,10 @@ function soon() {
 
 async function read() {
   readAt = Date.now();
-  const [timeline, queue, windows] = await Promise.all([request(`/v1/timeline?hours=${$("hours").value}`), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]);
+  let found;
+  try { found = await Promise.all([request(`/v1/timeline?hours=${$("hours").value}`), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
+  catch (error) { if (error.status) throw error; soon(); return; }  // without a status the service is away, as the header says
+  const [timeline, queue, windows] = found;
   showTimeline(timeline);
   $("no-queue").hidden = queue.items.length > 0;
   fill("queue", queue.items.map((job) => row([whole(job.place?.position), element("td", said(link(job.name, jobPage(job.job_id))), { class: "title" }), job.project, whole(job.priority), element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" })])));

@@ -10,7 +10,7 @@ for (const name of ["version", "against"]) $(name).addEventListener("change", sh
 export async function showSpec(job) {
   if (wanted === job.spec_version) return;
   wanted = job.spec_version;
-  versions = (await request(`${jobPath(job.id)}/specs`)).items;
+  try { versions = (await request(`${jobPath(job.id)}/specs`)).items; } catch { wanted = 0; return; }  // asked again with the next change of the job
   const options = (chosen) => versions.map((one) => new Option(`${one.version}, ${moment(one.accepted_at)}`, one.version, false, one.version === chosen));
   $("version").replaceChildren(...options(wanted));
   $("against").replaceChildren(...options(Math.max(1, wanted - 1)));

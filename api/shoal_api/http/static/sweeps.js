@@ -52,6 +52,10 @@ function soon() {
 
 async function readSweep() {
   readAt = Date.now();
+  try { await readAll(); } catch (error) { if (error.status) throw error; soon(); }  // without a status the service is away
+}
+
+async function readAll() {
   const project = sweep?.project ?? asked.get("project") ?? (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}`)).items[0]?.project;
   if (!project) return;
   const path = `/v1/sweeps/${encodeURIComponent(project)}/${encodeURIComponent(sweepName)}`;

@@ -91,7 +91,8 @@ function detail() {
     if (!(until > after)) return;
     const parameters = query({ after_step: Math.max(-1, after), until_step: until, points: drawn.length > 20 ? 60 : 250 });
     for (const job of drawn) parameters.append("job", job.id);
-    const found = await request(`/v1/curves?${parameters}`);
+    let found;
+    try { found = await request(`/v1/curves?${parameters}`); } catch { return; }  // the points that are known stay
     if (zoom !== state.zoom || mine !== turn) return;
     for (const { id, curve } of found.items) { const one = jobs.get(id), finer = unpack(curve); if (one && finer.step.length > 1) one.detail = finer; }
     grid.redraw();
