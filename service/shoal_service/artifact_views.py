@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from shoal_service.views import CheckpointState
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.media import MediaRecord
 
@@ -45,8 +46,12 @@ class LineageJob(Frozen):
     spec_version: int = 0
     spec_sha256: str = ""
     """SHA-256 of the canonical JSON of its newest spec."""
+    code: str = ""
+    """What it runs: its task, or the program of its script or loop."""
     code_sha256: str = ""
     """SHA-256 of the uploaded archive; empty: the code is installed on the nodes."""
+    data_source: str = ""
+    """Where its spec says that the training data are: a corpus, paths, or the parts of a mixture."""
     data: str = ""
     """Content hash of the training data as the newest group has reported it; empty: it is not known."""
     parent: LineageParent | None = None
@@ -78,6 +83,12 @@ class ModelVersion(Frozen):
     step: int
     url: str
     """Where it is; serving reads it from there."""
+    bytes: int = 0
+    """Size of the checkpoint; 0: it is not known."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Losses and the task's own metrics of the step, as they were at the registration."""
+    state: CheckpointState | None = None
+    """State of the checkpoint now; null: its job was deleted, so nothing has looked at it since."""
     registered_at: float
     registered_by: str
     description: str = ""

@@ -17,6 +17,7 @@ import pytest
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import Service
 from shoal_api.http.routes.pages import PAGES, PUBLIC_PAGES
+from shoal_service.artifact_views import ModelRequest
 from shoal_workers.contract.job import EndReason
 
 WIDTHS = (420, 1024, 1400, 2560)
@@ -69,6 +70,9 @@ def addresses(written: Service) -> dict[str, str]:
         written.train(job)
     written.finish(failed, EndReason.STORAGE_FAILED, "no space")
     written.finish(done)
+    with written.client as client:
+        client.register_model("speech", ModelRequest(job=done.id))
+        client.set_model_alias("default", "speech", "prod", 1)
     tabs = ("overview", "curves", "logs", "workers", "checkpoints", "spec", "events")
     found = {f"/jobs/{job.id}": "#actions button" for job in (waits, failed, done)}
     found |= {f"/jobs/{trains.id}#tab={tab}": f"#panel-{tab}:not([hidden])" for tab in tabs}
@@ -76,6 +80,7 @@ def addresses(written: Service) -> dict[str, str]:
         "/": ("", "#jobs tr"),
         "/compare": (f"?jobs={trains.id},{done.id}", "#jobs tr"),
         "/sweeps": ("?label=sweep", "#jobs tr"),
+        "/models": ("#project=default&model=speech&version=1", ".graph a"),
         "/docs": ("", "#api .opblock"),
     }
     for path in (*PAGES, *PUBLIC_PAGES):

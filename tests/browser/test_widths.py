@@ -6,6 +6,7 @@ import pytest
 
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import CHECKPOINT, RUNNING, Service
+from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.job import EndReason, JobState
@@ -49,6 +50,10 @@ def jobs(written: Service) -> list[JobView]:
     fast = RUNNING.model_copy(update={"step": 123_456, "total_steps": 200_000, "tokens_per_s": 1_234_567.0})
     url = f"/var/lib/shoal/checkpoints/speech/{trains.id}/step-000000123456-a1-g2"
     written.report(trains, fast, checkpoints=(CHECKPOINT.model_copy(update={"step": 123_456, "url": url}),))
+    with written.client as client:
+        for name in ("acoustic-model-of-all-languages", "speech"):
+            client.register_model(name, ModelRequest(job=trains.id, step=123_456))
+            client.set_model_alias("speech", name, "candidate-for-production", 1)
     written.begin(waits)
     written.report(waits, JobStatus(state=JobState.WAITING, message=REASON, total_steps=100, desired_workers=4))
     end = AttemptEnd(reason=EndReason.STORAGE_FAILED, message=f"s3://bucket/{'very-long/' * 20} refused it", step=20)
@@ -100,6 +105,7 @@ def _pages(jobs: list[JobView]) -> dict[str, str]:
         f"/jobs/{jobs[0].id}#tab=checkpoints": "#checkpoints tr",
         f"/compare?jobs={ids}": "#jobs tr",
         "/sweeps?label=sweep": "#jobs tr",
+        "/models#project=speech&model=speech&version=1": ".graph a",
     }
 
 

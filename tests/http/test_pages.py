@@ -20,7 +20,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category as StepPart
 
 STATIC = files("shoal_api.http").joinpath("static")
-PAGES = ("/", "/docs", "/workspace", "/compare", "/sweeps", "/fleet", "/account", "/runbook")
+PAGES = ("/", "/docs", "/workspace", "/compare", "/sweeps", "/models", "/fleet", "/account", "/runbook")
 SCRIPTS = tuple(sorted(f"/static/{part.name}" for part in STATIC.iterdir() if part.name.endswith(".js")))
 NAMESPACE = "http://www.w3.org/2000/svg"
 

@@ -7,6 +7,7 @@ A job's representation changes with every step, its spec only when a user change
 
 from __future__ import annotations
 
+import hashlib
 import re
 import zlib
 
@@ -21,6 +22,15 @@ _CHECKSUM = re.compile(r"\.[0-9a-f]{8}$")
 def entity_tag(spec_tag: str, representation: bytes) -> str:
     """Return the value of the ETag header of a job's representation."""
     return f'"{spec_tag}.{zlib.crc32(representation):08x}"'
+
+
+def tagged(representation: str, if_none_match: str | None) -> Response:
+    """Return the JSON with its checksum as ETag, or 304 if the client has it already."""
+    tag = f'"{hashlib.sha256(representation.encode()).hexdigest()[:16]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if if_none_match is not None and is_unchanged(if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    return Response(representation, media_type="application/json", headers=headers)
 
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:

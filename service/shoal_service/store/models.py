@@ -2,34 +2,44 @@
 
 A version of a model is a committed checkpoint of a job, with a number that is never given again. While it is registered
 nothing deletes the checkpoint (`checkpoint_rows.held` counts it), and if its job is deleted the files stay. An alias
-names one version; serving reads `speech@prod`. The lineage of a version is copied at its registration, so it outlives
-the jobs. A lineage follows `continue_from` from job to job. Called by the HTTP edge.
+names one version; serving reads `speech@prod`. The lineage of a version, and the metrics of its step, are copied at its
+registration, so they outlive the jobs; the state of its checkpoint is looked up. A lineage follows `continue_from` from
+job to job. A reader learns nothing about jobs of projects that the reader does not see. Called by the HTTP edge.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import Column, Row, Select, delete, func, select, update
 
 from shoal_service.artifact_views import LineageJob, LineageParent, LineageView, ModelRequest, ModelVersion
 from shoal_service.core.events.training import GenerationData
 from shoal_service.store.checkpoint_rows import read_checkpoints
+from shoal_service.store.curves import point_of
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, JobNotFound, ModelNotFound
 from shoal_service.store.records import load, load_spec
-from shoal_service.store.tables import events, jobs, model_aliases, model_versions
+from shoal_service.store.tables import checkpoints, events, jobs, model_aliases, model_versions, series
 from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import JobSpec
 
 MAX_LINEAGE = 50
 """Jobs of a chain that are shown."""
+_MAX_NAMED = 500
+_MAX_SOURCES = 3
+"""Paths of data that a lineage names."""
+Visible = Collection[str] | None
+"""Projects of the principal; None: all."""
 
 
-def lineage(tx: Transaction, job_id: str, visible: Collection[str] | None = None) -> LineageView:
-    """`visible`: projects of the principal; None: all. Raises JobNotFound."""
+def lineage(tx: Transaction, job_id: str, visible: Visible = None) -> LineageView:
+    """Raises JobNotFound."""
     found, seen = [_lineage_job(tx, job_id)], {job_id}
     while (parent := found[-1].parent) is not None and parent.job_id and len(found) < MAX_LINEAGE:
         if parent.job_id in seen:
@@ -39,16 +49,19 @@ def lineage(tx: Transaction, job_id: str, visible: Collection[str] | None = None
             one = _lineage_job(tx, parent.job_id)
         except JobNotFound:
             one = LineageJob(job_id=parent.job_id, is_known=False)
-        if visible is not None and one.is_known and one.project not in visible:
-            one = LineageJob(job_id=parent.job_id, is_known=False)
         found.append(one)
-    last = found[-1].parent
+        if not _sees(visible, one):
+            break
+    chain = _shown(found, visible)
+    last = chain[-1].parent
     is_whole = last is None or not last.job_id or last.job_id in seen
     own = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
     if visible is not None:
         own = own.where(model_versions.c.project.in_(sorted(visible)))
-    rows = tx.execute(own.order_by(model_versions.c.name, model_versions.c.version))
-    return LineageView(jobs=tuple(found), is_whole=is_whole, registered=tuple(_read(tx, row) for row in rows))
+    rows = tx.execute(own.order_by(model_versions.c.name, model_versions.c.version)).all()
+    return LineageView(
+        jobs=chain, is_whole=is_whole, registered=tuple(shown(one, visible) for one in _read_versions(tx, rows))
+    )
 
 
 def chosen(tx: Transaction, request: ModelRequest) -> CheckpointView:
@@ -80,7 +93,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         *of_name, model_versions.c.job_id == job.id, model_versions.c.checkpoint == checkpoint.name
     )
     if (row := tx.execute(known.where(~model_versions.c.removed)).first()) is not None:
-        return _read(tx, row)
+        return _read_versions(tx, [row])[0]
     newest = tx.execute(select(func.max(model_versions.c.version)).where(*of_name)).scalar_one()
     own, *origins = lineage(tx, job.id).jobs
     made = ModelVersion(
@@ -91,6 +104,8 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         checkpoint=checkpoint.name,
         step=checkpoint.step,
         url=checkpoint.url,
+        bytes=checkpoint.bytes,
+        metrics=_metrics_of(tx, job.num, checkpoint),
         registered_at=now,
         registered_by=by[:200],
         description=request.description,
@@ -106,11 +121,11 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
     # not an upsert: of two registrations at the same moment one fails, instead of taking the other's number
     tx.execute(model_versions.insert(), row_of | {"removed": False, "document": made.model_dump_json()})
     tx.publish(job.id)
-    return made
+    return made.model_copy(update={"state": checkpoint.state})
 
 
 def versions(
-    tx: Transaction, *, project: str | None = None, name: str | None = None, visible: Collection[str] | None = None
+    tx: Transaction, *, project: str | None = None, name: str | None = None, visible: Visible = None
 ) -> list[ModelVersion]:
     """By project and name, the newest version first."""
     key = (model_versions.c.project, model_versions.c.name, model_versions.c.version.desc())
@@ -121,28 +136,30 @@ def versions(
         query = query.where(model_versions.c.name == name)
     if visible is not None:
         query = query.where(model_versions.c.project.in_(sorted(visible)))
-    aliases: dict[tuple[str, str, int], list[str]] = {}
-    for row in tx.execute(select(model_aliases).order_by(model_aliases.c.alias)):
-        aliases.setdefault((row.project, row.name, row.version), []).append(row.alias)
-    found = [ModelVersion.model_validate_json(row.document) for row in tx.execute(query)]
-    return [
-        one.model_copy(update={"aliases": tuple(aliases.get((one.project, one.name, one.version), ()))})
-        for one in found
-    ]
+    return [shown(one, visible) for one in _read_versions(tx, tx.execute(query).all())]
+
+
+def shown(one: ModelVersion, visible: Visible) -> ModelVersion:
+    """What the principal may read of a version: its lineage ends at the first job of a project that is not visible."""
+    return one.model_copy(update={"lineage": _shown(one.lineage, visible)})
 
 
 def find(tx: Transaction, project: str, name: str, which: str) -> ModelVersion:
     """`which`: a version, an alias, or `latest`. Raises ModelNotFound."""
-    there = versions(tx, project=project, name=name)
-    for one in there:
+    of_name = (model_versions.c.project == project, model_versions.c.name == name, ~model_versions.c.removed)
+    rows = tx.execute(select(model_versions).where(*of_name).order_by(model_versions.c.version.desc())).all()
+    for one in _read_versions(tx, rows):
         if which in (str(one.version), *one.aliases) or which == "latest":
             return one
     raise ModelNotFound(project, name, which)
 
 
 def set_alias(tx: Transaction, project: str, name: str, alias: str, version: int) -> ModelVersion:
-    """Lets the alias name this version, instead of the one that it has named. Raises ModelNotFound."""
-    find(tx, project, name, str(version))
+    """Lets the alias name this version, instead of the one that it has named. Raises ModelNotFound; CheckpointConflict:
+    serving could not read the checkpoint of this version."""
+    one = find(tx, project, name, str(version))
+    if one.state not in (None, CheckpointState.COMMITTED):
+        raise CheckpointConflict(one.job_id, one.checkpoint, one.state, "an alias needs a version that can be read")
     upsert(tx, model_aliases, [{"project": project, "name": name, "alias": alias, "version": version}])
     return find(tx, project, name, str(version))
 
@@ -164,15 +181,62 @@ def remove(tx: Transaction, project: str, name: str, version: int) -> None:
     tx.execute(delete(model_aliases).where(*key))
 
 
-def _read(tx: Transaction, row: object) -> ModelVersion:
-    one = ModelVersion.model_validate_json(row.document)  # type: ignore[attr-defined]
-    key = (
-        model_aliases.c.project == one.project,
-        model_aliases.c.name == one.name,
-        model_aliases.c.version == one.version,
-    )
-    query = select(model_aliases.c.alias).where(*key).order_by(model_aliases.c.alias)
-    return one.model_copy(update={"aliases": tuple(tx.execute(query).scalars())})
+def _read_versions(tx: Transaction, rows: Sequence[Row[Any]]) -> list[ModelVersion]:
+    """The versions with what is not a part of their documents: their aliases, and the states of their checkpoints."""
+    found = [ModelVersion.model_validate_json(row.document) for row in rows]
+    aliases: dict[tuple[str, str, int], list[str]] = {}
+    for row in tx.execute(_few(select(model_aliases), model_aliases.c.name, {one.name for one in found})):
+        aliases.setdefault((row.project, row.name, row.version), []).append(row.alias)
+    states = _states(tx, {one.job_id for one in found})
+    return [
+        one.model_copy(
+            update={
+                "aliases": tuple(sorted(aliases.get((one.project, one.name, one.version), ()))),
+                "state": states.get((one.job_id, one.checkpoint)),
+            }
+        )
+        for one in found
+    ]
+
+
+def _states(tx: Transaction, job_ids: Collection[str]) -> dict[tuple[str, str], CheckpointState]:
+    """By job and name, those of all checkpoints of these jobs that the service knows."""
+    columns = (jobs.c.id, checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation, checkpoints.c.state)
+    registered = select(model_versions.c.job_id).where(~model_versions.c.removed)
+    query = select(*columns).join(checkpoints, checkpoints.c.job_num == jobs.c.num).where(jobs.c.id.in_(registered))
+    return {
+        (row.id, str(CheckpointName(row.step, row.attempt, row.generation))): CheckpointState(row.state)
+        for row in tx.execute(_few(query, jobs.c.id, job_ids))
+    }
+
+
+def _few(query: Select[Any], column: Column[str], values: Collection[str]) -> Select[Any]:
+    """Only rows with one of these values, unless these are more than a statement can name."""
+    return query.where(column.in_(sorted(values))) if len(values) <= _MAX_NAMED else query
+
+
+def _sees(visible: Visible, one: LineageJob) -> bool:
+    return visible is None or not one.is_known or one.project in visible
+
+
+def _shown(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, ...]:
+    for number, one in enumerate(chain):
+        if number and not _sees(visible, one):  # that the first is visible is checked at the edge
+            return (*chain[:number], LineageJob(job_id=one.job_id, is_known=False))
+    return tuple(chain)
+
+
+def _metrics_of(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
+    """What was measured at the step of the checkpoint; of a step that was done again, the last time."""
+    row = tx.execute(select(series).where(series.c.job_num == job_num, series.c.step == checkpoint.step)).first()
+    found: dict[str, float | None] = {}
+    if row is not None:
+        point = point_of(row)
+        own = {f"val_{name}": value for name, value in point.val_metrics.items()}
+        found = {"loss": point.loss, "val_loss": point.val_loss, **point.metrics, **own}
+    if checkpoint.score is not None:
+        found["score"] = checkpoint.score
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
@@ -185,7 +249,9 @@ def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
         project=str(tx.execute(select(jobs.c.project).where(jobs.c.num == job.num)).scalar_one()),
         spec_version=job.spec_version,
         spec_sha256=hashlib.sha256(document.encode()).hexdigest(),
+        code=spec.program.words if spec.program is not None else spec.task,
         code_sha256=spec.code.archive or "",
+        data_source=_source_of(spec.data),
         data=_data_of(tx, job.num),
         parent=_parent_of(spec),
     )
@@ -198,6 +264,16 @@ def _parent_of(spec: JobSpec) -> LineageParent | None:
             job_id=origin.job, checkpoint=origin.checkpoint or "", step=origin.step, url=origin.url or ""
         )
     return LineageParent(url=spec.init_from) if spec.init_from is not None else None
+
+
+def _source_of(data: Mapping[str, Any]) -> str:
+    """Where the data are, in words; empty: the task decides it."""
+    if isinstance(corpus := data.get("corpus"), str):
+        return f"corpus {corpus}"
+    given = data.get("paths") or data.get("sources") or ()
+    named = [one.get("name") or one.get("path") if isinstance(one, Mapping) else one for one in given]
+    more = [f"and {len(named) - _MAX_SOURCES} more"] if len(named) > _MAX_SOURCES else []
+    return ", ".join([*(str(one)[:200] for one in named[:_MAX_SOURCES]), *more])
 
 
 def _data_of(tx: Transaction, job_num: int) -> str:

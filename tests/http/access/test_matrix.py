@@ -140,7 +140,18 @@ def test_every_route_of_the_application_is_in_the_matrix(world: World) -> None:
     """Those of the pages, and the one for the client of Ray's jobs, have no data and are not part of the API's
     document."""
     declared = world.service.declarations
-    shells = {"/", "/workspace", "/compare", "/sweeps", "/fleet", "/account", "/docs", "/jobs/{job_id}", "/login"}
+    shells = {
+        "/",
+        "/workspace",
+        "/compare",
+        "/sweeps",
+        "/models",
+        "/fleet",
+        "/account",
+        "/docs",
+        "/jobs/{job_id}",
+        "/login",
+    }
     shells |= {"/runbook", "/api/version"}
     api = {key for key in declared if key[1] not in shells and not key[1].startswith("/static/")}
     assert api == set(world.operations)

@@ -7,14 +7,15 @@ policy that lets a browser run nothing, and the page shows everything else as te
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, require_visible, visible_projects
+from shoal_api.http.conditional import tagged
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
@@ -48,6 +49,11 @@ Project = Annotated[str, Path(pattern=PROJECT_NAME, description="Project of the 
 Name = Annotated[str, Path(pattern=MODEL_NAME, description="Name of the model.")]
 Alias = Annotated[str, Path(pattern=ALIAS_NAME, description="An alias; it begins with a letter.")]
 Version = Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of a version.")]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(alias="If-None-Match", max_length=1024, description="ETags that the client has: 304 if one is the present."),
+]
+_TAGGED: dict[int | str, dict[str, Any]] = {304: {"description": "If-None-Match names its present ETag."}}
 Which = Annotated[str, Path(pattern=MODEL_NAME, description="A version, an alias, or `latest`.")]
 
 
@@ -117,16 +123,18 @@ def model_routes(context: Context) -> APIRouter:
         dependencies=[needs(Permission.JOBS_READ)],
         response_model=Page[ModelVersion],
         summary="List the versions of models",
+        responses=_TAGGED,
     )
     async def list_models(
         request: Request,
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only models of this project.")] = None,
         name: Annotated[str | None, Query(pattern=MODEL_NAME, description="Only this model.")] = None,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
-        """Lists them by project and name, the newest version first."""
+        """Lists them by project and name, the newest version first. With If-None-Match, 304 if nothing has changed."""
         read = partial(store.reading(models.versions), project=project, name=name, visible=visible_projects(request))
         items = await run_in_threadpool(read)
-        return Response(Page[ModelVersion](items=tuple(items)).model_dump_json(), media_type="application/json")
+        return tagged(Page[ModelVersion](items=tuple(items)).model_dump_json(), if_none_match)
 
     @router.post(
         "/{name}/versions",
@@ -148,19 +156,23 @@ def model_routes(context: Context) -> APIRouter:
         exact, by = body.model_copy(update={"step": chosen.step}), principal_of(request).name
         save = partial(store.writing(models.register), name, exact, data=data, by=by, now=context.clock())
         made = await run_in_threadpool(save)
-        return Response(made.model_dump_json(), 201, media_type="application/json")
+        return Response(_document(request, made), 201, media_type="application/json")
 
     @router.get(
         "/{project}/{name}/{which}",
         dependencies=[needs(Permission.JOBS_READ)],
         response_model=ModelVersion,
         summary="A version of a model, by number or alias",
+        responses=_TAGGED,
     )
-    async def get_model(request: Request, project: Project, name: Name, which: Which) -> Response:
-        """Returns where its checkpoint is, and its lineage. Serving asks for `prod` here."""
+    async def get_model(
+        request: Request, project: Project, name: Name, which: Which, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """Returns where its checkpoint is, and its lineage. Serving asks for `prod` here, again and again with
+        If-None-Match: the answer is 304 until the alias names another version, or this version changes."""
         _require_project(request, project)
         found = await run_in_threadpool(store.reading(models.find), project, name, which)
-        return Response(found.model_dump_json(), media_type="application/json")
+        return tagged(_document(request, found), if_none_match)
 
     @router.put(
         "/{project}/{name}/aliases/{alias}",
@@ -174,7 +186,7 @@ def model_routes(context: Context) -> APIRouter:
         _require_project(request, project)
         body = await read_model(request, AliasRequest)
         found = await run_in_threadpool(store.writing(models.set_alias), project, name, alias, body.version)
-        return Response(found.model_dump_json(), media_type="application/json")
+        return Response(_document(request, found), media_type="application/json")
 
     @router.delete(
         "/{project}/{name}/aliases/{alias}",
@@ -202,6 +214,10 @@ def model_routes(context: Context) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+def _document(request: Request, one: ModelVersion) -> str:
+    return models.shown(one, visible_projects(request)).model_dump_json()
 
 
 def _require_project(request: Request, project: str) -> None:

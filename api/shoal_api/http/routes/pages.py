@@ -41,6 +41,7 @@ PAGES = {
     "/workspace": "workspace.html",
     "/compare": "compare.html",
     "/sweeps": "sweeps.html",
+    "/models": "models.html",
     "/fleet": "machines.html",
     "/account": "account.html",
     "/docs": "docs.html",

@@ -25,3 +25,7 @@ export function csrfToken() {
 export function toLogin() { location.href = `/login#next=${encodeURIComponent(location.pathname + location.search)}`; }
 export const jobPath = (id) => `/v1/jobs/${encodeURIComponent(id)}`;
 export const jobPage = (id) => `/jobs/${encodeURIComponent(id)}`;
+// The row of a checkpoint on its job's page; the page of a version, by number or alias.
+export const stepPage = (id, step) => `${jobPage(id)}#${new URLSearchParams({ tab: "checkpoints", ...(Number.isInteger(step) ? { step } : {}) })}`;
+export const modelPath = (one) => `/v1/models/${encodeURIComponent(one.project)}/${encodeURIComponent(one.name)}`;
+export const modelPage = (one, which = one.version) => `/models#${new URLSearchParams({ project: one.project, model: one.name, version: which })}`;

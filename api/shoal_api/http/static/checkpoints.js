@@ -1,12 +1,13 @@
 // The durable checkpoints of a job, newest first, with what can be done about each.
 import { $, element, fill, row, said } from "./dom.js";
 import { ask } from "./dialog.js";
-import { jobPath, request } from "./api.js";
+import { jobPath, modelPage, request } from "./api.js";
 import { ENDED } from "./states.js";
 import { bytes, moment, plural, seconds, whole } from "./format.js";
+import { register } from "./registering.js";
 
 const COLOURS = { committed: "done", damaged: "bad", failed: "bad", deleted: "dim" };
-let shown = null;
+let shown = null, marked = null;
 
 // Of the state of the page: its job, and its checkpoints.
 export function showCheckpoints(state) {
@@ -14,14 +15,21 @@ export function showCheckpoints(state) {
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
   fill("checkpoints", [...checkpoints].reverse().map((one) => row([whole(one.step), element("span", one.state + (one.pinned ? ", pinned" : "") + (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""), { class: COLOURS[one.state] }), moment(one.committed_at), bytes(one.bytes), seconds(one.seconds),
-    seconds(one.stall_s), one.world_size || "–", element("code", said(one.url, "long")), buttons(one)], { title: one.message })));
+    seconds(one.stall_s), one.world_size || "–", element("code", said(one.url, "long")), buttons(one)], { title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" })));
+}
+
+// The row of the step that the address names, #tab=checkpoints&step=10: from the page of a job or a model that comes from it.
+export function goToStep(step) {
+  marked = step;
+  for (const one of $("checkpoints").rows) one.classList.toggle("chosen", Number(one.dataset.step) === step);
+  $("checkpoints").querySelector(".chosen")?.scrollIntoView({ block: "center" });
 }
 
 function buttons(one) {
   const made = [];
   if (one.pinned) made.push(button("Unpin", one, () => ask(unpin(one))));
   else if (one.state === "committed") made.push(button("Pin", one, () => ask(pin(one))));
-  if (one.state === "committed") made.push(button("Export", one, () => ask(exportIt(one))));
+  if (one.state === "committed") made.push(button("Export", one, () => ask(exportIt(one))), button("Register", one, () => ask(register({ job: shown.job.id, step: one.step, size: one.bytes }, (made) => { location.href = modelPage(made); }))));
   if (one.state === "committed" || one.state === "damaged") made.push(button("Verify", one, () => ask(verify(one))), button("Delete", one, () => ask(remove(one))));
   return made.length ? element("span", made, { class: "controls" }) : "";
 }

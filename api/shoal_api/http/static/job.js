@@ -10,7 +10,7 @@ import { showWorkers } from "./layout_grid.js";
 import { addLines, downloadOf, goToLine } from "./logs.js";
 import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
-import { showCheckpoints } from "./checkpoints.js";
+import { goToStep, showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
 import { showLineage, showMedia } from "./media.js";
 import { ENDED } from "./states.js";
@@ -75,6 +75,7 @@ downloadOf(id);
 const openTab = setUpTabs($("tabs"), (name, more) => {
   mountOpen();
   if (name === "curves") curves.draw(true);
+  if (name === "checkpoints") goToStep(more.has("step") ? Number(more.get("step")) : null);
   if (name === "logs") goToLine(Number(more.get("line")), (line) => openTab("logs", { line }));
 });
 whenDescribed((job) => live.handlers.job(job));

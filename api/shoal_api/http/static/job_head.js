@@ -1,5 +1,6 @@
 // What the job is and does, in words and numbers.
 import { $, element, fillFacts } from "./dom.js";
+import { stepPage } from "./api.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { sentence } from "./job_sentence.js";
@@ -72,7 +73,7 @@ function where({ spec, status }, clusters) {
   return [["Cluster", `${status.cluster || (wanted === "any" ? "any" : "")}${goesTo}${away ? " (away)" : ""}`]];
 }
 // What it began with: the checkpoint of another job, or a file of weights.
-const origin = ({ continue_from: from, init_from: file }) => from ? [["Continues", element("a", Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`, { href: `/jobs/${encodeURIComponent(from.job)}` })]] : file ? [["Begins with", file]] : [];
+const origin = ({ continue_from: from, init_from: file }) => from ? [["Continues", element("a", Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`, { href: stepPage(from.job, from.step) })]] : file ? [["Begins with", file]] : [];
 function best({ spec, status: { best: standing } }) {
   if (!standing?.best?.length) return [];
   const [first] = standing.best, kept = standing.keep ? `, its checkpoint is kept (the best ${whole(standing.keep)})` : "";

@@ -1,7 +1,7 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, svg } from "./dom.js";
-import { jobPath, request } from "./api.js";
+import { $, element, fill, link, row, said, svg } from "./dom.js";
+import { jobPath, modelPage, request, stepPage } from "./api.js";
 import { plural, seconds, whole } from "./format.js";
 
 const MOST_COLUMNS = 40;
@@ -73,9 +73,10 @@ function table(one, found) {
 export async function showLineage(id) {
   const view = await request(`${jobPath(id)}/lineage`);
   // a job that has begun with its seed is no line of its own
-  fill("lineage", (view.jobs.length > 1 ? view.jobs : []).map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), short(one.code_sha256), short(one.data), short(one.spec_sha256)])));
-  $("registered").textContent = view.registered.length ? `Registered: ${view.registered.map((one) => `${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""} is step ${whole(one.step)}`).join("; ")}.` : "No checkpoint of this job is registered as a model: shoal model register JOB --name NAME.";
+  fill("lineage", (view.jobs.length > 1 ? view.jobs : []).map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), said([one.code, short(one.code_sha256)]), said([one.data_source, short(one.data)]), short(one.spec_sha256)])));
+  const models = view.registered.flatMap((one, index) => [index ? "; " : "", link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)), ` is step ${whole(one.step)}`]);
+  $("registered").replaceChildren(...(models.length ? ["Registered: ", ...models, "."] : ["No checkpoint of this job is registered as a model yet: the button Register, or shoal model register JOB --name NAME."]));
 }
 
-const short = (hash) => hash ? element("code", hash.slice(0, 12), { title: hash }) : "–";
-const origin = (one) => !one.parent ? (one.is_known ? "its seed" : "–") : one.parent.job_id ? `step ${one.parent.step === null ? "?" : whole(one.parent.step)} of ${one.parent.job_id}` : `weights of ${one.parent.url}`;
+const short = (hash) => hash ? element("code", ` ${hash.slice(0, 12)}`, { title: hash }) : "";
+const origin = (one) => !one.parent ? (one.is_known ? "its seed" : "–") : one.parent.job_id ? link(one.parent.step === null ? `the files of ${one.parent.job_id}` : `step ${whole(one.parent.step)} of ${one.parent.job_id}`, stepPage(one.parent.job_id, one.parent.step)) : `weights of ${one.parent.url}`;

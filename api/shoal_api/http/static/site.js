@@ -1,13 +1,13 @@
 // What every page has: the search over everything (/), the help on keys (?), and the way to the account.
 import { element } from "./dom.js";
-import { jobPage, request } from "./api.js";
+import { jobPage, modelPage, request } from "./api.js";
 import { badge } from "./states.js";
 
 const PAUSE_MS = 150, MOST = 8;
-const PLACES = [["All jobs", "/"], ["Workspace", "/workspace"], ["Compare jobs", "/compare"], ["Sweeps", "/sweeps"], ["Fleet", "/fleet"], ["Account and tokens", "/account"], ["REST API", "/docs"], ["Runbook", "/runbook"]];
-const KEYS = [["/", "search jobs, projects, nodes, sweeps and pages"], ["?", "this help"], ["← → Home End", "in tabs: the tab before, after, first, last"], ["↑ ↓ Enter", "in the search: choose and open"], ["Esc", "close"]];
+const PLACES = [["All jobs", "/"], ["Workspace", "/workspace"], ["Compare jobs", "/compare"], ["Sweeps", "/sweeps"], ["Models", "/models"], ["Fleet", "/fleet"], ["Account and tokens", "/account"], ["REST API", "/docs"], ["Runbook", "/runbook"]];
+const KEYS = [["/", "search jobs, projects, nodes, sweeps, models and pages"], ["?", "this help"], ["← → Home End", "in tabs: the tab before, after, first, last"], ["↑ ↓ Enter", "in the search: choose and open"], ["Esc", "close"]];
 
-const box = element("input", null, { type: "search", role: "combobox", "aria-expanded": "true", "aria-controls": "site-found", "aria-autocomplete": "list", "aria-label": "Search everything", placeholder: "jobs, projects, nodes, sweeps, pages", autocomplete: "off", spellcheck: "false" });
+const box = element("input", null, { type: "search", role: "combobox", "aria-expanded": "true", "aria-controls": "site-found", "aria-autocomplete": "list", "aria-label": "Search everything", placeholder: "jobs, projects, nodes, sweeps, models, pages", autocomplete: "off", spellcheck: "false" });
 const list = element("ul", [], { id: "site-found", role: "listbox", "aria-label": "Found" });
 const palette = element("dialog", [box, list], { class: "palette", "aria-label": "Search everything" });
 const help = element("dialog", [element("h2", "Keys"), element("dl", KEYS.flatMap(([key, words]) => [element("dt", element("kbd", key)), element("dd", words)]), { class: "keys" }), element("button", "Close", { type: "button", click: () => help.close() })], { class: "help", "aria-label": "Keys" });
@@ -43,7 +43,7 @@ for (const part of document.querySelectorAll(".wide")) for (const one of [part, 
 async function search() {
   const mine = ++turn, text = box.value.trim(), low = text.toLowerCase();
   const places = PLACES.filter(([name]) => name.toLowerCase().includes(low)).map(([name, href]) => ({ kind: "page", name, href }));
-  const found = (await Promise.all([jobs(text), nodes(low)])).flat();
+  const found = (await Promise.all([jobs(text), nodes(low), models(low)])).flat();
   if (mine !== turn) return;
   const all = [...found, ...places];
   list.replaceChildren(...all.map(({ kind, name, href, more }, index) => element("li", [element("span", kind, { class: "dim small" }), " ", name, " ", ...(more ? [more] : [])], { role: "option", id: `site-found-${index}`, "data-href": href, click: () => { location.href = href; } })));
@@ -73,5 +73,16 @@ async function nodes(low) {
   try {
     const { items } = await request("/v1/nodes");
     return items.filter((node) => node.ip.includes(low) || node.node_id.startsWith(low)).slice(0, MOST).map((node) => ({ kind: "node", name: `${node.ip} ${node.node_id.slice(0, 8)}`, href: "/#nodes" }));
+  } catch { return []; }
+}
+
+// Models by name or alias: the version that an alias names, else the newest one of each.
+async function models(low) {
+  if (!low) return [];
+  try {
+    const { items } = await request("/v1/models"), seen = new Set();
+    const newest = items.filter((one) => one.name.toLowerCase().includes(low) && !seen.has(`${one.project}/${one.name}`) && seen.add(`${one.project}/${one.name}`)).map((one) => [one, one.version]);
+    const aliased = items.flatMap((one) => one.aliases.map((word) => [one, word])).filter(([one, word]) => `${one.name}@${word}`.toLowerCase().includes(low));
+    return [...newest, ...aliased].slice(0, MOST).map(([one, which]) => ({ kind: "model", name: `${one.name}@${which}`, href: modelPage(one, which) }));
   } catch { return []; }
 }
