@@ -28,6 +28,7 @@ __all__ = ["checkpoint_dir", "log", "run"]
 _HOOK = "SHOAL_HOOK"
 _CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 _MEDIA = ("images", "histogram", "table", "text")
+_MEDIA_TARGET = "SHOAL_MEDIA"
 _SEND_S = 0.5
 """The longest time for which a call waits for the worker to read. Then its values are dropped."""
 
@@ -53,18 +54,20 @@ def log(
         loss: mean over the global batch.
         tokens: tokens or samples of the step's global batch, of all ranks together.
         total_steps: the step with which training ends; the remaining time is computed from it.
-        metrics: other values by name, 16 names at most. In a task, `images`, `histogram`, `table` and `text` are media
-            of the step that is under way, if they are mappings from names to values; see docs/media.md.
+        metrics: other values by name, 16 names at most. `images`, `histogram`, `table` and `text` are media if they are
+            mappings from names to values; see docs/media.md. In a script they belong to `step`, or, in a call without
+            step and numbers, to the step of the call before; in a task to the step that is under way.
     """
     media = {kind: metrics.pop(kind) for kind in _MEDIA if isinstance(metrics.get(kind), Mapping)}
+    has_numbers = bool(metrics) or any(one is not None for one in (loss, lr, grad_norm, tokens, total_steps))
     if media:
-        _log_media(media)
-    if not os.environ.get(_HOOK) or (media and step is None and loss is None and not metrics):
+        _log_media(media, step if step is not None else _connection.step + has_numbers)
+    if not os.environ.get(_HOOK) or (media and not has_numbers):
         return
     try:
         _connection.send(_message(step, loss, lr, grad_norm, tokens, total_steps, metrics))
     except Exception as error:  # never the script's problem
-        _connection.complain(error)
+        _connection.complain("values are not reported", error)
 
 
 def checkpoint_dir() -> str | None:
@@ -88,14 +91,15 @@ def run(train: Callable[[Run], None]) -> None:
     run_loop(train)
 
 
-def _log_media(media: dict[str, Any]) -> None:
+def _log_media(media: dict[str, Any], step: int) -> None:
     current = sys.modules.get("shoal_workers.engine.media.current")  # loaded where the engine trains in this process
-    if current is None:
-        return
     try:
-        current.log_current(media)
-    except (TypeError, ValueError) as error:
-        _connection.complain(error)
+        if (current is None or not current.log_current(media)) and os.environ.get(_MEDIA_TARGET):
+            from shoal_workers.script.media import log_media
+
+            log_media(int(step), media)
+    except Exception as error:  # never the script's problem
+        _connection.complain("images, histograms, tables or texts are not kept", error)
 
 
 def _message(
@@ -127,7 +131,7 @@ class _Connection:
         self.step = 0
         self._pid = 0
         self._socket: socket.socket | None = None
-        self._has_complained = False
+        self._complaints: set[str] = set()
 
     def send(self, message: dict[str, Any]) -> None:
         if self._socket is None or self._pid != os.getpid():
@@ -136,11 +140,11 @@ class _Connection:
             self._socket.connect(os.environ[_HOOK].replace("@", "\0", 1))
         self._socket.send(json.dumps(message).encode())
 
-    def complain(self, error: Exception) -> None:
+    def complain(self, what: str, error: Exception) -> None:
         """Say it once."""
-        if not self._has_complained:
-            self._has_complained = True
-            sys.stderr.write(f"shoal.log: values are not reported: {type(error).__name__}: {error}\n")
+        if what not in self._complaints:
+            self._complaints.add(what)
+            sys.stderr.write(f"shoal.log: {what}: {type(error).__name__}: {error}\n")
 
 
 _connection = _Connection()

@@ -30,8 +30,13 @@ MAX_ITEMS = 16
 """Histograms, tables and texts of one call that are kept, of each kind."""
 MAX_COPIED_BYTES = 768 << 10
 """Bytes of images that one call copies on the training thread; larger images are thinned out first."""
-MAX_SAMPLE = 1 << 16
-"""Values of a tensor of which a histogram is made."""
+MAX_TOUCHED_LINES = 1 << 14
+"""Cache lines of 64 bytes that one call reads of images. Of a large image that is thinned out each value is in a line
+of its own, so their number, and not that of the bytes, says how long the copy takes."""
+MAX_SAMPLE = 1 << 15
+"""Values of tensors that one call copies; the histograms of the call share them."""
+MAX_LISTED = 1 << 12
+"""Values of lists of numbers that one call takes; each is an object of Python."""
 NUM_BINS = 64
 MAX_CELLS = 1000
 MAX_COLUMNS = 40

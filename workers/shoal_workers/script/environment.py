@@ -15,12 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from shoal_workers.contract.media import MediaRanks
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.spec import JobSpec, Launcher
 
 HOOK = "SHOAL_HOOK"
 """Address of the socket to which the package `shoal` sends what the script logs."""
+MEDIA = "SHOAL_MEDIA"
+"""Where this rank's media go, as a `MediaTarget`; not set: what it logs besides numbers is not kept."""
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 DEVICES = "CUDA_VISIBLE_DEVICES"
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -56,6 +60,36 @@ class Place:
         return Place(**json.loads(text))
 
 
+@dataclass(frozen=True, slots=True)
+class MediaTarget:
+    """Where a script's process writes what it logs besides numbers, and as whom."""
+
+    root: str
+    """URL of the job's checkpoint directory."""
+    attempt: int
+    generation: int
+    rank: int
+    settings: dict[str, Any]
+    """`media` of the spec."""
+
+    @staticmethod
+    def of(spec: JobSpec, assignment: Assignment, root: str) -> MediaTarget | None:
+        """None: this rank's are not kept."""
+        settings = spec.media
+        if not settings.enabled or (assignment.rank and settings.ranks is not MediaRanks.ALL):
+            return None
+        return MediaTarget(
+            root, assignment.attempt, assignment.generation, assignment.rank, settings.model_dump(mode="json")
+        )
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_text(text: str) -> MediaTarget:
+        return MediaTarget(**json.loads(text))
+
+
 def environment_of(
     own: Mapping[str, str],
     spec: JobSpec,
@@ -78,6 +112,8 @@ def environment_of(
     assert spec.script is not None
     found = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
     found |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
+    if (target := MediaTarget.of(spec, assignment, checkpoint_dir)) is not None:
+        found[MEDIA] = target.to_text()
     found.setdefault("OMP_NUM_THREADS", str(max(1, int(spec.worker.cpus))))
     if interface is not None:
         found.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -14,6 +14,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal_workers.checkpoint.local import TEMPORARY_SUFFIX
+from shoal_workers.contract.media import FOLDER as MEDIA
+from shoal_workers.contract.media import IMAGE_FILE, RecordName
+
 MARK = ".continued"
 _STAGING = ".continuing"
 _NOT_OF_THE_SCRIPT = frozenset({MARK, _STAGING, "profiles", "tensorboard"})
@@ -37,7 +41,7 @@ def take_over(origin: Path, own: Path, *, job: str, progress: Callable[[str], No
     """
     if (own / MARK).exists():
         return
-    names = sorted(_names(origin) - _NOT_OF_THE_SCRIPT)
+    names = sorted(name for name in _names(origin) - _NOT_OF_THE_SCRIPT if not _is_of_media(origin / name))
     if not names:
         raise NothingToContinue(
             f"continue_from.job {job}: the job has left no file in {origin}, so there is nothing to go on from. Submit "
@@ -63,7 +67,8 @@ def take_over(origin: Path, own: Path, *, job: str, progress: Callable[[str], No
     for name in names:
         source = origin / name
         if source.is_dir() and not source.is_symlink():
-            shutil.copytree(source, staging / name, symlinks=True, copy_function=copy)
+            ignore = _records if name == MEDIA else None
+            shutil.copytree(source, staging / name, symlinks=True, copy_function=copy, ignore=ignore)
         elif source.is_symlink():
             (staging / name).symlink_to(source.readlink())
         else:
@@ -73,6 +78,24 @@ def take_over(origin: Path, own: Path, *, job: str, progress: Callable[[str], No
         (staging / name).replace(own / name)
     staging.rmdir()
     (own / MARK).write_text(f"{job}\n", encoding="utf-8")
+
+
+def _is_of_media(source: Path) -> bool:
+    """It has only what the other job has logged; a script may keep files of its own in a folder of that name."""
+    if source.name != MEDIA or not source.is_dir():
+        return False
+    names = sorted(_names(source))
+    return len(_records("", names)) == len(names)
+
+
+def _records(_: str, names: list[str]) -> list[str]:
+    """Those that Shoal writes."""
+    wholes = [name.removesuffix(TEMPORARY_SUFFIX) for name in names]
+    return [
+        name
+        for name, whole in zip(names, wholes, strict=True)
+        if RecordName.parse(whole) is not None or IMAGE_FILE.fullmatch(whole)
+    ]
 
 
 def _names(folder: Path) -> set[str]:

@@ -10,7 +10,7 @@ import pytest
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.script.environment import Place, environment_of
+from shoal_workers.script.environment import MEDIA, MediaTarget, Place, environment_of
 
 
 def environment(
@@ -114,3 +114,12 @@ def test_a_script_of_ray_train_finds_the_cluster_of_its_worker(launcher: str, ad
     found = environment(0, PLACES[:1], launcher=launcher)
     assert found.get("RAY_ADDRESS") == address
     assert ("RANK" in found) == (launcher != "python")
+
+
+def test_a_rank_whose_media_are_kept_is_told_where_to() -> None:
+    target = MediaTarget.from_text(environment(0, PLACES, generation=3)[MEDIA])
+    assert (target.root, target.attempt, target.generation, target.rank) == ("/checkpoints/job-7", 1, 3, 0)
+    assert MEDIA not in environment(1, PLACES)
+    of_all = environment(1, PLACES, media={"ranks": "all", "max_steps": 7})
+    assert MediaTarget.from_text(of_all[MEDIA]).settings["max_steps"] == 7
+    assert MEDIA not in environment(0, PLACES, media={"enabled": False})

@@ -68,3 +68,19 @@ def test_a_copy_that_was_interrupted_is_made_again(origin: Path, own: Path) -> N
 def test_a_job_that_has_left_nothing_cannot_be_continued(tmp_path: Path, own: Path) -> None:
     with pytest.raises(NothingToContinue, match=r"job-a: the job has left no file in .* without continue_from"):
         take_over(tmp_path / "never", own, job="job-a", progress=lambda _: None)
+
+
+def test_what_the_other_job_has_logged_stays_there_and_a_folder_of_the_script_of_that_name_does_not(
+    origin: Path, own: Path
+) -> None:
+    name = "step-000000000002-a1-g1-r0-n1"
+    (origin / "media").mkdir()
+    for ending in (".json", "-i0.png"):
+        (origin / "media" / f"{name}{ending}").write_text("of Shoal")
+    take_over(origin, own, job="job-a", progress=lambda _: None)
+    assert not (own / "media").exists()
+
+    (origin / "media" / "clip.wav").write_bytes(b"sound")
+    (own / MARK).unlink()
+    take_over(origin, own, job="job-a", progress=lambda _: None)
+    assert _content(own / "media") == {"clip.wav": b"sound"}

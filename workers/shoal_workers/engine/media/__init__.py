@@ -1,5 +1,6 @@
-"""Media that a task or loop logs: copied on the training thread, encoded and written by a thread beside it.
+"""Media that a task, a loop or a script logs: copied on the training thread, encoded and written by a thread beside it.
 
-capture   what the training thread does: check, thin out, copy      encode     PNG, bins, cells
-recorder  the queue, the thread, the files, the limits
+capture   what the training thread does: check, thin out, copy      staging    the memory of the copies
+encode    PNG, bins, cells                                          recorder   the queue, the thread, files, limits
+current   which recorder `shoal.log` of a task means
 """

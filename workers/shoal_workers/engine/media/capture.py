@@ -1,25 +1,35 @@
 """What the training thread does with logged media: it checks the names, thins large values out, and copies them.
 
-The call may last 1 ms, so the bytes that it copies are bounded whatever is logged: an image is thinned out to its share
-of MAX_COPIED_BYTES, and of a tensor that becomes a histogram MAX_SAMPLE values in evenly spaced blocks are copied,
-since single values from all over a large tensor cost a cache miss each. A value on a GPU is copied on the GPU; the
-thread that writes waits for it. Called by the recorder.
+The call may last 1 ms, so what it reads and writes is bounded whatever is logged. An image is thinned out to its share
+of MAX_COPIED_BYTES and of MAX_TOUCHED_LINES. Of tensors that become histograms MAX_SAMPLE values in evenly spaced
+blocks are copied, since single values from all over a large tensor cost a cache miss each. What cannot change (numbers
+and texts in a table or a list) is referred to, and looked at later. Nothing is left for later that the next step could
+change.
+
+    plan    views of the values, without a copy: their shapes, strides and sizes are known
+    copy    all on the host into one buffer of `staging`; each on a GPU into new memory there, without waiting: an event
+            says when the copies are complete, and the thread that writes fetches them
+
+Called by the recorder.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
-from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.media import (
     MAX_CELL_CHARS,
     MAX_CELLS,
@@ -27,18 +37,27 @@ from shoal_workers.contract.media import (
     MAX_COPIED_BYTES,
     MAX_IMAGES,
     MAX_ITEMS,
+    MAX_LISTED,
     MAX_SAMPLE,
     MAX_TEXT_CHARS,
+    MAX_TOUCHED_LINES,
 )
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
+from shoal_workers.engine.media.staging import ALIGNMENT_BYTES, Staging
 
 _BLOCK = 256
 """Neighbouring values of a large tensor that are copied together."""
+_LINE_BYTES = 64
 _CHANNELS = (1, 3, 4)
-_PLAIN = frozenset((bool, int, type(None)))
+_NUMBERS = "biuf"
+"""Kinds of numpy's dtypes that can be shown."""
+_CONSTANT = frozenset((bool, int, float, str, type(None)))
+_MAX_OTHER_S = 0.0002
+"""So long cells of a table are copied that are neither numbers nor texts."""
+_FILE_FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 
-Pixels = Tensor | np.ndarray[Any, Any]
-Cell = str | bool | int | float | None
+Array = np.ndarray[Any, Any]
+Pixels = Tensor | Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +71,8 @@ class CapturedImage:
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
     name: str
-    sample: Tensor
+    sample: Pixels | tuple[Any, ...]
+    """Copies of its values; of a list the objects themselves."""
     num_values: int
 
 
@@ -60,7 +80,8 @@ class CapturedTensor:
 class CapturedTable:
     name: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """What is in the cells cannot change; it is not yet what is stored."""
     num_rows: int
 
 
@@ -75,6 +96,24 @@ class Captured:
     """Name, text, and its length before it was cut."""
     notes: list[str] = field(default_factory=list)
     num_bytes: int = 0
+    buffer: Tensor | None = None
+    """Memory of the copies, which goes back to `staging` when they have been stored."""
+    is_copied: Any = None
+    """An event of the GPU, after which the copies in its memory are complete; None: there are none."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is to be copied."""
+
+    sources: list[Pixels] = field(default_factory=list)
+    images: list[tuple[str, int | Path | Any, int | None, str]] = field(default_factory=list)
+    """Name; the number of its source, or what it is itself; its index in a source of several; note."""
+    tensors: list[tuple[str, int | tuple[Any, ...], int]] = field(default_factory=list)
+
+    def add(self, source: Pixels) -> int:
+        self.sources.append(source)
+        return len(self.sources) - 1
 
 
 def capture(
@@ -82,6 +121,8 @@ def capture(
     histogram: Mapping[str, Any] | None = None,
     table: Mapping[str, Any] | None = None,
     text: Mapping[str, str] | None = None,
+    *,
+    staging: Staging | None = None,
 ) -> Captured:
     """Copies of these values, each by name.
 
@@ -94,19 +135,23 @@ def capture(
     Raises:
         ValueError, TypeError: a name or a value cannot be logged; the message says which.
     """
-    found = Captured()
-    _add_images(found, images or {})
-    for name, value in _first(found, "histogram", histogram or {}):
-        found.tensors.append(one := _sampled(name, value))
-        found.num_bytes += one.sample.nbytes
+    found, plan = Captured(), _Plan()
+    _plan_images(found, plan, images or {})
+    _plan_histograms(found, plan, histogram or {})
     for name, rows in _first(found, "table", table or {}):
-        found.tables.append(one_table := _table(name, rows))
-        found.num_bytes += sum(len(cell) if isinstance(cell, str) else 8 for row in one_table.rows for cell in row)
+        found.tables.append(_table(found, name, rows))
     for name, words in _first(found, "text", text or {}):
         if not isinstance(words, str):
             raise TypeError(f"text {name!r} is a {type(words).__name__}, and must be a str.")
         found.texts.append((name, words[:MAX_TEXT_CHARS], len(words)))
         found.num_bytes += min(len(words), MAX_TEXT_CHARS)
+    copies = _copied(found, plan.sources, staging or Staging())
+    for name, what, index, note in plan.images:
+        content: Any = copies[what] if isinstance(what, int) else what
+        found.images.append(CapturedImage(name, content if index is None else content[index], note))
+    for name, values, num_values in plan.tensors:
+        sample = copies[values] if isinstance(values, int) else values
+        found.tensors.append(CapturedTensor(name, sample, num_values))
     return found
 
 
@@ -124,46 +169,86 @@ def _first(found: Captured, kind: str, values: Mapping[str, Any]) -> Iterable[tu
     return islice(values.items(), MAX_ITEMS)
 
 
-def _add_images(found: Captured, images: Mapping[str, Any]) -> None:
-    wanted: list[tuple[str, Any]] = []
+def _copied(found: Captured, sources: Sequence[Pixels], staging: Staging) -> list[Pixels]:
+    """Copies in the order of the sources: those on the host in one buffer, those of a GPU in its memory."""
+    starts, num_bytes = [], 0
+    for one in sources:
+        starts.append(num_bytes)
+        if not isinstance(one, Tensor) or one.device.type == "cpu":
+            num_bytes += -(-one.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    if not sources:
+        return []
+    buffer = found.buffer = staging.take(num_bytes)
+    copies: list[Pixels] = []
+    views: dict[torch.dtype, Tensor] = {}
+    """The buffer, as values of each dtype."""
+    for one, start in zip(sources, starts, strict=True):
+        found.num_bytes += one.nbytes
+        if not isinstance(one, Tensor):
+            array: Array = np.ndarray(one.shape, one.dtype, buffer=buffer.numpy(), offset=start)
+            np.copyto(array, one)
+            copies.append(array)
+        elif one.device.type == "cpu":
+            if one.dtype not in views:
+                views[one.dtype] = buffer.view(one.dtype)
+            place = views[one.dtype].as_strided(one.shape, _dense_strides(one.shape), start // one.itemsize)
+            copies.append(place.copy_(one))
+        else:
+            copies.append(torch.clone(one, memory_format=torch.contiguous_format))
+            if found.is_copied is None and one.device.type == "cuda":
+                found.is_copied = torch.Event("cuda")
+    if found.is_copied is not None:  # on the stream on which the training computes, behind the copies
+        found.is_copied.record()
+    return copies
+
+
+def _dense_strides(shape: Sequence[int]) -> list[int]:
+    strides, step = [0] * len(shape), 1
+    for dim in range(len(shape) - 1, -1, -1):
+        strides[dim], step = step, step * shape[dim]
+    return strides
+
+
+def _plan_images(found: Captured, plan: _Plan, images: Mapping[str, Any]) -> None:
+    wanted: list[tuple[str, Any, int | None]] = []
+    """Name, value, and how many images it is; None: it is one."""
+    num_wanted = 0
     for name, value in _first(found, "images", images):
-        several = _several(value)
-        wanted += [(name, one) for one in several] if several is not None else [(name, value)]
-    if len(wanted) > MAX_IMAGES:
+        if isinstance(value, (list, tuple)):
+            wanted += [(name, one, None) for one in value[: MAX_IMAGES + 1]]
+            num_wanted += len(value)
+        elif len(getattr(value, "shape", ())) == 4:
+            wanted.append((name, value, len(value)))
+            num_wanted += len(value)
+        else:
+            wanted.append((name, value, None))
+            num_wanted += 1
+    if num_wanted > MAX_IMAGES:
         found.notes.append(
-            f"images: {len(wanted) - MAX_IMAGES} of {len(wanted)} were left out; a call keeps {MAX_IMAGES}"
+            f"images: {num_wanted - MAX_IMAGES} of {num_wanted} were left out; a call keeps {MAX_IMAGES}"
         )
-    kept = wanted[:MAX_IMAGES]
-    for name, value in kept:
-        image, num_bytes = _image(name, value, MAX_COPIED_BYTES // len(kept))
-        found.images.append(image)
-        found.num_bytes += num_bytes
+    num_kept = left = min(num_wanted, MAX_IMAGES)
+    for name, value, several in wanted:
+        num_taken = min(left, 1 if several is None else several)
+        if num_taken:
+            _plan_image(found, plan, name, value, num_taken if several is not None else None, num_kept)
+        left -= num_taken
 
 
-def _several(value: Any) -> Sequence[Any] | None:
-    """The images of a list, or of an array with four dims."""
-    if isinstance(value, (list, tuple)):
-        return value
-    shape = getattr(value, "shape", None)
-    if shape is not None and len(shape) == 4:
-        return [value[index] for index in range(min(len(value), MAX_IMAGES + 1))]
-    return None
-
-
-def _image(name: str, value: Any, most_bytes: int) -> tuple[CapturedImage, int]:
+def _plan_image(found: Captured, plan: _Plan, name: str, value: Any, several: int | None, num_kept: int) -> None:
+    """`several`: so many of the images of an array with four dims; None: it is one image."""
     if isinstance(value, (str, Path)):
-        return CapturedImage(name, Path(value)), 0
+        plan.images.append((name, Path(value), None, ""))
+        return
     if hasattr(value, "getbands") and hasattr(value, "resize"):  # PIL, without an import of it
-        return _pil_image(name, value, most_bytes)
-    if isinstance(value, Tensor):
-        value = local_tensor(value.detach())
-    elif hasattr(value, "__array__"):
-        value = np.asarray(value)
-    else:
-        raise TypeError(
-            f"image {name!r} is a {type(value).__name__}, and must be an array, a tensor, an image of PIL or a path."
-        )
-    shape = tuple(value.shape)
+        content, num_bytes, note = _pil_image(value, MAX_COPIED_BYTES // num_kept)
+        plan.images.append((name, content, None, note))
+        found.num_bytes += num_bytes
+        return
+    values = _dense(f"image {name!r}", value, "an array, a tensor, an image of PIL or a path")
+    if several is not None:
+        values = values[:several]
+    shape = tuple(values.shape) if several is None else tuple(values.shape[1:])
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in _CHANNELS and shape[2] not in _CHANNELS):
         raise ValueError(
             f"image {name!r} has the shape {shape}. It must be height x width, or have 1, 3 or 4 channels first "
@@ -171,16 +256,14 @@ def _image(name: str, value: Any, most_bytes: int) -> tuple[CapturedImage, int]:
         )
     if 0 in shape:
         raise ValueError(f"image {name!r} has the shape {shape}, so it has no pixel.")
-    height, width, channels_first = shape[0], shape[1], False
-    if len(shape) == 3 and is_channels_first(shape, is_tensor=isinstance(value, Tensor)):
-        height, width, channels_first = shape[1], shape[2], True
-    num_bytes = math.prod(shape) * (value.element_size() if isinstance(value, Tensor) else value.itemsize)
-    factor = math.ceil(math.sqrt(num_bytes / most_bytes)) if num_bytes > most_bytes else 1
-    thin = slice(None, None, factor)
-    part = value[:, thin, thin] if channels_first else value[thin, thin]
-    copied = part.clone() if isinstance(part, Tensor) else np.array(part)
-    note = f"every {factor}th row and column of {height} x {width}" if factor > 1 else ""
-    return CapturedImage(name, copied, note), copied.nbytes
+    lead = int(several is not None)
+    is_first = len(shape) == 3 and is_channels_first(shape, is_tensor=isinstance(values, Tensor))
+    rows = lead + is_first
+    factor = _factor_of(values, rows, (lead if is_first else lead + 2) if len(shape) == 3 else None, num_kept)
+    thin = (*(slice(None),) * rows, slice(None, None, factor), slice(None, None, factor))
+    note = f"every {factor}th row and column of {values.shape[rows]} x {values.shape[rows + 1]}" if factor > 1 else ""
+    source = plan.add(values[thin])
+    plan.images += [(name, source, index, note) for index in ([None] if several is None else range(several))]
 
 
 def is_channels_first(shape: tuple[int, ...], *, is_tensor: bool) -> bool:
@@ -189,49 +272,136 @@ def is_channels_first(shape: tuple[int, ...], *, is_tensor: bool) -> bool:
     return first and (is_tensor or not last)
 
 
-def _pil_image(name: str, image: Any, most_bytes: int) -> tuple[CapturedImage, int]:
+def _factor_of(values: Pixels, rows: int, channel: int | None, num_kept: int) -> int:
+    """Every how manieth row and column is copied. `rows`, `channel`: dims; that of the columns follows the rows."""
+    item = values.itemsize
+    steps = values.stride() if isinstance(values, Tensor) else [one // item for one in values.strides]
+    channels = 1 if channel is None else values.shape[channel]
+    apart = channel is not None and abs(steps[channel]) * item >= _LINE_BYTES
+    step_bytes = max(1, min(abs(steps[rows]), abs(steps[rows + 1]))) * item
+    return _factor(values.shape[rows], values.shape[rows + 1], channels, item, step_bytes, apart, num_kept)
+
+
+@lru_cache(maxsize=256)
+def _factor(height: int, width: int, channels: int, item: int, step_bytes: int, apart: bool, num_kept: int) -> int:
+    """The smallest factor with which each of `num_kept` images has no more than its share of bytes and cache lines.
+
+    Args:
+        step_bytes: from a pixel to its neighbour in memory.
+        apart: the channels of a pixel are in cache lines of their own.
+    """
+    factor = 1
+    while True:
+        pixels = -(-height // factor) * -(-width // factor) * num_kept
+        lines = pixels * min(1.0, factor * step_bytes / _LINE_BYTES) * (channels if apart else 1)
+        if pixels * channels * item <= MAX_COPIED_BYTES and lines <= MAX_TOUCHED_LINES:
+            return factor
+        factor += 1 + factor // 16
+
+
+def _pil_image(image: Any, most_bytes: int) -> tuple[Any, int, str]:
+    """What is kept of it, its bytes, and a note."""
+    if getattr(image, "tile", None) and getattr(image, "filename", "") and image.format in _FILE_FORMATS:
+        return Path(image.filename), 0, ""  # it was opened and not decoded yet
     width, height = image.size
     num_bytes = width * height * 4
     if num_bytes <= most_bytes:
-        return CapturedImage(name, image.copy()), num_bytes
+        return image.copy(), num_bytes, ""
     shrink = math.sqrt(most_bytes / num_bytes)
     size = max(1, int(width * shrink)), max(1, int(height * shrink))
-    return CapturedImage(name, image.resize(size, 0), f"thinned out from {height} x {width}"), size[0] * size[1] * 4
+    return image.resize(size, 0), size[0] * size[1] * 4, f"thinned out from {height} x {width}"
 
 
-def _sampled(name: str, value: Any) -> CapturedTensor:
+def _dense(what: str, value: Any, expected: str) -> Pixels:
+    """A tensor or array, as it is: nothing is copied."""
     if isinstance(value, Tensor):
-        tensor = local_tensor(value.detach())
-    else:
-        try:
-            array = np.asarray(value)
-            tensor = torch.as_tensor(array if array.flags.writeable else array.copy())
-        except (TypeError, ValueError):
-            raise TypeError(f"histogram {name!r} is a {type(value).__name__}, and must be numbers.") from None
-    if tensor.is_complex() or tensor.layout != torch.strided:
-        raise TypeError(f"histogram {name!r} is complex or sparse. Log its values as a dense tensor of numbers.")
-    num_values = tensor.numel()
-    return CapturedTensor(name, _thinned(tensor, num_values).clone(), num_values)
+        tensor = _local(value)
+        if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"{what} is complex, sparse or quantized. Log its values as a dense tensor of numbers.")
+        return tensor.detach()
+    if not hasattr(value, "__array__"):
+        raise TypeError(f"{what} is a {type(value).__name__}, and must be {expected}.")
+    array = np.asarray(value)
+    if array.dtype.kind not in _NUMBERS:
+        raise TypeError(f"{what} has the dtype {array.dtype}, and must have real numbers.")
+    return array
 
 
-def _thinned(tensor: Tensor, num_values: int) -> Tensor:
-    """At most MAX_SAMPLE of its values, as a view."""
-    if num_values <= MAX_SAMPLE:
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of it."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # a program that has not imported it has no such tensor
+    if distributed is None or not isinstance(tensor, distributed.DTensor):
         return tensor
-    if tensor.is_contiguous():
-        num_blocks = MAX_SAMPLE // _BLOCK
-        stride = (num_values - _BLOCK) // (num_blocks - 1)
-        return tensor.as_strided((num_blocks, _BLOCK), (stride, 1), tensor.storage_offset())
-    left = num_values
-    for dim in sorted(range(tensor.dim()), key=lambda one: -tensor.shape[one]):
-        factor = min(tensor.shape[dim], math.ceil(left / MAX_SAMPLE))
+    from shoal_workers.torch_internals import local_of
+
+    return local_of(tensor)
+
+
+def _plan_histograms(found: Captured, plan: _Plan, values: Mapping[str, Any]) -> None:
+    sharers = max(1, min(len(values), MAX_ITEMS))
+    most, most_listed = MAX_SAMPLE // sharers, MAX_LISTED // sharers
+    for name, value in _first(found, "histogram", values):
+        if isinstance(value, Sequence):
+            listed = _listed(name, value, most_listed)
+            plan.tensors.append((name, listed, len(value)))
+            found.num_bytes += 8 * len(listed)
+            continue
+        numbers = _dense(f"histogram {name!r}", value, "a tensor, an array or a list of numbers")
+        num_values = numbers.numel() if isinstance(numbers, Tensor) else numbers.size
+        plan.tensors.append((name, plan.add(_thinned(numbers, num_values, most)), num_values))
+
+
+def _listed(name: str, values: Sequence[Any], most: int) -> tuple[Any, ...]:
+    """The numbers of a list, or some in evenly spaced blocks."""
+    if len(values) <= most:
+        kept = tuple(values)
+    else:
+        block = min(_BLOCK, most)
+        starts = _starts(len(values), most // block, block)
+        kept = tuple(chain.from_iterable(values[start : start + block] for start in starts))
+    odd = {kind for kind in set(map(type, kept)) if not issubclass(kind, (int, float, np.number))}
+    if isinstance(values, str) or odd:
+        kind = "str" if isinstance(values, str) else odd.pop().__name__
+        raise TypeError(f"histogram {name!r} has a {kind} in it, and must be numbers. Log an array or a tensor.")
+    return kept
+
+
+def _starts(num_values: int, num_blocks: int, block: int) -> range:
+    """Where evenly spaced blocks begin."""
+    stride = (num_values - block) // (num_blocks - 1) if num_blocks > 1 else 1
+    return range(0, stride * num_blocks, stride)
+
+
+def _thinned(values: Pixels, num_values: int, most: int) -> Pixels:
+    """At most about so many of the values, as a view: evenly spaced blocks, if the values lie close together in memory
+    in whatever order, else single values, and fewer of them, as each costs a cache miss."""
+    if num_values <= most:
+        return values
+    ordered = values
+    if not (isinstance(values, Tensor) and values.is_contiguous()):
+        axes = sorted(range(len(values.shape)), key=lambda dim: -_strides(values)[dim])
+        ordered = values.permute(axes) if isinstance(values, Tensor) else values.transpose(axes)
+    num_blocks = most // _BLOCK
+    if isinstance(ordered, Tensor) and ordered.is_contiguous():
+        stride = _starts(num_values, num_blocks, _BLOCK).step
+        return ordered.as_strided((num_blocks, _BLOCK), (stride, 1), ordered.storage_offset())
+    if not isinstance(ordered, Tensor) and ordered.flags.c_contiguous:
+        stride = _starts(num_values, num_blocks, _BLOCK).step * ordered.itemsize
+        return as_strided(ordered.reshape(-1), (num_blocks, _BLOCK), (stride, ordered.itemsize), writeable=False)
+    left, fewer = num_values, max(1, most // 4)
+    for dim in sorted(range(len(values.shape)), key=lambda one: -values.shape[one]):
+        factor = min(values.shape[dim], math.ceil(left / fewer))
         if factor > 1:
-            tensor = tensor[(*(slice(None),) * dim, slice(None, None, factor))]
-            left = tensor.numel()
-    return tensor
+            values = values[(*(slice(None),) * dim, slice(None, None, factor))]
+            left = math.prod(values.shape)
+    return values
 
 
-def _table(name: str, rows: Any) -> CapturedTable:
+def _strides(values: Pixels) -> Sequence[int]:
+    return values.stride() if isinstance(values, Tensor) else values.strides
+
+
+def _table(found: Captured, name: str, rows: Any) -> CapturedTable:
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise TypeError(f"table {name!r} is a {type(rows).__name__}, and must be a list of rows.")
     if not rows:
@@ -244,22 +414,52 @@ def _table(name: str, rows: Any) -> CapturedTable:
     if not all(issubclass(kind, Mapping if is_mapping else Sequence) for kind in kinds):
         raise TypeError(f"table {name!r}: its rows must be all mappings or all lists.")
     if is_mapping:
-        cells = tuple(tuple(_cell(row.get(column)) for column in columns) for row in kept)
+        cells = [tuple(map(row.get, columns)) for row in kept]
+        titles = tuple(str(column)[:MAX_CELL_CHARS] for column in columns)
     else:
-        cells = tuple(tuple(_cell(one) for one in row[: len(columns)]) for row in kept)
-    titles = (
-        tuple(str(column)[:MAX_CELL_CHARS] for column in columns)
-        if is_mapping
-        else tuple(f"column {number + 1}" for number in columns)
-    )
-    return CapturedTable(name, titles, cells, len(rows))
+        cells = [tuple(row[: len(columns)]) for row in kept]
+        titles = tuple(f"column {number + 1}" for number in columns)
+    of_cells = set(map(type, chain.from_iterable(cells)))
+    if str in of_cells or not of_cells <= _CONSTANT:
+        cells = _constant(found, name, cells)
+    found.num_bytes += 8 * len(cells) * len(columns)
+    return CapturedTable(name, titles, tuple(cells), len(rows))
 
 
-def _cell(value: Any) -> Cell:
-    if type(value) in _PLAIN:
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        return value[:MAX_CELL_CHARS]
-    return str(value)[:MAX_CELL_CHARS]
+def _constant(found: Captured, name: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The same cells, where what could change is replaced by what it is now, and long texts are cut."""
+    until, num_late, made = time.perf_counter() + _MAX_OTHER_S, 0, []
+    for row in rows:
+        cells = []
+        for value in row:
+            kind = type(value)
+            if kind is str:
+                cell = value if len(value) <= MAX_CELL_CHARS else value[:MAX_CELL_CHARS]
+                found.num_bytes += len(cell)
+            elif kind in _CONSTANT or isinstance(value, np.generic):
+                cell = value
+            elif time.perf_counter() > until:
+                cell, num_late = f"({kind.__name__})", num_late + 1
+            else:
+                cell = _as_it_is(found, value)
+            cells.append(cell)
+        made.append(tuple(cells))
+    if num_late:
+        found.notes.append(
+            f"table {name}: {num_late} cells that are neither numbers nor texts were left out, because to copy them "
+            "took too long"
+        )
+    return made
+
+
+def _as_it_is(found: Captured, value: Any) -> Any:
+    """What the value says now. A tensor on a GPU is not waited for."""
+    if not isinstance(value, Tensor):
+        return str(value)[:MAX_CELL_CHARS]
+    if value.numel() != 1:
+        return f"tensor of {' x '.join(map(str, value.shape))}"
+    if value.device.type == "cpu":
+        return value.item()
+    if found.is_copied is None and value.device.type == "cuda":
+        found.is_copied = torch.Event("cuda")
+    return value.detach().clone()

@@ -1,4 +1,8 @@
-"""Makes of captured values what is stored: PNG files, bins of histograms, the record. On the recorder's thread only.
+"""Makes of captured values what is stored: PNG files, bins of histograms, cells of tables. On the recorder's thread
+only.
+
+`fetched` first brings what was copied on a GPU into the memory of the host, on a stream of its own: it waits for the
+copies, not for what the training has launched after them.
 
 PNG is written with the standard library, so that a worker needs no package for it. An image that is given by its path
 is taken as it is, if its first bytes are those of a format that browsers show without running anything.
@@ -6,19 +10,56 @@ is taken as it is, if its first bytes are those of a format that browsers show w
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from shoal_workers.contract.media import MAX_FILE_BYTES, NUM_BINS, MediaHistogram, MediaTable, MediaText
-from shoal_workers.engine.media.capture import CapturedImage, CapturedTable, CapturedTensor, is_channels_first
+from shoal_workers.contract.media import (
+    MAX_CELL_CHARS,
+    MAX_FILE_BYTES,
+    NUM_BINS,
+    MediaHistogram,
+    MediaTable,
+    MediaText,
+)
+from shoal_workers.engine.media.capture import (
+    Captured,
+    CapturedImage,
+    CapturedTable,
+    CapturedTensor,
+    is_channels_first,
+)
 
 _MAGIC = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
+
+
+def fetched(captured: Captured) -> Captured:
+    """The same, with nothing left in the memory of a GPU."""
+    if captured.is_copied is not None:
+        captured.is_copied.synchronize()
+        with torch.Stream("cuda"):
+            return _on_host(captured)
+    return _on_host(captured)
+
+
+def _on_host(captured: Captured) -> Captured:
+    def moved(value: Any) -> Any:
+        return value.cpu() if isinstance(value, Tensor) else value
+
+    return replace(
+        captured,
+        images=[replace(one, content=moved(one.content)) for one in captured.images],
+        tensors=[replace(one, sample=moved(one.sample)) for one in captured.tensors],
+        tables=[replace(one, rows=tuple(tuple(map(moved, row)) for row in one.rows)) for one in captured.tables],
+    )
 
 
 def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
@@ -41,19 +82,20 @@ def png(pixels: np.ndarray[Any, Any]) -> bytes:
     rows[:, 1:] = pixels.reshape(height, -1)
     colour = {1: 0, 3: 2, 4: 6}[channels]
     header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 6)), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
 
 def histogram(captured: CapturedTensor) -> MediaHistogram:
-    values = captured.sample.cpu().double().flatten().numpy()
+    sample = captured.sample
+    values = sample.double().flatten().numpy() if isinstance(sample, Tensor) else np.asarray(sample, float).ravel()
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     counts: tuple[int, ...] = ()
     if len(finite):
         if high - low > 0 and np.isfinite(high - low) and (high - low) / NUM_BINS > 0:
             scaled = ((finite - low) / (high - low) * NUM_BINS).astype(np.int64).clip(0, NUM_BINS - 1)
-            counts = tuple(int(one) for one in np.bincount(scaled, minlength=NUM_BINS))
+            counts = tuple(np.bincount(scaled, minlength=NUM_BINS).tolist())
         else:
             counts = (len(finite),)
     mean, std = (float(finite.mean()), float(finite.std())) if len(finite) else (None, None)
@@ -71,18 +113,28 @@ def histogram(captured: CapturedTensor) -> MediaHistogram:
 
 
 def table(captured: CapturedTable) -> MediaTable:
-    return MediaTable(name=captured.name, columns=captured.columns, rows=captured.rows, num_rows=captured.num_rows)
+    rows = tuple(tuple(map(_cell, row)) for row in captured.rows)
+    return MediaTable(name=captured.name, columns=captured.columns, rows=rows, num_rows=captured.num_rows)
 
 
 def text(name: str, words: str, num_chars: int) -> MediaText:
     return MediaText(name=name, text=words, num_chars=num_chars)
 
 
+def _cell(value: Any) -> str | bool | int | float | None:
+    if isinstance(value, (Tensor, np.generic)):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return str(value)[:MAX_CELL_CHARS]
+
+
 def _pixels(content: Any) -> np.ndarray[Any, Any]:
     """Height x width x channels, bytes."""
     is_tensor = isinstance(content, Tensor)
     if is_tensor:
-        content = content.cpu()
         values = (content.float() if content.is_floating_point() else content).numpy()
     elif isinstance(content, np.ndarray):
         values = content

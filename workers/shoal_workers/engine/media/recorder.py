@@ -3,9 +3,11 @@
     training thread   log(): check, copy, append to the queue          begin | ... steps ... | end: waits a little
     recorder thread          encode | images | record | limits
 
-The queue is bounded by calls and bytes; what comes while it is full is dropped, counted in the next record and said
-once in the job's log. An error of the storage never reaches the training. A record carries attempt and generation;
-nothing is written once the generation is fenced. One per worker; the engine begins and ends it with each generation.
+The training thread takes no lock that the other thread holds while it works: a thread of lower priority may hold one
+for long. The queue is bounded by calls and bytes; what comes while it is full is dropped, counted in the next record
+and said once in the job's log. An error of the storage never reaches the training. A record carries attempt and
+generation; nothing is written once the generation is fenced. One per worker; the engine begins and ends it with each
+generation.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
@@ -30,11 +32,11 @@ from shoal_workers.contract.media import (
     thinned_out,
 )
 from shoal_workers.engine.media.capture import Captured, capture
-from shoal_workers.engine.media.encode import histogram, image_file, table, text
+from shoal_workers.engine.media.encode import fetched, histogram, image_file, table, text
+from shoal_workers.engine.media.staging import Staging
 
 _MAX_WAITING = 64
 """Calls that may wait for the storage."""
-_IDLE_S = 3600.0
 _NICENESS = 10
 """Niceness of the thread: training goes first if there are too few CPUs."""
 
@@ -66,13 +68,18 @@ class Recorder:
         self._root = root
         self._settings = settings
         self._say = say
-        self._changed = threading.Condition()
-        self._waiting: deque[_Call] = deque()
-        self._waiting_bytes = 0
-        self._is_writing = False
-        self._is_closed = False
-        self._num_dropped = 0
+        self._staging = Staging()
         self._thread: threading.Thread | None = None
+        # Each counter is written by one thread and read by both: neither waits for the other.
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._num_put = self._bytes_put = self._num_dropped = 0
+        """Of all calls so far; training thread."""
+        self._num_done = self._bytes_taken = 0
+        """Recorder thread."""
+        self._num_lost = self._num_said_dropped = 0
+        """Calls that could not be written, and dropped ones that a record has counted; recorder thread."""
+        self._done = threading.Condition()
+        """A call was written; `end` waits for it."""
         self._writer: _Writer | None = None
         self._step = -1
         self._num_calls = 0
@@ -86,12 +93,15 @@ class Recorder:
         self._step, self._num_calls = -1, 0
         is_kept = self._settings.enabled and (rank == 0 or self._settings.ranks is MediaRanks.ALL)
         self._writer = _Writer(attempt, generation, rank, is_over) if is_kept else None
+        if is_kept and (self._thread is None or not self._thread.is_alive()):  # now, since `log` shall not wait for it
+            self._thread = threading.Thread(target=self._write_all, name="shoal-media", daemon=True)
+            self._thread.start()
 
     def end(self, *, within_s: float) -> None:
         """Training thread: the generation is over. Waits for the storage for some time, 0: not at all."""
         self._writer = None
-        with self._changed:
-            is_done = self._changed.wait_for(lambda: not self._waiting and not self._is_writing, within_s or 0.0)
+        with self._done:
+            is_done = self._done.wait_for(lambda: self._num_done == self._num_put, within_s)
         if within_s and not is_done:
             self._say(
                 f"media: the storage has not taken all that was logged within {within_s:g} s; the rest may be lost"
@@ -118,31 +128,26 @@ class Recorder:
         if step != self._step:
             self._step, self._num_calls = step, 0
         self._num_calls += 1
-        with self._changed:
-            is_full = len(self._waiting) >= _MAX_WAITING or self._waiting_bytes >= self._settings.max_waiting_bytes
+        is_full = (
+            self._num_put - self._num_done > _MAX_WAITING
+            or self._bytes_put - self._bytes_taken >= self._settings.max_waiting_bytes
+        )
         if is_full or self._num_calls > MAX_CALLS:
             self._drop(is_full=is_full)
             return
-        captured = capture(images, histogram, table, text)
+        captured = capture(images, histogram, table, text, staging=self._staging)
         name = RecordName(step, writer.attempt, writer.generation, writer.rank, self._num_calls)
-        call = _Call(writer, name, time.time(), time.perf_counter() - start, captured)
-        with self._changed:
-            self._waiting.append(call)
-            self._waiting_bytes += captured.num_bytes
-            self._changed.notify_all()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._write_all, name="shoal-media", daemon=True)
-            self._thread.start()
+        self._num_put += 1
+        self._bytes_put += captured.num_bytes
+        self._waiting.put(_Call(writer, name, time.time(), time.perf_counter() - start, captured))
 
     def close(self) -> None:
-        """Training thread, when no generation runs: the thread ends with what it is writing."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        """Training thread, when no generation runs: the thread ends when it has written what waits."""
+        if self._thread is not None and self._thread.is_alive():
+            self._waiting.put(None)
 
     def _drop(self, *, is_full: bool) -> None:
-        with self._changed:
-            self._num_dropped += 1
+        self._num_dropped += 1
         if is_full:
             self._say_once(
                 "media: some of what was logged is dropped, because it comes faster than the storage takes it"
@@ -162,26 +167,25 @@ class Recorder:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         except OSError:
             pass
-        while True:
-            with self._changed:
-                self._is_writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._is_closed, _IDLE_S)
-                if not self._waiting:
-                    if self._is_closed:
-                        return
-                    continue
-                call, self._is_writing = self._waiting.popleft(), True
-                self._waiting_bytes -= call.captured.num_bytes
-                dropped, self._num_dropped = self._num_dropped, 0
+        self._staging.make_ready()
+        while (call := self._waiting.get()) is not None:
+            self._bytes_taken += call.captured.num_bytes
+            dropped = self._num_dropped + self._num_lost - self._num_said_dropped
             try:
                 is_written = not call.writer.is_over() and self._write(call, dropped)
             except Exception as error:  # of the storage, or a value that cannot be encoded
                 self._say_once(f"media: what was logged could not be stored: {type(error).__name__}: {error}")
                 is_written = False
-            if not is_written:
-                with self._changed:
-                    self._num_dropped += dropped + 1
+            if is_written:
+                self._num_said_dropped += dropped
+            else:
+                self._num_lost += 1
+            if (buffer := call.captured.buffer) is not None:
+                self._staging.give_back(buffer)
+            del call, buffer
+            with self._done:
+                self._num_done += 1
+                self._done.notify_all()
 
     def _write(self, call: _Call, dropped: int) -> bool:
         """Returns False if the generation was fenced meanwhile."""
@@ -205,7 +209,7 @@ class Recorder:
 
     def _encoded(self, call: _Call, dropped: int, place: Directory, files: dict[str, int]) -> MediaRecord:
         """Writes the images, which are noted in `files`, and makes the record."""
-        captured, notes, images = call.captured, list(call.captured.notes), []
+        captured, notes, images = fetched(call.captured), list(call.captured.notes), []
         for index, image in enumerate(captured.images):
             try:
                 data, suffix, width, height = image_file(image)
