@@ -63,7 +63,7 @@ def create_own_token(tx: Transaction, request: TokenRequest, principal: Principa
         "parent": grant.parent or None,
     }
     tx.execute(insert(tokens), row)
-    return NewToken(token=made, **dict(get_token(tx, row["id"] or "")))
+    return NewToken(token=made, **dict(get_token(tx, str(row["id"]))))
 
 
 def adopt_token(
