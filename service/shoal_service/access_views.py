@@ -25,7 +25,9 @@ class TokenRequest(Frozen):
     user: str | None = None
     """The user of the jobs that it submits. Null: `name`; an admin's jobs have the user that their spec names."""
     expires_in_s: float | None = Field(DEFAULT_TOKEN_S, gt=0, le=10 * 366 * 86400, allow_inf_nan=False)
-    """Seconds until it ends. Null: never. Default: 90 days."""
+    """Seconds until it ends. Null: never. Default: 90 days. A token that a token makes ends with it at the latest."""
+    personal: bool = False
+    """It is a person's, who may make tokens with it that have no more rights and end with it. Only admins say so."""
 
     @field_validator("projects")
     @classmethod
@@ -67,7 +69,12 @@ class ClusterTokenRequest(Frozen):
     def of(self, cluster: str) -> TokenRequest:
         """The token of this cluster."""
         return TokenRequest.model_construct(
-            name=self.name, role=Role.GATEWAY, projects=None, user=f"cluster-{cluster}", expires_in_s=self.expires_in_s
+            name=self.name,
+            role=Role.GATEWAY,
+            projects=None,
+            user=f"cluster-{cluster}",
+            expires_in_s=self.expires_in_s,
+            personal=False,
         )
 
 
@@ -90,6 +97,10 @@ class TokenView(Frozen):
     """Last use, with a precision of a minute. Null: never."""
     cluster: str | None = None
     """The cluster whose gateway shows it. Null: it is not the token of a gateway."""
+    parent: str | None = None
+    """Id of the token that made it and that it ends with. Null: an admin made it, or a person with a JWT."""
+    personal: bool = False
+    """It is a person's, who may make tokens with it."""
 
 
 class NewToken(TokenView):
@@ -110,6 +121,8 @@ class Whoami(Frozen):
     """Empty: the token is one of the OIDC issuer."""
     expires_at: float | None
     permissions: tuple[Permission, ...]
+    makes_tokens: bool = False
+    """It may make tokens: it is a person's, or an admin's."""
     csrf_token: str = ""
     """Only with a session's cookie: the header X-CSRF-Token of every change."""
 

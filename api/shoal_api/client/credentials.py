@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal_api.client.errors import UntrustedServer
-from shoal_service.core.access import ADMIN_TOKEN_FILE
+from shoal_service.core.access import ADMIN_TOKEN_FILE, id_of
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PORTS = {"http": 80, "https": 443}
@@ -106,6 +106,15 @@ def store_token(url: str, token: str | None) -> Path:
         json.dump(tokens, file, indent=1)
     beside.replace(path)  # in one step, so that another command never reads half a file
     return path
+
+
+def forget_token(url: str, token_id: str) -> bool:
+    """Forget the token that is kept for a server if it has this id; it was revoked. Return whether it was kept."""
+    kept = stored_tokens().get(origin_of(url))
+    if kept is None or id_of(kept) != token_id:
+        return False
+    store_token(url, None)
+    return True
 
 
 def origin_of(url: str) -> str:

@@ -288,7 +288,8 @@ class Fleet(Endpoint):
         return SessionLink.model_validate_json(answer.content)
 
     def create_token(self, request: TokenRequest) -> NewToken:
-        """Make a token. Only the answer has it; it cannot be read again."""
+        """Make a token. Only the answer has it; it cannot be read again. If the client's token is not an admin's, the
+        made one may do no more and ends with it."""
         body = request.model_dump_json().encode()
         answer = self._transport.send("POST", "/v1/tokens", headers=JSON_CONTENT, content=body, idempotent=False)
         return NewToken.model_validate_json(answer.content)
@@ -300,7 +301,7 @@ class Fleet(Endpoint):
         return NewToken.model_validate_json(answer.content)
 
     def tokens(self) -> tuple[TokenView, ...]:
-        """Return the tokens, newest first, with those that have ended."""
+        """Return the own tokens, or as an admin all tokens, newest first, with those that have ended."""
         return self._get("/v1/tokens", Page[TokenView]).items
 
     def audit(
@@ -311,7 +312,7 @@ class Fleet(Endpoint):
         return self._get("/v1/audit", AuditPage, params)
 
     def revoke_token(self, token_id: str) -> TokenView:
-        """Revoke a token. Idempotent."""
+        """Revoke a token, and those that were made with it. Idempotent."""
         answer = self._transport.send("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
         return TokenView.model_validate_json(answer.content)
 

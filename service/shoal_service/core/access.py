@@ -60,6 +60,7 @@ class Permission(StrEnum):
     CLUSTER_CHANGE = "cluster:change"
     QUOTAS_CHANGE = "quotas:change"
     RETENTION_RUN = "retention:run"
+    TOKENS_OWN = "tokens:own"
     TOKENS_MANAGE = "tokens:manage"
     AUDIT_READ = "audit:read"
     CLUSTER_SERVE = "cluster:serve"
@@ -107,7 +108,10 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
     ),
     Permission.QUOTAS_CHANGE: PermissionRow(_ADMINS, False, "Set the quotas of projects and the limits of users."),
     Permission.RETENTION_RUN: PermissionRow(_ADMINS, False, "Delete what ended jobs leave behind."),
-    Permission.TOKENS_MANAGE: PermissionRow(_ADMINS, False, "Create, list and revoke tokens."),
+    Permission.TOKENS_OWN: PermissionRow(
+        _VIEWERS, True, "List and revoke its own tokens; make them, if it is a person's."
+    ),
+    Permission.TOKENS_MANAGE: PermissionRow(_ADMINS, False, "Create, list and revoke the tokens of all."),
     Permission.AUDIT_READ: PermissionRow(_ADMINS, False, "Read the audit."),
     Permission.CLUSTER_SERVE: PermissionRow(
         _GATEWAYS, False, "Report one cluster, read the orders to it and the code archives that they name."
@@ -133,6 +137,10 @@ class Principal:
     expires_at: float | None = None
     cluster: str = ""
     """The cluster that a gateway's token is for."""
+    parent: str = ""
+    """Id of the token that has made its token and that it ends with; empty: an admin or a JWT has made it."""
+    personal: bool = False
+    """Its token is a person's, who may make others, see `own_tokens.py`. False for a JWT, although it is a person's."""
 
     def sees(self, project: str) -> bool:
         return self.projects is None or project in self.projects

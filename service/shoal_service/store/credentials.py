@@ -2,7 +2,7 @@
 
 Of tokens and cookies only the SHA-256 is stored. A token that has expired or is revoked stays in the table, so that the
 audit's ids keep their names. A session that a token began is valid as long as the token is; one of a JWT carries its
-principal.
+principal. A token that a token made is valid as long as that one is, whatever its own row says.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Row, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Principal, Role, hash_of, id_of, new_token
+from shoal_service.core.access import Principal, Refusal, Role, hash_of, id_of, new_token
+from shoal_service.core.own_tokens import Held, Wish, grant_of, is_own
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.tables import sessions, tokens
@@ -29,6 +30,40 @@ def create_token(
     row = _token_row(made, request, by=by, now=now, cluster=cluster)
     tx.execute(insert(tokens), row)
     return NewToken(token=made, **dict(get_token(tx, row["id"])))
+
+
+def create_own_token(tx: Transaction, request: TokenRequest, principal: Principal, *, now: float) -> NewToken | Refusal:
+    """Makes a token that a person asks for, with no more rights than the person's. Only this answer has it."""
+    wish = Wish(
+        name=request.name,
+        role=request.role,
+        projects=None if request.projects is None else frozenset(request.projects),
+        user=request.user,
+        personal=request.personal,
+        expires_at=None if request.expires_in_s is None else now + request.expires_in_s,
+    )
+    with_jwt = tokens.c.parent.is_(None) & (tokens.c.created_by == principal.name)
+    made_by = tokens.c.parent == principal.token_id if principal.token_id else with_jwt
+    is_valid = (tokens.c.revoked_at.is_(None), or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
+    num_valid = tx.execute(select(func.count()).select_from(tokens).where(made_by, *is_valid)).scalar_one()
+    grant = grant_of(principal, wish, num_valid)
+    if isinstance(grant, Refusal):
+        return grant
+    made = new_token()
+    row = {
+        "id": id_of(made),
+        "hash": hash_of(made),
+        "name": grant.name,
+        "role": grant.role.value,
+        "projects": None if grant.projects is None else json.dumps(sorted(grant.projects)),
+        "user": grant.user,
+        "created_at": now,
+        "created_by": principal.name,
+        "expires_at": grant.expires_at,
+        "parent": grant.parent or None,
+    }
+    tx.execute(insert(tokens), row)
+    return NewToken(token=made, **dict(get_token(tx, str(row["id"]))))
 
 
 def adopt_token(
@@ -59,25 +94,35 @@ def _token_row(token: str, request: TokenRequest, *, by: str, now: float, cluste
         "created_by": by,
         "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
         "cluster": cluster,
+        "personal": request.personal,
     }
 
 
 def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
     """The principal of a token; None: no valid token is this one."""
     row = tx.execute(select(tokens).where(tokens.c.hash == hash_of(token))).one_or_none()
-    return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
+    return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
 
 
 def principal_of_id(tx: Transaction, token_id: str, *, now: float) -> Principal | None:
     """The principal of the token with this id, if it is valid."""
     row = tx.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
-    return None if row is None or not _is_valid(row, now) else _principal_of_row(row)
+    return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
 
 
 def list_tokens(tx: Transaction) -> list[TokenView]:
     """All tokens, newest first, with those that have ended."""
     query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
     return [_token_view(row) for row in tx.execute(query)]
+
+
+def list_own_tokens(tx: Transaction, principal: Principal) -> list[TokenView]:
+    """Those that the principal may see and revoke, newest first, with those that have ended."""
+    ids = (tokens.c.id == principal.token_id, tokens.c.parent == principal.token_id) if principal.token_id else ()
+    named = (tokens.c.user == principal.user,) if principal.user else ()
+    query = select(tokens).where(tokens.c.cluster.is_(None), or_(False, *ids, *named))
+    rows = tx.execute(query.order_by(tokens.c.created_at.desc(), tokens.c.id))
+    return [_token_view(row) for row in rows if is_own(principal, _held(row))]
 
 
 def get_token(tx: Transaction, token_id: str) -> TokenView:
@@ -88,9 +133,17 @@ def get_token(tx: Transaction, token_id: str) -> TokenView:
     return _token_view(row)
 
 
+def revoke_own_token(tx: Transaction, token_id: str, principal: Principal, *, now: float) -> TokenView:
+    """Revokes a token of the principal. Idempotent. Raises TokenNotFound, also if it is another's."""
+    row = tx.execute(select(tokens).where(tokens.c.id == token_id, tokens.c.cluster.is_(None))).one_or_none()
+    if row is None or not is_own(principal, _held(row)):
+        raise TokenNotFound(token_id)
+    return revoke_token(tx, token_id, now=now)
+
+
 def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
-    """Revokes a token. Idempotent. Raises TokenNotFound."""
-    still = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+    """Revokes a token, and those that were made with it. Idempotent. Raises TokenNotFound."""
+    still = (or_(tokens.c.id == token_id, tokens.c.parent == token_id), tokens.c.revoked_at.is_(None))
     tx.execute(update(tokens).where(*still).values(revoked_at=now))
     return get_token(tx, token_id)
 
@@ -117,11 +170,29 @@ def _principal_of_row(row: Row[Any]) -> Principal:
         token_id=row.id,
         expires_at=row.expires_at,
         cluster=row.cluster or "",
+        parent=row.parent or "",
+        personal=row.personal,
     )
 
 
-def _is_valid(row: Row[Any], now: float) -> bool:
-    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+def _is_valid(tx: Transaction, row: Row[Any], now: float) -> bool:
+    if row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+        return False
+    if row.parent is None:
+        return True
+    # a token that was made while its parent was being revoked is not among those that were revoked with it
+    parent = tx.execute(select(tokens).where(tokens.c.id == row.parent)).one_or_none()
+    return parent is not None and _is_valid(tx, parent, now)
+
+
+def _held(row: Row[Any]) -> Held:
+    return Held(
+        token_id=row.id,
+        parent=row.parent or "",
+        user=row.user,
+        role=Role(row.role),
+        projects=None if row.projects is None else frozenset(json.loads(row.projects)),
+    )
 
 
 def _token_view(row: Row[Any]) -> TokenView:
@@ -137,6 +208,8 @@ def _token_view(row: Row[Any]) -> TokenView:
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
         cluster=row.cluster,
+        parent=row.parent,
+        personal=row.personal,
     )
 
 

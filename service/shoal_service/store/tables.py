@@ -430,6 +430,8 @@ tokens = Table(
     Column("revoked_at", Double, nullable=True),
     Column("last_used_at", Double, nullable=True),
     Column("cluster", String(63), nullable=True),  # of the gateway that shows it; null: it is not one of a gateway
+    Column("parent", String(16), nullable=True),  # id of the token that made it and that it ends with
+    Column("personal", Boolean, nullable=False, server_default=false()),  # it may make others
 )
 
 sessions = Table(

@@ -46,3 +46,20 @@ def test_every_command_says_which_token_was_revoked_and_what_to_do(
     monkeypatch.setenv("SHOAL_TOKEN", old)
     refused = shoal("jobs")
     assert refused.code == 2 and "the token in SHOAL_TOKEN is not valid" in refused.err and "unset it" in refused.err
+
+
+def test_a_person_makes_lists_and_revokes_tokens_and_is_logged_out_with_the_own_one(
+    service: Any, shoal: Any, file: Path
+) -> None:
+    ada = shoal("token", "create", "ada", "--role", "viewer", "--personal", "--expires", "2d").out.strip()
+    assert shoal("login", "--token", ada).code == 0
+    made = shoal("token", "create", "ci", "--expires", "never")
+    assert made.code == 0 and "not after never: with the token that made it" in made.err
+    listed = {one["name"] for one in shoal("token", "list", "--json").json()}
+    assert listed == {"ada", "ada/ci"}
+    refused = shoal("token", "create", "more", "--role", "operator")
+    assert refused.code != 0 and "role operator may do more than viewer" in refused.err
+    assert "you are logged out" not in shoal("token", "revoke", "ci").out
+    ended = shoal("token", "revoke", "ada")
+    assert ended.code == 0 and "you are logged out" in ended.out
+    assert shoal("whoami", "--json").json()["name"] == "bootstrap", "the owner's token of the state directory"

@@ -59,7 +59,7 @@ def login(
             token = typer.prompt("Token", hide_input=True, err=True) if is_terminal else sys.stdin.readline()
         token = (token or "").strip()
         if not token:
-            raise CliError("no token was given", hint="an admin makes one: shoal token create NAME")
+            raise CliError("no token was given", hint="an admin makes one: shoal token create NAME --personal")
         with Client(url, token=token) as client:
             found = client.whoami()
         path = store_token(url, token)
@@ -121,6 +121,9 @@ def create(
     user: Annotated[
         str | None, typer.Option("--user", metavar="USER", help="User of the jobs that it submits; default: NAME.")
     ] = None,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="For a person, who may make tokens with it. Only an admin says so.")
+    ] = False,
     expires: Annotated[
         str, typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 12h or 30d; never.")
     ] = "90d",
@@ -130,7 +133,10 @@ def create(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a token and print it. It is shown only now: the server keeps its SHA-256."""
+    """Make a token and print it. It is shown only now: the server keeps its SHA-256.
+
+    If the token in use is not an admin's, the new one may do no more and ends with it.
+    """
     with command(url, as_json) as session:
         from pydantic import ValidationError
 
@@ -138,14 +144,17 @@ def create(
         from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 
         lasts_s, projects = _seconds(expires), tuple(project) if project else None
-        if cluster is not None and (projects or user or role is not Role.VIEWER):
-            raise CliError("--cluster makes the token of a gateway, which has no --role, --project or --user")
+        if cluster is not None and (projects or user or personal or role is not Role.VIEWER):
+            others = "--role, --project, --user or --personal"
+            raise CliError(f"--cluster makes the token of a gateway, which has no {others}")
         request: ClusterTokenRequest | TokenRequest
         try:
             if cluster is not None:
                 request = ClusterTokenRequest(name=name, expires_in_s=lasts_s)
             else:
-                request = TokenRequest(name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s)
+                request = TokenRequest(
+                    name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s, personal=personal
+                )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -155,6 +164,10 @@ def create(
                 made = client.create_cluster_token(cluster or "", request)
             else:
                 made = client.create_token(request)
+        ends_at = made.expires_at
+        if ends_at is not None and (lasts_s is None or ends_at < made.created_at + lasts_s):
+            at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
+            session.output.say(f"it ends at {at}, not after {expires}: with the token that made it")
         if output is not None:
             with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 file.write(f"{made.token}\n")
@@ -168,7 +181,7 @@ def list_tokens(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the tokens: whose they are, what they may do, when they end and were used last."""
+    """List your tokens: what they may do, when they end and were used last. An admin sees those of all."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.access import is_valid, tokens_table
 
@@ -183,11 +196,17 @@ def revoke(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Revoke a token at once. This cannot be undone."""
+    """Revoke a token at once, with those that it has made. This cannot be undone.
+
+    If it is the one that `shoal login` has kept for the server, it is forgotten too.
+    """
     with command(url, as_json) as session:
+        from shoal_api.client.credentials import forget_token
+
         with session.open_client() as client:
             view = client.revoke_token(_id_of(client, token))
-        session.output.document(view, lambda: f"token {view.id} ({view.name}) is revoked")
+        words = "; you are logged out" if forget_token(url, view.id) else ""
+        session.output.document(view, lambda: f"token {view.id} ({view.name}) is revoked{words}")
 
 
 def _id_of(client: Client, reference: str) -> str:
@@ -199,7 +218,9 @@ def _id_of(client: Client, reference: str) -> str:
     given = reference.removeprefix("shoal_").partition("_")[0]
     if any(one.id == given for one in known):
         return given
-    named = [one for one in known if one.name == reference and is_valid(one, time.time())]
+    valid = [one for one in known if is_valid(one, time.time())]
+    named = [one for one in valid if one.name == reference]
+    named = named or [one for one in valid if one.name.partition("/")[2] == reference]  # ada/laptop, by ada
     if len(named) == 1:
         return named[0].id
     if named:

@@ -128,7 +128,8 @@ def _asker(scope: Scope) -> str:
     principal: Principal | None = scope.get(_PRINCIPAL)
     if principal is None:
         return _address(scope)
-    return f"token {principal.token_id}" if principal.token_id else f"user {principal.name}"
+    # tokens that a token has made share its limits, so that nobody has more by making more
+    return f"token {principal.parent or principal.token_id}" if principal.token_id else f"user {principal.name}"
 
 
 def _address(scope: Scope) -> str:

@@ -27,8 +27,10 @@ from shoal_api.http.access.needs import PUBLIC, needs
 from shoal_api.http.context import MAX_SEQ, Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
+from shoal_api.http.problems import Kind, ProblemError
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
-from shoal_service.core.access import PERMISSIONS, Permission, Principal, refusal_of
+from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, refusal_of
+from shoal_service.core.own_tokens import makes_own, manages
 from shoal_service.store import audit, credentials
 from shoal_service.store.audit import CURRENT, AuditQuery
 from shoal_service.views import Page
@@ -122,6 +124,7 @@ def _whoami(principal: Principal, csrf_token: str) -> Whoami:
         token_id=principal.token_id,
         expires_at=principal.expires_at,
         permissions=tuple(one for one in PERMISSIONS if refusal_of(principal, one) is None),
+        makes_tokens=manages(principal) or makes_own(principal),
         csrf_token=csrf_token,
     )
 
@@ -132,42 +135,63 @@ def token_routes(context: Context) -> APIRouter:
 
     @router.post(
         "",
-        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        dependencies=[needs(Permission.TOKENS_OWN)],
         status_code=201,
         response_model=NewToken,
         summary="Make a token",
         openapi_extra=body_of("TokenRequest", JSON_TYPES),
     )
     async def create_token(request: Request) -> Response:
-        """Only this answer has the token; the service keeps its SHA-256."""
-        body = await read_model(request, TokenRequest)
-        by = principal_of(request).name
-        made = await run_in_threadpool(store.writing(credentials.create_token), body, by=by, now=context.clock())
+        """Only this answer has the token; the service keeps its SHA-256. A token that a person other than an admin
+        makes has no more rights than the person's, and ends with it: `expires_at` may be earlier than asked for. The
+        token of a program makes none."""
+        body, principal, now = await read_model(request, TokenRequest), principal_of(request), context.clock()
+        made: NewToken | Refusal
+        if manages(principal):
+            create = store.writing(credentials.create_token)
+            made = await run_in_threadpool(create, body, by=principal.name, now=now)
+        else:
+            made = await run_in_threadpool(store.writing(credentials.create_own_token), body, principal, now=now)
+            if isinstance(made, Refusal):
+                raise ProblemError(Kind.FORBIDDEN, made.reason)
         return Response(made.model_dump_json(), 201, media_type="application/json")
 
     @router.get(
         "",
-        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        dependencies=[needs(Permission.TOKENS_OWN)],
         response_model=Page[TokenView],
         summary="List the tokens",
     )
-    async def list_tokens() -> Response:
-        """Lists tokens newest first, with those that are expired or revoked, without their secrets."""
-        page = Page[TokenView](items=tuple(await run_in_threadpool(store.reading(credentials.list_tokens))))
+    async def list_tokens(request: Request) -> Response:
+        """Lists tokens newest first, with those that are expired or revoked, without their secrets: an admin all of
+        them, a person those of the same user with no more rights, a program its own and those that it has made."""
+        principal = principal_of(request)
+        if manages(principal):
+            found = await run_in_threadpool(store.reading(credentials.list_tokens))
+        else:
+            found = await run_in_threadpool(store.reading(credentials.list_own_tokens), principal)
+        page = Page[TokenView](items=tuple(found))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.delete(
         "/{token_id}",
-        dependencies=[needs(Permission.TOKENS_MANAGE)],
+        dependencies=[needs(Permission.TOKENS_OWN)],
         response_model=TokenView,
         summary="Revoke a token",
     )
-    async def revoke_token(token_id: TokenId) -> Response:
-        """The token ends at once here, and within 5 seconds on other control planes. Its sessions end with it.
-        Idempotent."""
-        view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=context.clock())
+    async def revoke_token(request: Request, token_id: TokenId) -> Response:
+        """The token ends at once here, and within 5 seconds on other control planes. Its sessions, and the tokens that
+        were made with it, end with it. A principal revokes those that `GET /v1/tokens` lists. Idempotent."""
+        principal, now = principal_of(request), context.clock()
+        if manages(principal):
+            view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=now)
+        else:
+            view = await run_in_threadpool(store.writing(credentials.revoke_own_token), token_id, principal, now=now)
         context.authenticator.forget()
-        return Response(view.model_dump_json(), media_type="application/json")
+        response = Response(view.model_dump_json(), media_type="application/json")
+        if view.id == principal.token_id and CSRF_TOKEN in request.scope:
+            clear_session(response, request.scope)  # the session has ended with its token
+        return response
 
     return router
 

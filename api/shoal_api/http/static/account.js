@@ -1,10 +1,13 @@
 // Who one is, the end of the session, and API tokens: make one, see when it was used, revoke it. The service shows a token once.
+// Admins have the tokens of all here; a person those of the same user, and makes some that end with the person's own; a program its own.
 import { $, element, facts, fill, row } from "./dom.js";
 import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { moment } from "./format.js";
 
-const DAY_S = 86400;
+const DAY_S = 86400, ROLES = ["scraper", "viewer", "operator", "admin"];
+const MAKES = "Your tokens may do no more than you, and end with the token that you have logged in with. Programs use them: they make no others.";
+const MAKES_NONE = "The token of this session was made for a program, so it makes no other tokens. An admin makes one for a person: on this page, or with shoal token create NAME --personal.";
 let me = null, tokens = [];
 
 $("log-out").addEventListener("click", async () => { await request("/v1/session", { method: "DELETE" }); location.href = "/login"; });
@@ -14,10 +17,11 @@ $("make").addEventListener("submit", async (event) => {
   const days = $("token-expires").value, projects = $("token-projects").value.split(/[\s,]+/).filter(Boolean);
   $("token-error").textContent = "";
   try {
-    const made = await request("/v1/tokens", { method: "POST", body: { name: $("token-name").value.trim(), role: $("token-role").value, projects: projects.length ? projects : null, expires_in_s: days ? Number(days) * DAY_S : null } });
+    const made = await request("/v1/tokens", { method: "POST", body: { name: $("token-name").value.trim(), role: $("token-role").value, projects: projects.length ? projects : null, expires_in_s: days ? Number(days) * DAY_S : null, personal: manages() && $("token-personal").checked } });
     $("secret").textContent = made.token;
     $("made").hidden = false;
     $("token-name").value = "";
+    $("token-personal").checked = false;
     await read();
   } catch (error) { $("token-error").textContent = error.message; }
 });
@@ -26,27 +30,34 @@ request("/v1/whoami").then((found) => {
   me = found;
   $("me").replaceChildren(...facts([["Name", me.name], ["Role", me.role], ["Projects", me.projects ? me.projects.join(", ") : "all"], ["User of your jobs", me.user || "as the spec says"], ["Token", me.token_id || "of the OIDC issuer"], ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)]]));
   $("permissions").replaceChildren(...me.permissions.map((name) => element("li", element("code", name))));
-  const manages = me.permissions.includes("tokens:manage");
-  $("tokens-part").hidden = !manages;
-  $("tokens-words").hidden = manages;
-  if (manages) read();
+  const has = me.permissions.includes("tokens:own");
+  $("tokens-part").hidden = !has;
+  $("make").hidden = !me.makes_tokens;
+  $("personal-part").hidden = $("mine-part").hidden = !manages();
+  $("tokens-words").hidden = manages();
+  $("tokens-words").textContent = !has ? "This token reads metrics and has no others." : me.makes_tokens ? MAKES : MAKES_NONE;
+  for (const one of [...$("token-role").options]) if (ROLES.indexOf(one.value) > ROLES.indexOf(me.role)) one.remove();
+  if (me.projects) $("token-projects").placeholder = me.projects.join(", ");
+  if (has) read();
 });
+
+const manages = () => me.permissions.includes("tokens:manage");
 
 async function read() { tokens = (await request("/v1/tokens")).items; show(); }
 
 const isOver = (token) => token.revoked_at !== null || (token.expires_at !== null && token.expires_at * 1000 < Date.now());
-const isMine = (token) => token.created_by === me.name || token.id === me.token_id || token.name === me.name;
+const isMine = (token) => !manages() || token.created_by === me.name || token.id === me.token_id || token.name === me.name;
 
 function show() {
   const shown = tokens.filter((token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)));
   $("tokenless").hidden = shown.length > 0;
-  fill("tokens", shown.map((token) => row([element("td", token.name, { class: "title" }), element("code", token.id), token.role, token.projects ? token.projects.join(", ") : "all", moment(token.created_at), token.created_by, moment(token.last_used_at),
+  fill("tokens", shown.map((token) => row([element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], { class: "title" }), element("code", token.id), token.role, token.projects ? token.projects.join(", ") : "all", moment(token.created_at), token.created_by, moment(token.last_used_at),
     token.revoked_at !== null ? `revoked ${moment(token.revoked_at)}` : token.expires_at === null ? "never" : moment(token.expires_at),
     isOver(token) ? "" : element("button", "Revoke", { type: "button", class: "danger", "data-token": token.id, "aria-label": `Revoke the token ${token.name}`, click: () => revoke(token) })])));
 }
 
 function revoke(token) {
-  const own = token.id === me.token_id ? " It is the token of this session, which ends with it." : "";
+  const isOwn = token.id === me.token_id, own = isOwn ? " It is the token of this session: you are logged out." : token.personal ? " The tokens that were made with it end too." : "";
   ask({ title: `Revoke the token ${token.name}`, confirm: "Revoke", words: async () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
-    send: async () => { await request(`/v1/tokens/${token.id}`, { method: "DELETE" }); await read(); } });
+    send: async () => { await request(`/v1/tokens/${token.id}`, { method: "DELETE" }); if (isOwn) location.href = "/login"; else await read(); } });
 }
