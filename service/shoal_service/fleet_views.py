@@ -14,12 +14,13 @@ from pydantic import Field, model_validator
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Cordon, Drain, Node
 from shoal_service.core.retention import Kind
+from shoal_service.core.worker_changes import ChangeKind
 from shoal_service.views import (
     GrowthAnswer,
     QueuePlace,
 )
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.placing import Moment
 from shoal_workers.contract.spec import JobSpec
 
@@ -538,28 +539,51 @@ class TimelineJob(Frozen):
     states: tuple[JobState, ...]
 
 
-class TimelineDecision(Frozen):
-    """What the scheduler gave to a job, or took from it."""
+class WorkerFlow(Frozen):
+    """Workers that one job gives and another one gets."""
+
+    job: str
+    """The other job."""
+    name: str
+    """Its name, or its id if it is not in the answer."""
+    workers: int
+
+
+class TimelineChange(Frozen):
+    """A change of a job's workers."""
 
     at: float
     job: str
     name: str
+    project: str
+    kind: ChangeKind
     before: int
-    """Workers before."""
+    """Workers that the job was granted before; after an incident, workers of its group."""
     after: int
-    to: str
-    """The job that gets the workers of this one; empty: the decision names none."""
-    to_name: str
+    others: tuple[WorkerFlow, ...] = ()
+    """The jobs that give the workers, or get them, by the same decision of the scheduler."""
+    free: int = 0
+    """Workers of this change that no job gives or gets: they were free, or become free."""
+    freed_by: tuple[WorkerFlow, ...] = ()
+    """Jobs that had left workers less than a minute before, and how many of them this one got. They are part of
+    `free`; where the rest came from is not known."""
+    taken_by: tuple[WorkerFlow, ...] = ()
+    """Jobs that got workers less than a minute after this one had left them. They are part of `free`."""
     reason: str
+    """Why, in the words of the scheduler, of the end of the attempt, or of the incident."""
     words: str
 
 
 class ProjectGoodput(Frozen):
-    """Worker-seconds of the jobs of a project in the window, since each of them was created."""
+    """Worker-seconds of the jobs of a project in the window."""
 
     project: str
     seconds: dict[Category, float]
+    recovering: dict[IncidentCause, float] = Field(default_factory=dict)
+    """The category `recovering`, by incident cause, as far as the samples have it."""
     total: float
+    by_interval: dict[Category, tuple[float, ...]] = Field(default_factory=dict)
+    """Worker-seconds in each of the intervals between `edges`."""
 
 
 class FleetTimeline(Frozen):
@@ -571,9 +595,36 @@ class FleetTimeline(Frozen):
     """The newest first: at most the 100 newest that had an attempt and had not ended before `since`."""
     num_left_out: int
     """1: there are older ones."""
-    decisions: tuple[TimelineDecision, ...]
-    """The newest first, at most 500."""
+    decisions: tuple[TimelineChange, ...]
+    """The newest first, at most 500, of these jobs."""
+    edges: tuple[float, ...] = ()
+    """Of the intervals of `by_interval`."""
     projects: tuple[ProjectGoodput, ...]
+    """By name. They count the 300 newest jobs that had an attempt and had not ended before `since`."""
+
+
+class ForeseenChange(Frozen):
+    """A job that would have other workers."""
+
+    job: str
+    name: str
+    project: str
+    before: int
+    """Workers that it would have without the change; 0: it would wait."""
+    after: int
+    within_s: float
+    """0: with the next decision; otherwise seconds after which it happens if nothing else changes."""
+    reason: str
+    """In the words of the scheduler."""
+
+
+class Foresight(Frozen):
+    """What the scheduler would do if something was changed, beside what it would do anyway."""
+
+    changes: tuple[ForeseenChange, ...]
+    """Those that lose workers first."""
+    known: bool = True
+    """False: this server does not schedule at the moment, so nothing is known."""
 
 
 class SweepSummary(Frozen):

@@ -28,6 +28,7 @@ from shoal_service.fleet_views import (
     DrainRequest,
     FleetOverview,
     FleetTimeline,
+    Foresight,
     GcView,
     JobField,
     JobFields,
@@ -257,6 +258,12 @@ class Fleet(Endpoint):
         body = rules.model_dump_json().encode()
         response = self._transport.send("PUT", _project_path(name), headers=JSON_CONTENT, content=body)
         return ProjectView.model_validate_json(response.content)
+
+    def try_project(self, name: str, rules: ProjectRules) -> Foresight:
+        """Return which jobs would have other workers with these quotas. Nothing is stored."""
+        body = rules.model_dump_json().encode()
+        response = self._transport.send("POST", f"{_project_path(name)}/dry-run", headers=JSON_CONTENT, content=body)
+        return Foresight.model_validate_json(response.content)
 
     def delete_project(self, name: str) -> None:
         """Delete the quotas of a project; its jobs go on under those of the project `default`."""

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from shoal_service.clock import Clock
@@ -32,7 +33,7 @@ from shoal_service.control.driver import Driver, Leftovers
 from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
 from shoal_service.control.market.capacity import DrainTimes
-from shoal_service.control.market.outlook import demand, forecast, freed_places, without_room
+from shoal_service.control.market.outlook import demand, forecast, foresee, freed_places, without_room
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.probation import Probation
@@ -42,8 +43,16 @@ from shoal_service.control.sweeps import Pruner
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start
-from shoal_service.fleet_views import ClusterView, StartForecast
+from shoal_service.core.scheduling.market import (
+    Decision,
+    MarketState,
+    Policy,
+    Preempt,
+    Project,
+    Resize,
+    Start,
+)
+from shoal_service.fleet_views import ClusterView, Foresight, StartForecast
 from shoal_service.store import driving, node_records, quotas
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
@@ -139,6 +148,12 @@ class ControlLoop:
         if (market := self._last_market) is None:
             return None
         return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
+
+    def foresee_quotas(self, projects: Mapping[str, Project]) -> Foresight:
+        """What would happen with these projects in place of the defined ones. On any thread; it blocks."""
+        if (market := self._last_market) is None:
+            return Foresight(changes=(), known=False)
+        return foresee(market, replace(market, projects=projects), self._policy, self._clock.time())
 
     @property
     def lease(self) -> Lease | None:

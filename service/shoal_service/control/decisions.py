@@ -57,16 +57,18 @@ class DecisionWriter:
 
     def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
         match change:
-            case Start(job_id, workers, reason, cluster):
+            case Start(job_id, workers, reason, cluster, flows):
                 where = cluster or named_cluster(row.spec) or self._own
                 with self._store.write(epoch) as tx:
-                    driving.begin_attempt(tx, job_id, workers=workers, cluster=where, reason=reason, now=now)
-            case Resize(job_id, workers, reason):
+                    driving.begin_attempt(
+                        tx, job_id, workers=workers, cluster=where, reason=reason, flows=flows, now=now
+                    )
+            case Resize(job_id, workers, reason, flows):
                 with self._store.write(epoch) as tx:
-                    driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
-            case Preempt(job_id, reason, beneficiary):
+                    driving.set_grant(tx, job_id, workers=workers, reason=reason, flows=flows, now=now)
+            case Preempt(job_id, reason, beneficiary, flows):
                 with self._store.write(epoch) as tx:
-                    driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, now=now)
+                    driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, flows=flows, now=now)
             case _:
                 assert_never(change)
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Column, ColumnElement, bindparam, func, select
 
 from shoal_service.core.downsampling import BIN_S, SeriesPoint, bin_of, bucket_steps, downsample
-from shoal_service.core.goodput import Category
+from shoal_service.core.goodput import Category, recovering
 from shoal_service.fleet_views import ClusterGoodput
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series, series_rollups
@@ -275,6 +275,8 @@ def take_sample(
     goodput = status.goodput
     seconds = goodput.seconds if goodput is not None else {}
     shown = {name.value: round(amount, 3) for name, amount in seconds.items() if amount}
+    causes = goodput.recovering if goodput is not None else {}
+    shown |= {recovering(cause): round(amount, 3) for cause, amount in causes.items() if amount}
     row = {
         "job_num": job_num,
         "at": now,

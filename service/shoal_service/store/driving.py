@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -18,6 +18,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
+from shoal_service.core.scheduling.market import WorkerFlow
 from shoal_service.store import checkpoint_rows, profile_requests
 from shoal_service.store.database import Transaction
 from shoal_service.store.edit import JobEdit
@@ -218,10 +219,20 @@ def quarantine(tx: Transaction, unreadable: Mapping[str, str], *, now: float) ->
 
 
 def begin_attempt(
-    tx: Transaction, job_id: str, *, workers: int, cluster: str = "", reason: str = "", now: float
+    tx: Transaction,
+    job_id: str,
+    *,
+    workers: int,
+    cluster: str = "",
+    reason: str = "",
+    flows: Sequence[WorkerFlow] = (),
+    now: float,
 ) -> int:
-    """Begins an attempt: QUEUED -> STARTING in this cluster, for the scheduler's `reason`. Returns the number of the
-    attempt. Raises JobNotFound; RequestConflict: the job has left the queue."""
+    """Begins an attempt: QUEUED -> STARTING in this cluster, for the scheduler's `reason`. `flows`: the jobs that give
+    workers to it. Returns the number of the attempt.
+
+    Raises JobNotFound; RequestConflict: the job has left the queue.
+    """
     assert workers >= 1
     job = load(tx, job_id, lock=True)
     standing = step(job.standing, AttemptBegun())
@@ -231,7 +242,8 @@ def begin_attempt(
     edit = JobEdit(tx, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
     message = reason or f"Starts with {count_text(workers, 'worker')}."
-    edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None)
+    others = dict(flows) or None
+    edit.move(standing, "", message, attempt=attempt, workers=workers, cluster=cluster or None, others=others)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers, cluster=cluster)
     if job.started_at is None:
         edit.set(started_at=now)
@@ -241,22 +253,33 @@ def begin_attempt(
     return attempt
 
 
-def set_grant(tx: Transaction, job_id: str, *, workers: int, reason: str, now: float) -> None:
-    """Grants a job with an attempt a number of workers, with an event if the number changes."""
+def set_grant(
+    tx: Transaction, job_id: str, *, workers: int, reason: str, flows: Sequence[WorkerFlow] = (), now: float
+) -> None:
+    """Grants a job with an attempt a number of workers, with an event if the number changes. `flows`: the jobs that
+    give the workers, or get them."""
     job = load(tx, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
         return
     edit = JobEdit(tx, job, now)
     edit.set(granted_workers=workers)
-    edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason))
+    edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason, **_others(flows)))
     edit.save()
     tx.count(MoveKind.GROW if workers > job.granted_workers else MoveKind.SHRINK)
     tx.publish(job_id)
 
 
-def preempt(tx: Transaction, job_id: str, *, reason: str, beneficiary: str, now: float) -> None:
+def preempt(
+    tx: Transaction,
+    job_id: str,
+    *,
+    reason: str,
+    beneficiary: str,
+    flows: Sequence[WorkerFlow] = (),
+    now: float,
+) -> None:
     """Takes all workers of a job with an attempt. A grant of 0 workers, with an attempt, stands for it. `beneficiary`:
-    the job that gets the workers.
+    the job for which it is preempted; `flows`: those that get the workers.
 
     Its driver directs the attempt to save and to end. The job returns to the queue with the report of that end
     (`reporting`, which asks `endings.decide_retry`: PREEMPTED is free of charge), or if it is lost, in `requeue`."""
@@ -265,7 +288,8 @@ def preempt(tx: Transaction, job_id: str, *, reason: str, beneficiary: str, now:
         return
     edit = JobEdit(tx, job, now)
     edit.set(granted_workers=0)
-    edit.event(JobPreempted(workers=job.granted_workers, beneficiary=beneficiary, reason=reason))
+    preempted = JobPreempted(workers=job.granted_workers, beneficiary=beneficiary, reason=reason, **_others(flows))
+    edit.event(preempted)
     edit.save()
     tx.count(MoveKind.PREEMPT)
     tx.publish(job_id)
@@ -306,6 +330,10 @@ def record_event(tx: Transaction, job_id: str, event: JobEvent, *, now: float) -
     edit.event(event)
     edit.save()
     tx.publish(job_id)
+
+
+def _others(flows: Sequence[WorkerFlow]) -> dict[str, Any]:
+    return {"others": dict(flows)} if flows else {}
 
 
 def _conflict(job: JobRecord, action: str) -> RequestConflict:

@@ -128,6 +128,7 @@ class JobEdit:
         step: int | None = None,
         workers: int | None = None,
         cluster: str | None = None,
+        others: Mapping[str, int] | None = None,
     ) -> None:
         """Changes the state of the job, with an event if it is another one. Raises RequestConflict: the job is being
         deleted."""
@@ -152,7 +153,7 @@ class JobEdit:
             self.set(ended_at=self.now, **RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
-        known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster}
+        known = {"attempt": attempt, "step": step, "workers": workers, "cluster": cluster, "others": others}
         where: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 

@@ -63,15 +63,27 @@ def project_view(tx: Transaction, name: str) -> ProjectView:
 def put_project(tx: Transaction, name: str, rules: ProjectRules) -> tuple[ProjectView, bool]:
     """Replaces all rules of the project. Returns it, and whether it is new. Raises ProjectConflict."""
     known = defined_projects(tx, lock=True)
-    after = known | {name: Project(name=name, **rules.model_dump())}
+    _require_possible(known, name, rules)
+    upsert(tx, projects, [{"name": name, **rules.model_dump()}])
+    tx.publish(f"project {name}", is_request=True)
+    return project_view(tx, name), name not in known
+
+
+def projects_with(tx: Transaction, name: str, rules: ProjectRules) -> dict[str, Project]:
+    """The defined projects as they would be after `put_project`. Changes nothing. Raises ProjectConflict."""
+    known = defined_projects(tx)
+    return _require_possible(known, name, rules)
+
+
+def _require_possible(known: Mapping[str, Project], name: str, rules: ProjectRules) -> dict[str, Project]:
+    """The projects with these rules of one of them."""
+    after = {**known, name: Project(name=name, **rules.model_dump())}
     if rules.parent is not None:
         if rules.parent not in known:
             raise ProjectConflict(name, f"its parent {rules.parent} is not defined: `shoal quota set {rules.parent}`")
         if name in (above := [one.name for one in ancestors(after, rules.parent)]):
             raise ProjectConflict(name, f"it would be above itself: {' -> '.join([name, *above])}")
-    upsert(tx, projects, [{"name": name, **rules.model_dump()}])
-    tx.publish(f"project {name}", is_request=True)
-    return project_view(tx, name), name not in known
+    return after
 
 
 def remove_project(tx: Transaction, name: str) -> None:

@@ -198,7 +198,7 @@ job_samples = Table(
     Column("step", BigInteger, nullable=False),
     Column("granted", Integer, nullable=False),
     Column("workers", Integer, nullable=False),
-    Column("seconds", Text, nullable=False),  # JSON: worker-seconds by category of goodput
+    Column("seconds", Text, nullable=False),  # JSON: worker-seconds by category of goodput; `recovering` by cause too
     PrimaryKeyConstraint("job_num", "at"),
     sqlite_with_rowid=False,
 )

@@ -1,62 +1,84 @@
-"""The fleet over time: which job had how many workers when, what the scheduler gave to whom and why, and where the
+"""The fleet over time: which job had how many workers when, from whom it got them and to whom they went, and where the
 worker-seconds went, by project. http/routes/overviews.py calls it.
 
-It reads the samples of the jobs' accounts and the events of the scheduler's decisions, of the newest jobs that had an
-attempt in the window: a bounded number of primary-key ranges, one for each job.
+It reads the samples of the jobs' accounts and the events that change their workers, of the newest jobs that had an
+attempt in the window: a bounded number of primary-key ranges, one for each job. `core/worker_changes.py` joins what
+came free with what was given next, `core/goodput_series.py` divides the accounts by time.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import select
 
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobStateChanged
-from shoal_service.core.goodput import Category
-from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineDecision, TimelineJob
+from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
+from shoal_service.core.goodput import Category, recovering
+from shoal_service.core.goodput_series import Window, edges_of
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.worker_changes import Change, ChangeKind, connected
+from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineChange, TimelineJob, WorkerFlow
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import events, job_samples, jobs
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import IncidentCause, JobState
 
 MAX_JOBS = 100
-MAX_DECISIONS = 500
+MAX_COUNTED = 300
+"""Jobs whose worker-seconds are counted."""
+MAX_CHANGES = 500
+NUM_INTERVALS = 48
 _MAX_OF_JOB = 100
-_CATEGORIES = frozenset(Category)
-_TYPES = (JobGranted.type, JobPreempted.type, JobStateChanged.type)
+_TYPES = tuple(one.type for one in (JobGranted, JobPreempted, JobStateChanged, IncidentOpened, IncidentClosed))
+_COLUMNS = (job_samples.c.at, job_samples.c.workers, job_samples.c.granted, job_samples.c.state, job_samples.c.seconds)
 
 
 def read(tx: Transaction, *, since: float, until: float, visible: Collection[str] | None = None) -> FleetTimeline:
     """`visible`: only jobs of these projects; None: of all."""
-    query = select(jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.state, jobs.c.status)
-    query = query.where(jobs.c.attempt > 0, jobs.c.ended_at.is_(None) | (jobs.c.ended_at >= since))
+    query = select(
+        *(jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.state, jobs.c.cluster),
+        *(jobs.c.created_at, jobs.c.status),
+    ).where(jobs.c.attempt > 0, jobs.c.ended_at.is_(None) | (jobs.c.ended_at >= since))
     if visible is not None:
         query = query.where(jobs.c.project.in_(sorted(visible)))
-    rows = tx.execute(query.order_by(jobs.c.num.desc()).limit(MAX_JOBS + 1)).all()
-    shown = [(row, _job(tx, row, since, until)) for row in rows[:MAX_JOBS]]
-    names = {row.id: row.name for row, _ in shown}
-    decisions = [one for row, _ in shown for one in _decisions(tx, row, since, until, names)]
-    decisions.sort(key=lambda one: -one.at)
+    rows = tx.execute(query.order_by(jobs.c.num.desc()).limit(MAX_COUNTED)).all()
+    edges = edges_of(since, until, NUM_INTERVALS)
+    windows: dict[str, Window] = {}
+    lanes = []
+    changes: list[Change] = []
+    for place, row in enumerate(rows):
+        samples = _samples(tx, row.num, since, until)
+        windows.setdefault(row.project, Window(edges)).add(_accounts(row, samples))
+        if place < MAX_JOBS:
+            lanes.append(_lane(row, samples, since))
+            changes += _changes(tx, row, since, until, lanes[-1])
+    found = connected(changes)[::-1][:MAX_CHANGES]
+    by_id = {row.id: row for row in rows}
     return FleetTimeline(
         since=since,
         until=until,
-        jobs=tuple(job for _, job in shown if job.at),
-        num_left_out=max(0, len(rows) - MAX_JOBS),
-        decisions=tuple(decisions[:MAX_DECISIONS]),
-        projects=_projects([row for row, _ in shown]),
+        jobs=tuple(lane for lane in lanes if lane.at),
+        num_left_out=int(len(rows) > MAX_JOBS),
+        decisions=tuple(_shown(change, by_id) for change in found),
+        edges=tuple(edges),
+        projects=tuple(_goodput(project, window) for project, window in sorted(windows.items())),
     )
 
 
-def _job(tx: Transaction, row: Any, since: float, until: float) -> TimelineJob:
-    columns = (job_samples.c.at, job_samples.c.workers, job_samples.c.granted, job_samples.c.state)
-    query = select(*columns).where(job_samples.c.job_num == row.num)
+def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[Any]:
+    """The newest sample up to the beginning of the window, and those within it."""
+    query = select(*_COLUMNS).where(job_samples.c.job_num == num)
     before = query.where(job_samples.c.at <= since).order_by(job_samples.c.at.desc()).limit(1)
     within = query.where(job_samples.c.at > since, job_samples.c.at <= until).order_by(job_samples.c.at)
+    return (*tx.execute(before), *tx.execute(within))
+
+
+def _lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
     found: list[tuple[float, int, int, str]] = []
-    for sample in (*tx.execute(before), *tx.execute(within)):
+    for sample in samples:
         one = (max(sample.at, since), sample.workers, sample.granted, sample.state)
         if not found or one[1:] != found[-1][1:]:
             found.append(one)
@@ -73,49 +95,106 @@ def _job(tx: Transaction, row: Any, since: float, until: float) -> TimelineJob:
     )
 
 
-def _decisions(tx: Transaction, row: Any, since: float, until: float, names: dict[str, str]) -> list[TimelineDecision]:
+def _changes(tx: Transaction, row: Any, since: float, until: float, lane: TimelineJob) -> list[Change]:
     query = select(events.c.at, events.c.type, events.c.data).where(
         events.c.job_num == row.num, events.c.type.in_(_TYPES), events.c.at >= since, events.c.at <= until
     )
+    newest = tx.execute(query.order_by(events.c.seq.desc()).limit(_MAX_OF_JOB)).all()
+    granted = lane.granted[0] if lane.at and lane.at[0] <= since else 0
+    in_group = 0
     found = []
-    for event in tx.execute(query.order_by(events.c.seq.desc()).limit(_MAX_OF_JOB)):
+    for event in reversed(newest):
         data = json.loads(event.data)
-        workers = _workers(event.type, data)
-        if workers is not None:
-            receiver = data.get("beneficiary") or ""
-            found.append(
-                TimelineDecision(
-                    at=event.at,
-                    job=row.id,
-                    name=row.name,
-                    before=workers[0],
-                    after=workers[1],
-                    to=receiver,
-                    to_name=names.get(receiver, receiver),
-                    reason=data.get("reason" if event.type != JobStateChanged.type else "message") or "",
-                    words=describe(event.type, data).message,
-                )
-            )
+        change = _change(row, event.at, event.type, data, granted, in_group)
+        if event.type == IncidentOpened.type:
+            in_group = data["workers"] - len(data["ranks"])
+        if change is None:
+            continue
+        found.append(change)
+        if change.kind not in (ChangeKind.LOST, ChangeKind.RECOVERED):
+            granted = change.after
     return found
 
 
-def _workers(kind: str, data: dict[str, Any]) -> tuple[int, int] | None:
-    """The workers before the decision and after it. None: the event is not a decision about workers."""
+def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, in_group: int) -> Change | None:
+    """What the event says about the workers of the job; None: nothing.
+
+    Args:
+        granted: the workers that the job was granted before.
+        in_group: the workers that the last incident has left in its group.
+    """
+    words = describe(kind, data).message
+    common: dict[str, Any] = {"at": at, "job": row.id, "cluster": row.cluster, "words": words}
+    others = tuple((data.get("others") or {}).items())
     if kind == JobGranted.type:
-        return data["from"], data["to"]
+        before, after = data["from"], data["to"]
+        moved = ChangeKind.GROW if after > before else ChangeKind.SHRINK
+        return Change(kind=moved, before=before, after=after, others=others, reason=data["reason"], **common)
     if kind == JobPreempted.type:
-        return data["workers"], 0
-    return (0, data["workers"]) if data.get("workers") else None
+        before, receiver = data["workers"], data["beneficiary"]
+        others = others or (((receiver, before),) if receiver else ())
+        return Change(kind=ChangeKind.PREEMPT, before=before, after=0, others=others, reason=data["reason"], **common)
+    if kind == JobStateChanged.type:
+        reason = data["message"] or data["reason"]
+        if data.get("workers"):
+            after = data["workers"]
+            return Change(kind=ChangeKind.START, before=0, after=after, others=others, reason=reason, **common)
+        if JobState(data["to"]) in ATTEMPT_STATES or not granted:
+            return None
+        return Change(kind=ChangeKind.LEAVE, before=granted, after=0, reason=f"{data['to']}: {reason}", **common)
+    if kind == IncidentOpened.type and data["ranks"]:
+        before, lost = data["workers"], len(data["ranks"])
+        return Change(kind=ChangeKind.LOST, before=before, after=before - lost, reason=words, **common)
+    if kind == IncidentClosed.type and data["to_workers"] not in (None, in_group):
+        after = data["to_workers"]
+        return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=words, **common)
+    return None
 
 
-def _projects(rows: Collection[Any]) -> tuple[ProjectGoodput, ...]:
-    by_project: dict[str, dict[Category, float]] = defaultdict(lambda: defaultdict(float))
-    for row in rows:
-        goodput = json.loads(row.status).get("goodput") or {}
-        for name, amount in goodput.get("seconds", {}).items():
-            if name in _CATEGORIES:
-                by_project[row.project][Category(name)] += amount
-    return tuple(
-        ProjectGoodput(project=project, seconds=dict(seconds), total=sum(seconds.values()))
-        for project, seconds in sorted(by_project.items())
+def _shown(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
+    def flows(found: Sequence[tuple[str, int]]) -> tuple[WorkerFlow, ...]:
+        return tuple(
+            WorkerFlow(job=job, name=by_id[job].name if job in by_id else job, workers=workers)
+            for job, workers in found
+        )
+
+    row = by_id[change.job]
+    return TimelineChange(
+        at=change.at,
+        job=change.job,
+        name=row.name,
+        project=row.project,
+        kind=change.kind,
+        before=change.before,
+        after=change.after,
+        others=flows(change.others),
+        free=change.free,
+        freed_by=flows(change.freed_by),
+        taken_by=flows(change.taken_by),
+        reason=change.reason,
+        words=change.words,
+    )
+
+
+def _accounts(row: Any, samples: Sequence[Any]) -> list[tuple[float, dict[str, float]]]:
+    """The job's accounts over time, from its creation to its newest status."""
+    found: list[tuple[float, dict[str, float]]] = [(row.created_at, {})]
+    found += [(sample.at, json.loads(sample.seconds)) for sample in samples if sample.at > row.created_at]
+    newest = json.loads(row.status).get("goodput") or {}
+    if (newest.get("at") or 0.0) > found[-1][0]:
+        causes = {recovering(cause): amount for cause, amount in newest.get("recovering", {}).items()}
+        found.append((newest["at"], {**newest.get("seconds", {}), **causes}))
+    return found
+
+
+def _goodput(project: str, window: Window) -> ProjectGoodput:
+    totals = window.totals()
+    seconds = {category: totals[category] for category in Category if totals.get(category)}
+    causes = {cause: totals[recovering(cause)] for cause in IncidentCause if totals.get(recovering(cause))}
+    return ProjectGoodput(
+        project=project,
+        seconds=seconds,
+        recovering=causes,
+        total=sum(seconds.values()),
+        by_interval={category: tuple(round(one, 1) for one in window.by_account[category]) for category in seconds},
     )

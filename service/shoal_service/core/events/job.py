@@ -73,6 +73,8 @@ class JobStateChanged(JobEvent):
     """Workers that the attempt starts with."""
     cluster: str | None = None
     """Cluster in which the attempt starts."""
+    others: dict[str, int] | None = None
+    """Workers by the id of the job that gives them to this one. Unset: no job gives any."""
 
     def words(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
@@ -239,6 +241,9 @@ class JobGranted(JobEvent):
     from_: int
     to: int
     reason: str
+    others: dict[str, int] | None = None
+    """Workers by the id of the job that gives them, if there are more than before, or gets them, if there are fewer.
+    Unset: they were free, or become free."""
 
     def words(self) -> str:
         reason = f": {self.reason}" if self.reason else ""
@@ -273,6 +278,8 @@ class JobPreempted(JobEvent):
     beneficiary: str
     """The job that gets them; empty: a limit of its project takes them."""
     reason: str
+    others: dict[str, int] | None = None
+    """Workers by the id of the job that gets them. Unset: they become free."""
 
     def words(self) -> str:
         to = f" to {self.beneficiary}" if self.beneficiary else ""

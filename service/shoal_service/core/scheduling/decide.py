@@ -162,13 +162,16 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
         by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *kept)}
         for entry in preempted:
             name = entry.beneficiary or ""
-            changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))
-    changes += [Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows)) for entry in shrunk]
+            words = preempt_words(entry, by_id.get(name))
+            changes.append(Preempt(entry.job.job_id, words, name, flows.to(entry)))
+    for entry in shrunk:
+        changes.append(Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows), flows.to(entry)))
     for entry in started:
         cluster = entry.shape.cluster
         words = start_words(entry, flows, in_cluster(plan, cluster))
-        changes.append(Start(entry.job.job_id, entry.target, words, cluster))
-    changes += [Resize(entry.job.job_id, entry.target, grow_words(entry, flows)) for entry in grown]
+        changes.append(Start(entry.job.job_id, entry.target, words, cluster, flows.of(entry)))
+    for entry in grown:
+        changes.append(Resize(entry.job.job_id, entry.target, grow_words(entry, flows), flows.of(entry)))
     return changes
 
 

@@ -23,7 +23,7 @@ from itertools import islice
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.core.scheduling.facts import AGED_AFTER_S, seconds_left
 from shoal_service.core.scheduling.gains import HORIZON_S, pays
-from shoal_service.core.scheduling.market import ClusterState, MarketJob, MarketState, Wait, hull
+from shoal_service.core.scheduling.market import ClusterState, MarketJob, MarketState, Wait, WorkerFlow, hull
 from shoal_service.core.scheduling.plan import Claim, Entry, Obstacle, Plan, Share
 from shoal_service.core.scheduling.room import UNLIMITED, Shape
 
@@ -56,6 +56,14 @@ class Flows:
                 [entry for entry in givers if entry.shape.cluster == cluster] if len(clusters) > 1 else givers,
                 [entry for entry in takers if entry.shape.cluster == cluster],
             )
+
+    def to(self, entry: Entry) -> tuple[WorkerFlow, ...]:
+        """The jobs that get workers of this one."""
+        return tuple((flow.taker.job.job_id, flow.workers) for flow in self.given.get(entry.job.job_id, ()))
+
+    def of(self, entry: Entry) -> tuple[WorkerFlow, ...]:
+        """The jobs that give workers to this one."""
+        return tuple((flow.giver.job.job_id, flow.workers) for flow in self.got.get(entry.job.job_id, ()))
 
     def _match(self, givers: Sequence[Entry], takers: Sequence[Entry]) -> None:
         """Match those that give workers with those that take them, within one cluster."""
@@ -121,13 +129,23 @@ def shrink_words(entry: Entry, flows: Flows) -> str:
         return f"elasticity.max_workers is {job.max_workers}, {workers_of(job.granted)} granted so far."
     given = flows.given[job.job_id]
     if not given:
-        return f"Gave back {workers_of(less)}: the nodes or the project's quota no longer hold {job.granted}."
+        return f"Gave back {workers_of(less)}: {_room_lost_words(entry)}"
     flow = max(given, key=lambda one: one.workers)
     taker, here = flow.taker.job, percent(job, entry.target)
     to = names_of(tuple(dict.fromkeys(one.taker.job.job_id for one in given)))
     if taker.granted == 0:
         return f"Gave {workers_of(less)} to {to}, which starts with {flow.taker.target}: {here} here."
     return f"Gave {workers_of(less)} to {to}: {percent(taker, flow.taker.target)} there, {here} here."
+
+
+def _room_lost_words(entry: Entry) -> str:
+    """Why a job has fewer workers although no other job gets them."""
+    if entry.share.room() <= 0:
+        share = entry.share.tightest()
+        limit = count_text(share.project.limit or 0, "worker")
+        return f"project {share.project.name} may have {limit} (its limit)."
+    has = f"the nodes that it may use have room for {entry.target} of its {entry.job.granted}"
+    return f"{has}. The others are lost, drained or reserved by others."
 
 
 def preempt_words(entry: Entry, beneficiary: MarketJob | None) -> str:

@@ -239,6 +239,10 @@ class MarketState:
     """The clusters that have joined, by name. A cluster that only nodes name is open."""
 
 
+WorkerFlow: TypeAlias = tuple[str, int]
+"""Id of the other job, and how many workers go there or come from there."""
+
+
 class Start(NamedTuple):
     """The first grant of a queued job."""
 
@@ -247,6 +251,8 @@ class Start(NamedTuple):
     reason: str
     cluster: str = ""
     """Name of the cluster in which the job starts."""
+    flows: tuple[WorkerFlow, ...] = ()
+    """The jobs that give workers to it; the others of its workers are free."""
 
 
 class Resize(NamedTuple):
@@ -255,6 +261,8 @@ class Resize(NamedTuple):
     job_id: str
     workers: int
     reason: str
+    flows: tuple[WorkerFlow, ...] = ()
+    """With more workers than before, the jobs that give them; with fewer, those that get them."""
 
 
 class Preempt(NamedTuple):
@@ -264,6 +272,8 @@ class Preempt(NamedTuple):
     reason: str
     beneficiary: str
     """The job that gets the workers."""
+    flows: tuple[WorkerFlow, ...] = ()
+    """The jobs that get its workers; the others of its workers become free."""
 
 
 class Wait(NamedTuple):

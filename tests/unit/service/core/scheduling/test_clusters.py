@@ -45,8 +45,14 @@ def test_a_job_shrinks_the_fewest_workers_of_others_and_these_are_of_its_cluster
     running = [job(name, 1, 4, granted=4, cluster=name) for name in ("east", "west")]
     state = market([*running, job("new", 3, 3)], [*cluster("east", 4), *cluster("west", 6)])
     assert decide(state, NOW) == [
-        Resize("west", 3, "Gave 1 worker to new, which starts with 3: -22 % here."),
-        Start("new", 3, "Starts with 3 workers of 1 CPU (3) in the cluster west; west gives workers.", "west"),
+        Resize("west", 3, "Gave 1 worker to new, which starts with 3: -22 % here.", (("new", 1),)),
+        Start(
+            "new",
+            3,
+            "Starts with 3 workers of 1 CPU (3) in the cluster west; west gives workers.",
+            "west",
+            (("west", 1),),
+        ),
     ]
 
 

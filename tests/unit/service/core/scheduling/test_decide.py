@@ -39,8 +39,8 @@ def test_a_newcomer_is_admitted_by_shrinking_a_running_job_at_once() -> None:
     decisions = decide(state, NOW)
 
     assert decisions == [
-        Resize("first", 3, "Gave 1 worker to second, which starts with 1: -22 % here."),
-        Start("second", 1, "Starts with 1 worker of 1 CPU (1); first gives workers."),
+        Resize("first", 3, "Gave 1 worker to second, which starts with 1: -22 % here.", (("second", 1),)),
+        Start("second", 1, "Starts with 1 worker of 1 CPU (1); first gives workers.", flows=(("first", 1),)),
     ]
 
 
@@ -72,8 +72,8 @@ def test_workers_move_to_the_job_that_gains_most_and_both_reasons_say_so() -> No
     decisions = decide(state, NOW)
 
     assert decisions == [
-        Resize("flat", 1, "Gave 3 workers to steep: +240 % there, -9 % here."),
-        Resize("steep", 4, "Got 3 workers from flat: +240 % here, -9 % there."),
+        Resize("flat", 1, "Gave 3 workers to steep: +240 % there, -9 % here.", (("steep", 3),)),
+        Resize("steep", 4, "Got 3 workers from flat: +240 % here, -9 % there.", (("flat", 3),)),
     ]
 
 
@@ -111,8 +111,14 @@ def test_an_urgent_job_preempts_only_lower_priorities_and_only_as_many_as_it_nee
             "Preempted for urgent (priority 5, here -5), which needs 1 worker. It saves and returns to the queue; "
             "no step is lost.",
             "urgent",
+            (("urgent", 1),),
         ),
-        Start("urgent", 1, "Starts with 1 worker of 1 CPU (1); preempts lowest by its priority of 5."),
+        Start(
+            "urgent",
+            1,
+            "Starts with 1 worker of 1 CPU (1); preempts lowest by its priority of 5.",
+            flows=(("lowest", 1),),
+        ),
     ]
 
 
