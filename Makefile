@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots clean bench-media bench-system-metrics
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -181,6 +181,9 @@ picture: setup   ## the README's picture, from a real run of the demo
 
 screenshots: setup ## the pictures of the docs, and in build/screenshots every page at four widths in light and dark, from a real run; needs chromium and chromium-driver
 	@$(BIN)/python tools/screenshots.py
+
+researcher-tasks: setup ## what a researcher does with the pages, task by task in Chromium: writes clicks, texts and keys into docs/researcher-tasks.md (3 minutes)
+	@$(BIN)/python tools/researcher_tasks.py
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,7 +1,12 @@
-"""Makes docs/images/{fleet-page,job,compare}.png: the pages in Chromium, after a real run with two killed workers; and
-in build/screenshots every page and every tab of a job, at four widths, in light and dark.
+"""Makes the pictures of the pages in docs/images: Chromium, after a real run with two killed workers, one of a job that
+took workers from others, and a sweep; and in build/screenshots every page and every tab of a job, at four widths, in
+light and dark.
 
 make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
+
+    python tools/screenshots.py [docs]
+
+With `docs`, only the pictures of the docs are made. Those have a palette of 256 colours, so each is small.
 """
 
 from __future__ import annotations
@@ -14,6 +19,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
@@ -22,6 +30,7 @@ from kit.processes.chromium import Browser, chromium  # noqa: E402
 from kit.processes.server import Server, until  # noqa: E402
 from shoal_api.client import Client  # noqa: E402
 from shoal_api.http.routes.pages import PAGES  # noqa: E402
+from shoal_service.views import JobView, SweepRequest  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 ALL = ROOT / "build" / "screenshots"
@@ -31,6 +40,8 @@ WIDTH = 1360
 WIDTHS = (420, 1024, 1400, 2560)
 SCHEMES = ("light", "dark")
 TALLEST = 4000
+SWEEP = "rates"
+RATES, BLOCKS = ("1e-4", "1e-3", "4e-3"), (1, 2, 3)
 
 
 def main() -> None:
@@ -55,6 +66,43 @@ def main() -> None:
 
 
 def _take(home: str, client: Client, tab: Browser) -> None:
+    calm, hit, second = _train(home, client, tab)
+    tab.look(width=WIDTH, height=1600)
+    tab.open(f"{home}/jobs/{hit.id}#tab=curves")
+    tab.until(lambda: tab.count("#incidents tr") >= 2 and tab.count("#curves .scatterlayer .trace") > 5, "the curves")
+    _save(tab, "job")
+
+    tab.look(width=WIDTH, height=1000)
+    tab.open("about:blank")
+    tab.open(f"{home}/jobs/{hit.id}")
+    tab.until(lambda: tab.count("#incidents tr") >= 2 and tab.count("#stripe *"), "the incidents")
+    _save(tab, "job-head")
+    tab.look(width=WIDTH, height=700)
+    tab.click("#tab-system")
+    tab.until(lambda: tab.count("#system-map .heatmaplayer image"), "the heat map")
+    _save(tab, "system-map")
+
+    tab.look(width=WIDTH, height=1250)
+    tab.open(f"{home}/compare?jobs={calm.id},{hit.id},{second.id}")
+    tab.until(lambda: tab.text("#jobs").count("in 300 steps") == 2, "the comparison")
+    tab.until(lambda: tab.count("#chart .scatterlayer .trace") > 5, "the curves")
+    _save(tab, "compare")
+
+    _take_lists(home, tab)
+    if sys.argv[1:] == ["docs"]:
+        return
+    tab.open(f"{home}/jobs/{hit.id}")
+    tab.until(lambda: tab.count("[role=tab]"), "the tabs")
+    tabs = tab.run("[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)")
+    addresses = {f"job-{name}": f"/jobs/{hit.id}#tab={name}" for name in tabs}
+    addresses |= {path.strip("/") or "jobs": path for path in PAGES if path not in ("/compare", "/docs")}
+    addresses |= {"compare": f"/compare?jobs={calm.id},{hit.id}", "sweep": f"/sweeps?label=sweep%3D{SWEEP}"}
+    _take_all(home, tab, addresses)
+
+
+def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, JobView]:
+    """A calm job, the same with two kills, a third one that gives its workers to an urgent one; and the sweep. All have
+    ended. The table of jobs is pictured while some train."""
     calm = client.submit(_spec("calm", lr=4e-3))
     client.wait(calm.id, timeout_s=600)
     hit = client.submit(_spec("struck", lr=4e-3))
@@ -64,33 +112,65 @@ def _take(home: str, client: Client, tab: Browser) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pids[-1], signal.SIGKILL)
     second = client.submit(_spec("fast-lr", lr=1.2e-2))
+    until(lambda: client.job(second.id).status.step >= STEPS * 0.1, "a tenth of the job", 600)
+    urgent = client.submit({**_spec("urgent", lr=4e-3), "priority": 10, "project": "speech", "stop": {"steps": 60}})
     until(lambda: client.job(hit.id).status.step >= STEPS * 0.9, "most of the job", 600)
 
     tab.look(width=WIDTH, height=760)
     tab.log_in(f"{home}{client.session_link().path}")
-    tab.until(lambda: tab.count("#jobs tr") == 3, "three jobs")
-    tab.driver.save_screenshot(str(IMAGES / "fleet-page.png"))
+    tab.until(lambda: tab.count("#jobs tr") == 4, "four jobs")
+    _save(tab, "fleet-page")
 
-    client.wait(hit.id, timeout_s=600)
-    tab.look(width=WIDTH, height=1600)
-    tab.open(f"{home}/jobs/{hit.id}#tab=curves")
-    tab.until(lambda: tab.count("#incidents tr") >= 2 and tab.count("#curves .scatterlayer .trace") > 5, "the curves")
-    tab.driver.save_screenshot(str(IMAGES / "job.png"))
+    for job in (hit, urgent, second):
+        client.wait(job.id, timeout_s=600)
+    spec = {**_spec("rates", lr=4e-3), "stop": {"steps": 60}, "elasticity": {"min_workers": 1, "max_workers": 1}}
+    del spec["labels"]
+    grid = {"optimizer.lr": RATES, "model.num_layers": BLOCKS}
+    sweep = client.submit_sweep(SweepRequest(name=SWEEP, spec=spec, grid=grid, limit=5))
+    for trial in sweep.jobs:
+        client.wait(trial.id, timeout_s=600)
+    return calm, hit, second
 
-    client.wait(second.id, timeout_s=600)
+
+def _take_lists(home: str, tab: Browser) -> None:
+    """The pages of many jobs."""
+    of_sweep = f'sweep.name == "{SWEEP}"'
+    tab.look(width=WIDTH, height=720)
+    columns = "optimizer.lr,model.num_layers,loss,val_loss,tokens_per_s,goodput"
+    asked = {"where": f"{of_sweep} and lr > 1e-4", "columns": columns, "sort": "val_loss"}
+    tab.open(f"{home}/?{urlencode(asked)}")
+    tab.until(lambda: tab.count("#jobs tr") == len(BLOCKS) * (len(RATES) - 1), "the jobs that match")
+    tab.run("(document.querySelector('#where').scrollIntoView(), scrollBy(0, -60))")
+    _save(tab, "runs-table")
+
+    tab.look(width=WIDTH, height=900)
+    tab.open(f"{home}/workspace?{urlencode({'where': of_sweep})}")
+    tab.until(lambda: "9 of 9 jobs shown" in tab.text("#num-runs"), "the jobs of the sweep")
+    tab.fill("#group", "optimizer.lr")
+    tab.press("\ue004")  # Tab
+    tab.until(lambda: "3 of 3 groups shown" in tab.text("#num-runs"), "the groups")
+    tab.until(lambda: tab.run("document.querySelector('.panel canvas')?.dataset.num") == "3", "their curves")
+    _save(tab, "workspace")
+
     tab.look(width=WIDTH, height=1250)
-    tab.open(f"{home}/compare?jobs={calm.id},{hit.id},{second.id}")
-    tab.until(lambda: tab.text("#jobs").count("in 300 steps") == 2, "the comparison")
-    tab.until(lambda: tab.count("#chart .scatterlayer .trace") > 5, "the curves")
-    tab.driver.save_screenshot(str(IMAGES / "compare.png"))
+    tab.open(f"{home}/sweeps?label=sweep%3D{SWEEP}")
+    tab.until(lambda: tab.count("#influences tr") == 2, "what matters")
+    tab.until(lambda: tab.count("#curves-chart .scatterlayer .trace") and tab.count("#best-chart .trace"), "the charts")
+    _save(tab, "sweep")
 
-    tab.open(f"{home}/jobs/{hit.id}")
-    tab.until(lambda: tab.count("[role=tab]"), "the tabs")
-    tabs = tab.run("[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)")
-    addresses = {f"job-{name}": f"/jobs/{hit.id}#tab={name}" for name in tabs}
-    addresses |= {path.strip("/") or "jobs": path for path in PAGES if path not in ("/compare", "/docs")}
-    addresses |= {"compare": f"/compare?jobs={calm.id},{hit.id}", "sweep": "/sweeps?label=sweep%3Dlr"}
-    _take_all(home, tab, addresses)
+    tab.look(width=WIDTH, height=1100)
+    tab.open(f"{home}/fleet")
+    tab.click("#hours option[value='1']")
+    tab.until(lambda: tab.count("#timeline tr") > 4 and tab.count("#decisions tr"), "the decisions")
+    _save(tab, "fleet-timeline")
+
+
+def _save(tab: Browser, name: str) -> None:
+    file = IMAGES / f"{name}.png"
+    tab.driver.save_screenshot(str(file))
+    with Image.open(file) as picture:
+        small = picture.convert("RGB").quantize(256)
+    small.save(file, optimize=True)
 
 
 def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:

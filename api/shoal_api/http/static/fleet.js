@@ -68,8 +68,10 @@ function show(fleet) {
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
 for (const name of TEXTS) {
+  const apply = () => { clearTimeout(typing); if ($(name).value.trim() !== view[name]) change({ [name]: $(name).value.trim() }); };
   $(name).value = view[name];
-  $(name).addEventListener(name === "state" ? "change" : "input", () => { clearTimeout(typing); typing = setTimeout(() => change({ [name]: $(name).value.trim() }), name === "where" ? PAUSE_MS : 0); });
+  $(name).addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(apply, name === "where" ? PAUSE_MS : 0); });
+  $(name).addEventListener("change", apply);  // what was typed is not lost if the field is left before the pause is over
 }
 $("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
 $("conditions").addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); change({ where: $("where").value.trim() }); });

@@ -33,7 +33,7 @@ function showChosenHeads(view, change) {
 function button(name, order, view, change) {
   const current = view.order === order && !view.sort;
   const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
-  const press = () => change({ sort: "", order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
+  const press = () => change({ sort: "", order, descending: String(current ? view.descending !== "true" : !["name", "state", "project", "loss", "eta_s"].includes(order)) });
   return element("button", name + arrow, { type: "button", click: press });
 }
 

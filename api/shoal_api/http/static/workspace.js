@@ -114,7 +114,9 @@ async function open(key) {
   $("title").textContent = found ? found.name : "Workspace";
 }
 
-$("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { state.where = $("where").value.trim(); changed(); }, PAUSE_MS); });
+const applyWhere = () => { clearTimeout(typing); const text = $("where").value.trim(); if (text !== state.where) { state.where = text; changed(); } };
+$("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(applyWhere, PAUSE_MS); });
+$("where").addEventListener("change", applyWhere);  // before the pause is over the field may be left, and filled from the state
 $("conditions").addEventListener("submit", (event) => event.preventDefault());
 $("axis").addEventListener("change", () => { state.axis = $("axis").value; state.zoom = null; for (const one of jobs.values()) one.detail = null; changed(); });
 $("smoothing").addEventListener("input", () => { state.smoothing = Number($("smoothing").value); grid.redraw(); });
