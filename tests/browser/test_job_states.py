@@ -73,7 +73,7 @@ def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
 ) -> None:
     job = written.add_job()
     _open(reader, written, job, "logs")
-    reader.sees("#lines", "The task has printed nothing yet.")
+    reader.sees("#lines", "The task has printed nothing.")
     written.train(job)
     reader.sees("#lines", "hello from rank 1")
     reader.click("#tab-events")

@@ -115,7 +115,7 @@ def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     slow, fast, over = jobs
     reader.open(f"{written.url}/?where=lr+%3E+1e-3")
     shows(reader, "over", "fast")
-    assert reader.run("document.querySelector('[data-deed=cancel]').disabled")
+    assert reader.run("document.querySelector('#chosen-bar').hidden")
     reader.click("#choose-all")
     reader.sees("#num-chosen", "2 chosen")
     reader.click("[data-deed=label]")

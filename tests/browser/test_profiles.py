@@ -19,7 +19,7 @@ def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(
     run.wait_at("step-4-0")
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=workers")
     browser.until(lambda: browser.count('[data-action="profile"]') == 1, "the job runs")
-    browser.sees("#unprofiled", "No profile yet")
+    browser.sees("#unprofiled", "No profile.")
     browser.click('[data-action="profile"]')
     browser.sees("#dialog-words", "no number changes")
     browser.click("#confirm")

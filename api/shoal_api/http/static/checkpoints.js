@@ -1,5 +1,5 @@
 // The durable checkpoints of a job, newest first, with what can be done about each.
-import { $, element, fill, row, said } from "./dom.js";
+import { $, element, fill, row } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, modelPage, request } from "./api.js";
 import { ENDED } from "./states.js";
@@ -15,7 +15,7 @@ export function showCheckpoints(state) {
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
   fill("checkpoints", [...checkpoints].reverse().map((one) => row([whole(one.step), element("span", one.state + (one.pinned ? ", pinned" : "") + (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""), { class: COLOURS[one.state] }), moment(one.committed_at), bytes(one.bytes), seconds(one.seconds),
-    seconds(one.stall_s), one.world_size || "–", element("code", said(one.url, "long")), buttons(one)], { title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" })));
+    seconds(one.stall_s), one.world_size || "–", element("code", nameOf(one), { title: one.url }), buttons(one)], { title: one.message, "data-step": one.step, class: one.step === marked ? "chosen" : "" })));
 }
 
 // The row of the step that the address names, #tab=checkpoints&step=10: from the page of a job or a model that comes from it.

@@ -53,10 +53,10 @@ function choose(id, name, is) { if (is) chosen.set(id, name); else chosen.delete
 function refresh() {
   for (const box of document.querySelectorAll("#jobs td.pick input")) box.checked = chosen.has(box.closest("tr").dataset.id);
   $("num-chosen").textContent = `${chosen.size} chosen`;
-  $("choose-none").disabled = chosen.size === 0;
+  if (!chosen.size && $("chosen-bar").contains(document.activeElement)) $("choose-here").focus();
+  $("chosen-bar").hidden = chosen.size === 0;
   $("compare").disabled = chosen.size < 2 || chosen.size > 10;
-  $("compare").textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
-  for (const button of $("deeds").children) button.disabled = chosen.size === 0;
+  $("compare").textContent = `Compare ${chosen.size}`;
 }
 
 // The box of a row. With the shift key all rows between it and the last one are chosen too.

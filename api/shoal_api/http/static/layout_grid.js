@@ -24,6 +24,7 @@ export function showWorkers(workers, job) {
   fill("grid", [...nodes].sort(([a], [b]) => a.localeCompare(b)).map(([name, on]) => element("div", [element("div", name, { class: "dim small" }), element("div", on.map((worker) => cell(worker, degrees, axis)), { class: "cells" })], { class: "node" })));
   fill("cell-key", STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])));
   fill("workers", workers.map((one) => row([one.rank ?? "–", one.state, words(one.phase), one.step, one.generation, one.node_ip || "–", one.pid || "–", ...use(one.use)])));
+  $("coloured-by").hidden = $("cell-key").hidden = $("worker-table").hidden = !workers.length;
   if (!workers.length) $("grid").textContent = "No workers now.";
 }
 
