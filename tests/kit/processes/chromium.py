@@ -38,7 +38,7 @@ class Browser:
         self.driver.get(url)
 
     def add_tab(self) -> str:
-        """Adds an empty tab, and returns its handle for `use_tab`. It is used until another one is. The pages of all tabs
+        """Adds an empty tab, and returns its handle for `use_tab`. It is used until another one is. Pages of all tabs
         count as visible."""
         self.driver.switch_to.new_window("tab")
         return self.driver.current_window_handle
