@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 
 from kit.processes.chromium import Browser
-from kit.worlds.written_service import RUNNING, Service
+from kit.worlds.written_service import AT, RUNNING, Service
+from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
 TABS = "[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)"
+_HIDDEN = (
+    "(Object.defineProperty(document, 'hidden', {{ get: () => {}, configurable: true }}), "
+    "document.dispatchEvent(new Event('visibilitychange')), 1)"
+)
+"""A user looks at another tab, or comes back."""
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
@@ -68,6 +74,56 @@ def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, 
     reader.sees("#more-facts", job.id)
 
 
+def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: Browser, written: Service) -> None:
+    _open(reader, written, _failed(written))
+    reader.sees("#message", "no space")
+    reader.sees("#way-out", "Make checkpoint.url readable and writable again, then Retry.")
+    order = "[...document.querySelectorAll('.head [id]')].map((one) => one.id)"
+    shown: list[str] = reader.run(order)
+    assert shown.index("message") < shown.index("way-out") < shown.index("vital") < shown.index("actions")
+    assert reader.run("document.querySelector('#message').className") == "bad"
+
+
+def test_a_page_that_nobody_looks_at_gives_its_stream_up_and_is_whole_when_it_is_looked_at(
+    reader: Browser, written: Service
+) -> None:
+    job = written.add_job()
+    written.begin(job)
+    _report_lines(written, job, 0, 10)
+    _open(reader, written, job, "logs")
+    reader.sees("#lines", "line 9")
+    reader.run(_HIDDEN.format("true"))
+    reader.until(
+        lambda: reader.run("document.querySelector('#live').textContent") == "paused", "the stream is given up"
+    )
+    _report_lines(written, job, 10, 2_000)  # more than a stream begins with
+    reader.run(_HIDDEN.format("false"))
+    reader.sees("#live", "live")
+    reader.sees("#lines", "line 1999")
+    reader.fill("#log-search", "line ")
+    reader.until(lambda: "2,000 of" in reader.text("#log-said"), "no line is missing")
+    assert reader.complaints() == []
+
+
+def test_a_log_has_elements_only_for_lines_near_to_those_in_view(reader: Browser, written: Service) -> None:
+    job = written.add_job()
+    written.begin(job)
+    _report_lines(written, job, 0, 15_000)
+    _open(reader, written, job, "logs")
+    reader.sees("#lines", "line 14999")
+    reader.run("(document.querySelector('#follow').click(), document.querySelector('#lines').scrollTop = 0, 1)")
+    reader.until(lambda: reader.run("document.querySelector('#lines').scrollHeight") > 200_000, "older lines are read")
+    assert reader.run("document.querySelector('#lines').scrollTop") > 0, "what was in view stays there"
+    reader.run("(document.querySelector('#lines').scrollTop = 0, 1)")
+    reader.sees("#lines", "line 0\n")
+    assert reader.count("#lines .line") < 1_000
+    reader.fill("#log-search", "line 77")
+    reader.until(lambda: "111 of 15,000 lines" in reader.text("#log-said"), "77, 770 to 779, 7700 to 7799")
+    reader.fill("#log-search", "none")
+    reader.sees("#lines", "No line passes the filters.")
+    assert reader.complaints() == []
+
+
 def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     reader: Browser, written: Service
 ) -> None:
@@ -107,6 +163,11 @@ def _failed(written: Service) -> JobView:
     written.finish(job, EndReason.STORAGE_FAILED, "no space")
     assert written.store.get_job(job.id).status.state is JobState.FAILED
     return job
+
+
+def _report_lines(written: Service, job: JobView, first: int, end: int) -> None:
+    lines = (PendingLog(at=AT + n, rank=0, worker_id="w", stream="stdout", text=f"line {n}") for n in range(first, end))
+    written.report(job, RUNNING, logs=tuple(lines))
 
 
 def _open(reader: Browser, written: Service, job: JobView, tab: str = "overview") -> None:

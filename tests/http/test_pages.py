@@ -14,6 +14,7 @@ import pytest
 
 from kit.requirements import require
 from shoal_api.http.routes.pages import LIBRARIES
+from shoal_service.core.endings import ENDINGS
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_workers.contract.job import JobState
@@ -131,6 +132,12 @@ def test_every_state_has_a_colour_and_running_is_not_that_of_succeeded() -> None
     colours = dict(re.findall(r"(\w+): \"(\w+)\"", text.partition("COLOURS")[2].partition("}")[0]))
     assert set(colours) == {state.value for state in JobState}
     assert colours["RUNNING"] != colours["SUCCEEDED"]
+
+
+def test_every_reason_that_fails_a_job_has_a_way_out() -> None:
+    text = STATIC.joinpath("ways_out.js").read_text()
+    ways = re.findall(r"^  (\w+): \".+\.\",$", text, re.M)
+    assert set(ways) == {reason.value for reason, ending in ENDINGS.items() if ending.state is JobState.FAILED}
 
 
 def test_own_files_are_revalidated_and_libraries_are_kept(service: Any) -> None:

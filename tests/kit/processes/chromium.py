@@ -24,7 +24,7 @@ _OPTIONS = (
     "--disable-dev-shm-usage",
     "--disable-background-networking",
 )
-_NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE")
+_NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_(CONNECTION|INCOMPLETE|EMPTY_RESPONSE|INTERNET|NETWORK|SOCKET)")
 """What a browser without a GPU prints, and what it prints about connections that a test cuts."""
 
 
@@ -37,11 +37,10 @@ class Browser:
     def open(self, url: str) -> None:
         self.driver.get(url)
 
-    def open_tab(self, url: str) -> str:
-        """Opens another tab, and returns its handle for `use_tab`. It is used until another one is. All are visible to
-        their pages."""
+    def add_tab(self) -> str:
+        """Adds an empty tab, and returns its handle for `use_tab`. It is used until another one is. Pages of all tabs
+        count as visible."""
         self.driver.switch_to.new_window("tab")
-        self.open(url)
         return self.driver.current_window_handle
 
     def use_tab(self, handle: str) -> None:

@@ -8,7 +8,7 @@ import threading
 
 
 class CutProxy:
-    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`. While it is cut, or nothing listens there, connections are closed
+    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`. While it is cut, or nothing listens there, connections end
     at once."""
 
     def __init__(self, target: int) -> None:
