@@ -80,6 +80,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     tab.look(width=WIDTH, height=700)
     tab.click("#tab-system")
     tab.until(lambda: tab.count("#system-map .heatmaplayer image"), "the heat map")
+    _show(tab, "#system-map")
     _save(tab, "system-map")
 
     tab.look(width=WIDTH, height=1250)
@@ -101,8 +102,8 @@ def _take(home: str, client: Client, tab: Browser) -> None:
 
 
 def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, JobView]:
-    """A calm job, the same with two kills, a third one that gives its workers to an urgent one; and the sweep. All have
-    ended. The table of jobs is pictured while some train."""
+    """Runs a calm job, the same with two kills, a third one, an urgent one that takes workers of others, and a sweep.
+    The table of jobs and the fleet are pictured while some train; all have ended when it returns."""
     calm = client.submit(_spec("calm", lr=4e-3))
     client.wait(calm.id, timeout_s=600)
     hit = client.submit(_spec("struck", lr=4e-3))
@@ -120,6 +121,15 @@ def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, J
     tab.log_in(f"{home}{client.session_link().path}")
     tab.until(lambda: tab.count("#jobs tr") == 4, "four jobs")
     _save(tab, "fleet-page")
+    until(lambda: client.job(urgent.id).status.step > 0, "the first step of the urgent job", 600)
+    tab.look(width=WIDTH, height=1000)
+    tab.open(f"{home}/fleet")
+    tab.until(lambda: tab.count("#timeline tr") == 4 and tab.count("#decisions tr"), "the decisions")
+    day = tab.text("#span")
+    tab.click("#hours option[value='1']")
+    tab.until(lambda: tab.text("#span") != day, "the last hour")
+    _show(tab, "#timeline")
+    _save(tab, "fleet-timeline")
 
     for job in (hit, urgent, second):
         client.wait(job.id, timeout_s=600)
@@ -140,7 +150,7 @@ def _take_lists(home: str, tab: Browser) -> None:
     asked = {"where": f"{of_sweep} and lr > 1e-4", "columns": columns, "sort": "val_loss"}
     tab.open(f"{home}/?{urlencode(asked)}")
     tab.until(lambda: tab.count("#jobs tr") == len(BLOCKS) * (len(RATES) - 1), "the jobs that match")
-    tab.run("(document.querySelector('#where').scrollIntoView(), scrollBy(0, -60))")
+    _show(tab, "#where")
     _save(tab, "runs-table")
 
     tab.look(width=WIDTH, height=900)
@@ -158,14 +168,19 @@ def _take_lists(home: str, tab: Browser) -> None:
     tab.until(lambda: tab.count("#curves-chart .scatterlayer .trace") and tab.count("#best-chart .trace"), "the charts")
     _save(tab, "sweep")
 
-    tab.look(width=WIDTH, height=1100)
-    tab.open(f"{home}/fleet")
-    tab.click("#hours option[value='1']")
-    tab.until(lambda: tab.count("#timeline tr") > 4 and tab.count("#decisions tr"), "the decisions")
-    _save(tab, "fleet-timeline")
+
+def _show(tab: Browser, selector: str) -> None:
+    """Scrolls to the top of the card that this is in."""
+    tab.run(f"(document.querySelector('{selector}').closest('.card').scrollIntoView(), scrollBy(0, -16))")
+
+
+def _hide_bars(tab: Browser) -> None:
+    """Without a pointer, as here, Plotly shows its buttons all the time, over the charts."""
+    tab.run("[...document.querySelectorAll('.modebar')].map((one) => (one.style.display = 'none'))")
 
 
 def _save(tab: Browser, name: str) -> None:
+    _hide_bars(tab)
     file = IMAGES / f"{name}.png"
     tab.driver.save_screenshot(str(file))
     with Image.open(file) as picture:
@@ -186,6 +201,7 @@ def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
                 tab.look(
                     width=width, height=min(TALLEST, tab.run("document.documentElement.scrollHeight")), scheme=scheme
                 )
+                _hide_bars(tab)
                 tab.driver.save_screenshot(str(ALL / f"{name}-{width}-{scheme}.png"))
 
 

@@ -23,8 +23,12 @@ const live = new Live({ fleet: show });
 if (/^#job-\w+$/.test(location.hash)) location.replace(`/jobs/${location.hash.slice(1)}`);  // addresses of earlier releases
 
 // A condition that the service refuses leaves the table as it is, and the page says where the mistake is.
+// What was typed is taken with any change, also before the pause after it is over.
 async function change(changes) {
-  Object.assign(view, { offset: "0" }, changes);
+  const typed = typing === null ? {} : Object.fromEntries(TEXTS.map((name) => [name, $(name).value.trim()]));
+  clearTimeout(typing);
+  typing = null;
+  Object.assign(view, { offset: "0" }, typed, changes);
   const mine = ++turn, kept = new URLSearchParams(Object.entries(view).filter(([name, value]) => value && !(name === "offset" && value === "0")));
   history.replaceState(null, "", `/?${kept}`);
   for (const name of TEXTS) if (document.activeElement !== $(name)) $(name).value = view[name];
@@ -68,13 +72,11 @@ function show(fleet) {
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
 for (const name of TEXTS) {
-  const apply = () => { clearTimeout(typing); if ($(name).value.trim() !== view[name]) change({ [name]: $(name).value.trim() }); };
   $(name).value = view[name];
-  $(name).addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(apply, name === "where" ? PAUSE_MS : 0); });
-  $(name).addEventListener("change", apply);  // what was typed is not lost if the field is left before the pause is over
+  $(name).addEventListener(name === "state" ? "change" : "input", () => { clearTimeout(typing); typing = setTimeout(() => change({}), name === "where" ? PAUSE_MS : 0); });
 }
 $("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
-$("conditions").addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); change({ where: $("where").value.trim() }); });
+$("conditions").addEventListener("submit", (event) => { event.preventDefault(); change({ where: $("where").value.trim() }); });
 $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));

@@ -59,7 +59,8 @@ function show() {
   grid.redraw();
 }
 
-function changed() { remember(); grid.show(); controls(); show(); load(); }
+// What was typed is taken with any change, also before the pause after it is over.
+function changed() { if (typing !== null) state.where = $("where").value.trim(); forgetTyping(); remember(); grid.show(); controls(); show(); load(); }
 
 function remember() {
   const kept = new URLSearchParams(view ? { view } : {});
@@ -104,7 +105,10 @@ function controls() {
   $("log-x").checked = state.log_x; $("unzoom").disabled = !state.zoom;
 }
 
+function forgetTyping() { clearTimeout(typing); typing = null; }
+
 async function open(key) {
+  forgetTyping();
   const found = key && (await request("/v1/views")).items.find((one) => `${one.project}/${one.name}` === key);
   view = found ? key : "";
   if (found) apply(state, found.view);
@@ -114,9 +118,7 @@ async function open(key) {
   $("title").textContent = found ? found.name : "Workspace";
 }
 
-const applyWhere = () => { clearTimeout(typing); const text = $("where").value.trim(); if (text !== state.where) { state.where = text; changed(); } };
-$("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(applyWhere, PAUSE_MS); });
-$("where").addEventListener("change", applyWhere);  // before the pause is over the field may be left, and filled from the state
+$("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(changed, PAUSE_MS); });
 $("conditions").addEventListener("submit", (event) => event.preventDefault());
 $("axis").addEventListener("change", () => { state.axis = $("axis").value; state.zoom = null; for (const one of jobs.values()) one.detail = null; changed(); });
 $("smoothing").addEventListener("input", () => { state.smoothing = Number($("smoothing").value); grid.redraw(); });
