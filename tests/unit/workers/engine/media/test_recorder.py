@@ -22,6 +22,7 @@ from shoal_workers.contract.media import (
     MediaSpec,
     RecordName,
     counted,
+    spread,
     thinned_out,
 )
 from shoal_workers.engine.media.capture import capture
@@ -188,3 +189,12 @@ def test_a_storage_that_cannot_be_written_costs_the_media_only(tmp_path: Path) -
     place.log(1)
     place.recorder.end(within_s=30)
     assert len(place.said) == 1 and "could not be stored" in place.said[0]
+
+
+def test_records_over_a_whole_run_are_those_of_evenly_spaced_steps_with_all_their_calls() -> None:
+    names = [RecordName(step, 1, 1, 0, number) for step in range(10, 110) for number in (1, 2)]
+    found = spread(names, 20)
+    assert [one.step for one in found] == [step for step in range(10, 110, 11) for _ in (1, 2)]
+    assert (found[0], found[-1]) == (names[0], names[-1])
+    assert spread(names, 200) == names and spread([], 5) == []
+    assert spread(names, 1) == [names[-1]]
