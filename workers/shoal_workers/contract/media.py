@@ -33,6 +33,8 @@ MAX_COPIED_BYTES = 768 << 10
 MAX_TOUCHED_LINES = 1 << 14
 """Cache lines of 64 bytes that one call reads of images. Of a large image that is thinned out each value is in a line
 of its own, so their number, and not that of the bytes, says how long the copy takes."""
+MAX_DEVICE_BYTES = 4 << 20
+"""Bytes of images that one call copies on a GPU, which takes the training thread no longer than the copy of a byte."""
 MAX_SAMPLE = 1 << 15
 """Values of tensors that one call copies; the histograms of the call share them."""
 MAX_LISTED = 1 << 12
