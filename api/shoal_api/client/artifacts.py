@@ -12,9 +12,10 @@ from shoal_service.views import Page
 class Artifacts(Endpoint):
     """They raise what those of `Client` raise."""
 
-    def media(self, job_id: str, *, step: int | None = None, limit: int = 50) -> MediaPage:
-        """Return what a job has logged besides numbers: the records of a step, else the newest ones."""
-        params = {"limit": limit, **({} if step is None else {"step": step})}
+    def media(self, job_id: str, *, step: int | None = None, limit: int = 50, spread: bool = False) -> MediaPage:
+        """Return what a job has logged besides numbers: the records of a step, else the newest ones, or, with `spread`,
+        those of evenly spaced steps of the whole run."""
+        params = {"limit": limit, **({} if step is None else {"step": step}), **({"spread": True} if spread else {})}
         return self._get(f"{job_path(job_id)}/media", MediaPage, params)
 
     def media_file(self, job_id: str, file: str) -> bytes:

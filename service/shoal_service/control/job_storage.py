@@ -30,7 +30,7 @@ from shoal_workers.checkpoint.index import index_name
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
-from shoal_workers.contract.media import MediaRecord, RecordName, counted
+from shoal_workers.contract.media import MediaRecord, RecordName, counted, spread
 from shoal_workers.contract.profiles import FOLDER, name_of
 
 T = TypeVar("T")
@@ -85,10 +85,10 @@ class JobStorage:
             return None
         return None if length is None else (length, self._pieces(place, name, length))
 
-    async def media(self, job: JobView, step: int | None, limit: int) -> MediaPage:
+    async def media(self, job: JobView, step: int | None, limit: int, *, is_spread: bool = False) -> MediaPage:
         """The records of a step, else the newest ones. Raises StorageAway."""
         place = open_job_directory(self._root(job)).child(MEDIA)
-        return await self.run(lambda: _media(place, step, limit))
+        return await self.run(lambda: _media(place, step, limit, is_spread))
 
     async def media_file(self, job: JobView, name: str) -> bytes | None:
         """An image; None if there is none of this name. `name` must be a valid one. Raises StorageAway."""
@@ -152,14 +152,15 @@ class JobStorage:
             at += count
 
 
-def _media(place: Directory, step: int | None, limit: int) -> MediaPage:
+def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> MediaPage:
     """A record that cannot be read is left out: the code of a job can write anything there."""
     try:
         lengths = place.files()
     except FileNotFoundError:
         return MediaPage(steps=(), items=(), num_records=0)
     there = counted(lengths)
-    wanted = [one for one in there if step is None or one.step == step][-limit:]
+    of_step = [one for one in there if step is None or one.step == step]
+    wanted = spread(of_step, limit) if is_spread else of_step[-limit:]
     items: list[MediaRecord] = []
     left = _MAX_PAGE_BYTES
     for one in reversed(wanted):

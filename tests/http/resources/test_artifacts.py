@@ -48,6 +48,11 @@ def test_media_are_read_from_the_storage_newest_generation_first(service: Any, s
     [only] = service.http.get(f"/v1/jobs/{job_id}/media?step=4").json()["items"]
     assert only["texts"][0]["text"] == "again"
     assert service.http.get("/v1/jobs/job-0/media").status_code == 404
+    for step in (7, 8, 9):
+        _store(folder, step)
+    (folder / str(RecordName(6, 1, 1, 0, 1))).unlink()
+    over_all = service.http.get(f"/v1/jobs/{job_id}/media?spread=true&limit=3").json()
+    assert [one["step"] for one in over_all["items"]] == [2, 7, 9] and over_all["steps"] == [2, 4, 7, 8, 9]
 
 
 def test_an_image_has_its_type_and_a_policy_that_runs_nothing(service: Any, supervise: Callable[..., str]) -> None:

@@ -12,7 +12,7 @@ writes records (engine/media), the service reads them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -33,6 +33,8 @@ MAX_COPIED_BYTES = 768 << 10
 MAX_TOUCHED_LINES = 1 << 14
 """Cache lines of 64 bytes that one call reads of images. Of a large image that is thinned out each value is in a line
 of its own, so their number, and not that of the bytes, says how long the copy takes."""
+MAX_DEVICE_BYTES = 4 << 20
+"""Bytes of images that one call copies on a GPU, which takes the training thread no longer than the copy of a byte."""
 MAX_SAMPLE = 1 << 15
 """Values of tensors that one call copies; the histograms of the call share them."""
 MAX_LISTED = 1 << 12
@@ -117,6 +119,18 @@ def thinned_out(steps: Collection[int]) -> list[int]:
     visible and the newest steps stay dense. The first one stays."""
     ordered = sorted(set(steps))
     return ordered[1 : max(2, len(ordered) // 2 + 1) : 2] if len(ordered) > 2 else ordered[:-1]
+
+
+def spread(names: Sequence[RecordName], limit: int) -> list[RecordName]:
+    """At most `limit` of these records, which are in order: those of evenly spaced steps, the first and the newest one
+    among them, each with all its records. If a single step has more records than `limit`, the last ones of it."""
+    by_step: dict[int, list[RecordName]] = {}
+    for one in names:
+        by_step.setdefault(one.step, []).append(one)
+    steps = sorted(by_step)
+    num_kept = min(len(steps), max(1, limit // max(map(len, by_step.values()), default=1)))
+    chosen = steps[-1:] if num_kept == 1 else [steps[i * (len(steps) - 1) // (num_kept - 1)] for i in range(num_kept)]
+    return [one for step in chosen for one in by_step[step]][-limit:]
 
 
 class MediaImage(Frozen):

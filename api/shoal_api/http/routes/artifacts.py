@@ -71,11 +71,14 @@ def job_routes(context: Context) -> APIRouter:
         job_id: JobId,
         step: Annotated[int | None, Query(ge=0, le=2**53, description="Only records of this step.")] = None,
         limit: Annotated[int, Query(ge=1, le=200, description="The newest ones.")] = 50,
+        spread: Annotated[
+            bool, Query(description="Those of evenly spaced steps of the whole run, instead of the newest ones.")
+        ] = False,
     ) -> Response:
         """Returns all steps that have media, and the records of one step, or the newest ones. They are read from the
         job's storage; a step that was done again after a failure has what it has logged the last time."""
         job = await run_in_threadpool(store.get_job, job_id)
-        page = await context.storage.media(job, step, limit)
+        page = await context.storage.media(job, step, limit, is_spread=spread)
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get(

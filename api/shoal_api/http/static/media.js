@@ -1,25 +1,28 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, said, svg } from "./dom.js";
+import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPath, modelPage, request, stepPage } from "./api.js";
 import { plural, seconds, whole } from "./format.js";
+import { drawn } from "./histograms.js";
 
-const MOST_COLUMNS = 40;
-let job = null, steps = [], recent = [], asked = 0;
+const MOST_RECORDS = 100;
+let job = null, steps = [], recent = [], history = [], asked = 0;
 
 export async function showMedia(id) {
   job = id;
-  const page = await request(`${jobPath(id)}/media?limit=100`);
+  const page = await request(`${jobPath(id)}/media?limit=${MOST_RECORDS}`);
   const atEnd = !steps.length || Number($("media-step").value) >= steps.length - 1;
   steps = page.steps;
   recent = page.items;
+  const isAll = page.num_records <= MOST_RECORDS || !recent.some((one) => one.histograms.length);
+  history = isAll ? recent : (await request(`${jobPath(id)}/media?spread=true&limit=${MOST_RECORDS}`)).items;
   $("media-card").hidden = !steps.length;
   $("unlogged").hidden = Boolean(steps.length);
   if (!steps.length) return;
   const slider = $("media-step");
   slider.max = steps.length - 1;
   if (atEnd) slider.value = slider.max;
-  slider.oninput = showStep;
+  slider.oninput = $("media-view").onchange = showStep;
   await showStep();
 }
 
@@ -30,6 +33,7 @@ async function showStep() {
   const known = recent.filter((one) => one.step === step);
   const items = known.length ? known : (await request(`${jobPath(job)}/media?step=${step}`)).items;
   if (turn !== asked) return;
+  $("media-view").parentElement.hidden = !items.some((one) => one.histograms.length);
   fill("media-images", items.flatMap((one) => one.images.map((image) => picture(one, image))));
   fill("media-histograms", items.flatMap((one) => one.histograms.map((found) => histogram(one, found))));
   fill("media-tables", items.flatMap((one) => one.tables.map((found) => table(one, found))));
@@ -47,19 +51,13 @@ function picture(one, image) {
   return element("figure", [link(element("img", null, { src: href, alt: `${image.name} at step ${one.step}`, loading: "lazy" }), href), element("figcaption", title)]);
 }
 
-// Columns are the newest steps, rows the bins between the lowest and the highest value of them all; darker: more values.
+// The steps up to the chosen one; of a long run evenly spaced ones.
 function histogram(one, newest) {
-  const of = recent.filter((other) => other.rank === one.rank && other.step <= one.step).flatMap((other) => other.histograms.filter((found) => found.name === newest.name && found.counts.length).map((found) => [other.step, found])).slice(-MOST_COLUMNS);
-  const shown = of.length ? of : [[one.step, newest]], size = 32;
-  const low = Math.min(...shown.map(([, found]) => found.low)), high = Math.max(...shown.map(([, found]) => found.high)), span = high - low || 1;
-  const cells = shown.flatMap(([step, found], column) => {
-    const sums = Array(size).fill(0), total = found.counts.reduce((sum, count) => sum + count, 0) || 1;
-    found.counts.forEach((count, bin) => { const value = found.low + (bin + 0.5) / found.counts.length * (found.high - found.low); sums[Math.min(size - 1, Math.max(0, Math.floor((value - low) / span * size)))] += count; });
-    return sums.flatMap((sum, bin) => sum ? [svg("rect", { x: column * 8, y: (size - 1 - bin) * 3, width: 8, height: 3, fill: "currentColor", "fill-opacity": Math.max(0.08, Math.sqrt(sum / total)) })] : []);
-  });
+  const before = history.filter((other) => other.rank === one.rank && other.step < one.step).flatMap((other) => other.histograms.filter((found) => found.name === newest.name && found.counts.length).map((found) => [other.step, found]));
   const words = `${newest.name}: ${number(newest.low)} to ${number(newest.high)}, mean ${number(newest.mean)}, standard deviation ${number(newest.std)}, ${whole(newest.num_values)} values`;
-  const more = [newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "", newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "", shown.length > 1 ? `steps ${whole(shown[0][0])} to ${whole(shown.at(-1)[0])}` : ""].filter(Boolean).join(", ");
-  return element("figure", [svg("svg", { viewBox: `0 0 ${shown.length * 8} ${size * 3}`, width: Math.max(160, shown.length * 8), height: size * 3, preserveAspectRatio: "none", role: "img", "aria-label": words }, cells), element("figcaption", titled(one, words, more))]);
+  const [image, shown] = drawn($("media-view").value, [...before, [one.step, newest]], words);
+  const more = [newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "", newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "", shown.length > 1 ? `steps ${whole(shown[0].step)} to ${whole(shown.at(-1).step)}` : ""].filter(Boolean).join(", ");
+  return element("figure", [image, element("figcaption", titled(one, words, more))]);
 }
 
 const number = (value) => value === null ? "–" : String(Number(value.toPrecision(4)));

@@ -1,10 +1,10 @@
 """What the training thread does with logged media: it checks the names, thins large values out, and copies them.
 
 The call may last 1 ms, so what it reads and writes is bounded whatever is logged. An image is thinned out to its share
-of MAX_COPIED_BYTES and of MAX_TOUCHED_LINES. Of tensors that become histograms MAX_SAMPLE values in evenly spaced
-blocks are copied, since single values from all over a large tensor cost a cache miss each. What cannot change (numbers
-and texts in a table or a list) is referred to, and looked at later. Nothing is left for later that the next step could
-change.
+of MAX_COPIED_BYTES and of MAX_TOUCHED_LINES, on a GPU of MAX_DEVICE_BYTES. Of tensors that become histograms MAX_SAMPLE
+values in evenly spaced blocks are copied, since single values from all over a large tensor cost a cache miss each. What
+cannot change (numbers and texts in a table or a list) is referred to, and looked at later. Nothing is left for later
+that the next step could change.
 
     plan    views of the values, without a copy: their shapes, strides and sizes are known
     copy    all on the host into one buffer of `staging`; each on a GPU into new memory there, without waiting: an event
@@ -35,6 +35,7 @@ from shoal_workers.contract.media import (
     MAX_CELLS,
     MAX_COLUMNS,
     MAX_COPIED_BYTES,
+    MAX_DEVICE_BYTES,
     MAX_IMAGES,
     MAX_ITEMS,
     MAX_LISTED,
@@ -273,28 +274,36 @@ def is_channels_first(shape: tuple[int, ...], *, is_tensor: bool) -> bool:
 
 
 def _factor_of(values: Pixels, rows: int, channel: int | None, num_kept: int) -> int:
-    """Every how manieth row and column is copied. `rows`, `channel`: dims; that of the columns follows the rows."""
+    """Every how many rows and columns one is copied. `rows`, `channel`: dims; that of the columns follows the rows."""
     item = values.itemsize
     steps = values.stride() if isinstance(values, Tensor) else [one // item for one in values.strides]
     channels = 1 if channel is None else values.shape[channel]
     apart = channel is not None and abs(steps[channel]) * item >= _LINE_BYTES
     step_bytes = max(1, min(abs(steps[rows]), abs(steps[rows + 1]))) * item
-    return _factor(values.shape[rows], values.shape[rows + 1], channels, item, step_bytes, apart, num_kept)
+    is_on_host = not isinstance(values, Tensor) or values.device.type == "cpu"
+    most = (MAX_COPIED_BYTES, MAX_TOUCHED_LINES) if is_on_host else (MAX_DEVICE_BYTES, None)
+    share = most[0] / num_kept, most[1] and most[1] / num_kept
+    pixel_lines = step_bytes / _LINE_BYTES, channels if apart else 1
+    return _factor((values.shape[rows], values.shape[rows + 1]), channels * item, pixel_lines, share)
 
 
 @lru_cache(maxsize=256)
-def _factor(height: int, width: int, channels: int, item: int, step_bytes: int, apart: bool, num_kept: int) -> int:
-    """The smallest factor with which each of `num_kept` images has no more than its share of bytes and cache lines.
+def _factor(
+    size: tuple[int, int], pixel_bytes: int, pixel_lines: tuple[float, int], share: tuple[float, float | None]
+) -> int:
+    """The smallest factor with which an image has no more than its share of bytes and of cache lines.
 
     Args:
-        step_bytes: from a pixel to its neighbour in memory.
-        apart: the channels of a pixel are in cache lines of their own.
+        size: rows and columns.
+        pixel_lines: the part of a cache line from a pixel to its neighbour in memory, and the number of lines in which
+            its channels are.
+        share: bytes and lines; None: lines do not count.
     """
-    factor = 1
+    factor, (step, num_apart), (most_bytes, most_lines) = 1, pixel_lines, share
     while True:
-        pixels = -(-height // factor) * -(-width // factor) * num_kept
-        lines = pixels * min(1.0, factor * step_bytes / _LINE_BYTES) * (channels if apart else 1)
-        if pixels * channels * item <= MAX_COPIED_BYTES and lines <= MAX_TOUCHED_LINES:
+        pixels = -(-size[0] // factor) * -(-size[1] // factor)
+        lines = pixels * min(1.0, factor * step) * num_apart
+        if pixels * pixel_bytes <= most_bytes and (most_lines is None or lines <= most_lines):
             return factor
         factor += 1 + factor // 16
 

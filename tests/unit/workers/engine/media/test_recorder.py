@@ -15,18 +15,22 @@ from shoal_workers.contract.media import (
     FOLDER,
     MAX_CELLS,
     MAX_COPIED_BYTES,
+    MAX_IMAGES,
     MAX_SAMPLE,
     MAX_TEXT_CHARS,
+    MAX_TOUCHED_LINES,
     MediaRanks,
     MediaRecord,
     MediaSpec,
     RecordName,
     counted,
+    spread,
     thinned_out,
 )
 from shoal_workers.engine.media.capture import capture
-from shoal_workers.engine.media.encode import histogram, image_file, png
+from shoal_workers.engine.media.encode import histogram, image_file, png, table
 from shoal_workers.engine.media.recorder import Recorder
+from shoal_workers.engine.media.staging import Staging
 
 
 def test_what_one_call_copies_is_bounded_whatever_is_logged() -> None:
@@ -42,6 +46,53 @@ def test_what_one_call_copies_is_bounded_whatever_is_logged() -> None:
     assert len(found.tables[0].rows) * 2 <= MAX_CELLS and found.tables[0].num_rows == 5000
     assert len(found.texts[0][1]) == MAX_TEXT_CHARS and found.texts[0][2] == 1_000_000
     assert len(found.notes) == 1 and "images: 5 of 21 were left out" in found.notes[0]
+
+
+def test_a_thinned_out_image_touches_few_cache_lines_unless_it_is_on_a_device() -> None:
+    several = torch.zeros(1, 3, 1024, 1024).expand(64, 3, 1024, 1024)
+    for values, pixels in ((several, 18), (torch.zeros(64, 3, 1024, 1024, device="meta"), 147)):
+        found = capture(images={"x": values}).images
+        assert [tuple(one.content.shape) for one in found] == [(3, pixels, pixels)] * MAX_IMAGES
+        assert "th row and column of 1024 x 1024" in found[0].note
+    tall = capture(images={"x": torch.zeros(1_000_000, 1)}).images[0]
+    assert tall.content.nbytes <= MAX_COPIED_BYTES
+    assert math.prod(tall.content.shape) <= MAX_TOUCHED_LINES
+
+
+def test_lists_and_arrays_that_are_not_copied_as_a_whole_are_sampled_from_all_over() -> None:
+    numbers = list(range(1_000_000))
+    frozen = np.arange(1_000_000, dtype=np.float32)
+    frozen.flags.writeable = False
+    values = {"listed": numbers, "frozen": frozen, "turned": frozen.reshape(1000, 1000).T, "apart": frozen[::2]}
+    for one in capture(histogram=values).tensors:
+        shown = histogram(one)
+        assert shown.num_sampled < shown.num_values and shown.low == 0.0, one.name
+        assert shown.high > 990_000 and shown.mean == pytest.approx(500_000, rel=0.01), one.name
+    assert histogram(capture(histogram={"few": [1, 2.5]}).tensors[0]).mean == 1.75
+    with pytest.raises(TypeError, match="has a str in it"):
+        capture(histogram={"x": [1.0, "two"]})
+
+
+def test_cells_of_a_table_say_what_their_values_were() -> None:
+    loss, listed = torch.tensor(0.5), [1]
+    row = {"loss": loss, "scalar": np.float32(2), "nan": math.nan, "list": listed, "long": "x" * 1000, "none": None}
+    found = capture(table={"t": [row]}).tables[0]
+    loss.zero_()
+    listed.append(2)
+    assert table(found).rows == ((0.5, 2.0, "nan", "[1]", "x" * 500, None),)
+
+
+def test_memory_of_copies_is_used_again_and_not_while_they_wait() -> None:
+    staging = Staging()
+    staging.make_ready()
+    large = torch.ones(400, 400)
+    one, other = capture(images={"x": large}, staging=staging), capture(images={"x": large * 2}, staging=staging)
+    assert one.buffer is not None and other.buffer is not None
+    assert one.buffer.data_ptr() != other.buffer.data_ptr()
+    assert float(one.images[0].content.max()) == 1.0 and float(other.images[0].content.min()) == 2.0
+    staging.give_back(one.buffer)
+    again = capture(images={"x": large * 3}, staging=staging)
+    assert again.buffer is one.buffer
 
 
 def test_copies_do_not_change_with_what_was_logged() -> None:
@@ -188,3 +239,12 @@ def test_a_storage_that_cannot_be_written_costs_the_media_only(tmp_path: Path) -
     place.log(1)
     place.recorder.end(within_s=30)
     assert len(place.said) == 1 and "could not be stored" in place.said[0]
+
+
+def test_records_over_a_whole_run_are_those_of_evenly_spaced_steps_with_all_their_calls() -> None:
+    names = [RecordName(step, 1, 1, 0, number) for step in range(10, 110) for number in (1, 2)]
+    found = spread(names, 20)
+    assert [one.step for one in found] == [step for step in range(10, 110, 11) for _ in (1, 2)]
+    assert (found[0], found[-1]) == (names[0], names[-1])
+    assert spread(names, 200) == names and spread([], 5) == []
+    assert spread(names, 1) == [names[-1]]
