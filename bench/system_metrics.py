@@ -1,14 +1,15 @@
 """What system metrics cost: the training thread, the worker's control thread, and the database.
 
-    python bench/system_metrics.py [--ranks 1024] [--samples 600]
+    python bench/system_metrics.py [--ranks 1024] [--samples 600] [--database URL]
 
     booking_us    microseconds that a change of phase takes longer because its time is booked (training thread)
     measure_ms    milliseconds of one measurement, which a worker makes every 5 s on a thread of its own
-    add_ms        milliseconds in which the store takes one sample of all ranks and rolls up, in SQLite
+    add_ms        milliseconds in which the store takes one sample of all ranks and rolls up
     read_ms       milliseconds in which it reads one metric of all ranks over the whole time
     row_bytes     bytes of one sample of all ranks and metrics; a job has at most `max_rows` of them
 
-The last line is JSON. Times are medians.
+The last line is JSON. Times are medians, except add_ms, which is a mean because every fourth sample is rolled up. The
+database is SQLite, or an empty one of PostgreSQL that `--database` names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from sqlalchemy import func, select
 
@@ -47,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--samples", type=int, default=600)
+    parser.add_argument("--database", default="", help="postgresql+psycopg://user@host/database, empty")
     arguments = parser.parse_args()
     plain, booking = [], []
     for _ in range(_TURNS):  # by turns, so that noise of the machine reaches both
@@ -55,7 +56,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         meter = UseMeter(folder, has_gpu=False)
         measure = [_seconds(meter.measure) for _ in range(50)]
-        stored = _stored(Path(folder), arguments.ranks, arguments.samples)
+        database = arguments.database or f"sqlite:///{folder}/shoal.db"
+        stored = _stored(database, arguments.ranks, arguments.samples)
     result = {
         "booking_us": round(1e6 * (statistics.median(booking) - statistics.median(plain)), 3),
         "measure_ms": round(1e3 * statistics.median(measure), 3),
@@ -74,9 +76,9 @@ def _change_s(position: Position) -> float:
     return (time.perf_counter() - start) / _CHANGES
 
 
-def _stored(folder: Path, num_ranks: int, num_samples: int) -> dict[str, float]:
+def _stored(database: str, num_ranks: int, num_samples: int) -> dict[str, float]:
     draw = random.Random(0)
-    store = Store.open(f"sqlite:///{folder}/shoal.db")
+    store = Store.open(database)
     spec = JobSpec.model_validate({"task": "m:T", "data": {"paths": ["a"]}, "stop": {"steps": 12}})
     job = store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0]
     took = []

@@ -1,4 +1,4 @@
-"""System metrics of a job, by rank: their names and units, and how few values are made of many. Pure.
+"""System metrics of a job, by rank: their names and units, and how often they are sampled and rolled up. Pure.
 
 A sample has one value for each metric and rank, as a mean over its interval. Roll-ups are means of samples over ten
 seconds, then four times as long, and so on; of each length only the newest are kept, so a job has a bounded number of
@@ -26,6 +26,7 @@ LEVELS: tuple[float, ...] = tuple(SHORTEST_S * float(FACTOR**n) for n in range(7
 MAX_BUCKETS = 240
 """Buckets of each level that are kept: 40 minutes of the finest, 113 days of the coarsest."""
 _DIGITS = ".7g"
+"""As many digits as are worth to be sent and stored."""
 
 
 class SystemMetric(StrEnum):
@@ -80,7 +81,7 @@ VALUES: Mapping[SystemMetric, Callable[[WorkerUse], float | None]] = {
 
 
 class SystemSample(Frozen):
-    """One value for each metric and rank, or the mean of several samples."""
+    """One value for each metric and rank."""
 
     at: float
     """End of the interval, wall-clock time."""
@@ -105,28 +106,9 @@ def sample_of(uses: Mapping[int, Sequence[WorkerUse]], *, num_ranks: int, genera
     return SystemSample(at=at, generation=generation, values=values)
 
 
-def merge(samples: Sequence[SystemSample]) -> SystemSample:
-    """The mean of some samples, at least one; the last one's time and generation. A rank that some of them lack has the
-    mean of the others."""
-    last = samples[-1]
-    names = dict.fromkeys(name for sample in samples for name in sample.values)
-    return SystemSample(at=last.at, generation=last.generation, values={name: _means(samples, name) for name in names})
-
-
-def _means(samples: Sequence[SystemSample], name: str) -> tuple[float | None, ...]:
-    rows = [sample.values[name] for sample in samples if name in sample.values]
-    num_ranks = max(map(len, rows))
-    return tuple(_mean(row[rank] if rank < len(row) else None for row in rows) for rank in range(num_ranks))
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return rounded(sum(known) / len(known)) if known else None
-
-
-def rounded(value: float) -> float:
-    """As many digits as are worth to be sent and stored."""
-    return float(format(value, _DIGITS))
+    return float(format(sum(known) / len(known), _DIGITS)) if known else None
 
 
 def bucket_of(at: float, width_s: float) -> int:
@@ -138,15 +120,3 @@ def level_for(first_at: float, last_at: float) -> float:
     return next(
         (width for width in LEVELS if bucket_of(last_at, width) - bucket_of(first_at, width) < MAX_BUCKETS), LEVELS[-1]
     )
-
-
-def in_buckets(samples: Iterable[SystemSample], width_s: float) -> list[SystemSample]:
-    """One sample for each bucket that has any; the times of `samples` ascend."""
-    result: list[SystemSample] = []
-    bucket: list[SystemSample] = []
-    for sample in samples:
-        if bucket and bucket_of(bucket[-1].at, width_s) != bucket_of(sample.at, width_s):
-            result.append(merge(bucket))
-            bucket = []
-        bucket.append(sample)
-    return [*result, merge(bucket)] if bucket else result

@@ -1,4 +1,4 @@
-"""Samples of what ranks measure, and means of them."""
+"""Samples of what ranks measure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from shoal_service.core.system_metrics import (
     MAX_BUCKETS,
     VALUES,
     SystemMetric,
-    SystemSample,
-    in_buckets,
     level_for,
-    merge,
     pace_s,
     sample_of,
 )
 from shoal_workers.contract.messages import StepPart, WorkerUse
 
 WAITS = {StepPart.COMMUNICATION: 0.75, StepPart.FORWARD: 0.25}
-
-
-def sample(at: float, *busy: float | None, generation: int = 1) -> SystemSample:
-    return SystemSample(at=at, generation=generation, values={"busy": busy})
 
 
 def test_every_metric_has_a_value_and_every_part_of_a_step_is_a_metric() -> None:
@@ -47,17 +40,6 @@ def test_a_rank_on_a_gpu_has_no_busy_share_of_its_thread() -> None:
     use = WorkerUse(at=1.0, phases=WAITS, gpu_bytes=100, gpu_free_bytes=40, gpu_busy=0.5, gpu_watts=300.0)
     found = sample_of({0: [use]}, num_ranks=1, generation=1, at=1.0).values
     assert "busy" not in found and found["gpu_memory_bytes"] == (60,) and found["gpu_watts"] == (300.0,)
-
-
-def test_means_leave_out_what_is_missing_and_keep_the_last_time() -> None:
-    found = merge([sample(1.0, 0.2), sample(2.0, 0.4, None, generation=2), sample(3.0, None, 0.6, generation=2)])
-    assert (found.at, found.generation, found.values["busy"]) == (3.0, 2, (0.3, 0.6))
-
-
-def test_samples_of_one_bucket_become_one() -> None:
-    found = in_buckets([sample(11.0, 0.0), sample(19.0, 1.0), sample(20.0, 0.5)], 10.0)
-    assert [(one.at, one.values["busy"]) for one in found] == [(19.0, (0.5,)), (20.0, (0.5,))]
-    assert in_buckets([], 10.0) == []
 
 
 def test_the_finest_level_that_has_the_whole_range_is_read() -> None:
