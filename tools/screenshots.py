@@ -30,6 +30,7 @@ from kit.processes.chromium import Browser, chromium  # noqa: E402
 from kit.processes.server import Server, until  # noqa: E402
 from shoal_api.client import Client  # noqa: E402
 from shoal_api.http.routes.pages import PAGES  # noqa: E402
+from shoal_service.artifact_views import ModelRequest  # noqa: E402
 from shoal_service.views import JobView, SweepRequest  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
@@ -40,6 +41,17 @@ WIDTH = 1360
 WIDTHS = (420, 1024, 1400, 2560)
 SCHEMES = ("light", "dark")
 TALLEST = 4000
+DRAWN = {
+    "jobs": "document.querySelectorAll('#jobs tr').length",
+    "workspace": "document.querySelector('.panel canvas')?.dataset.num > 0",
+    "models": "document.querySelectorAll('main tbody tr').length",
+    "fleet": "document.querySelectorAll('#timeline tr').length",
+    "compare": "document.querySelectorAll('#chart .scatterlayer .trace').length",
+    "sweep": "document.querySelectorAll('#curves-chart .scatterlayer .trace').length",
+    "job-curves": "document.querySelectorAll('#curves .scatterlayer .trace').length",
+    "job-system": "document.querySelectorAll('#system-map .heatmaplayer image').length",
+}
+"""What is true of a page that shows its data, by the name of its picture; of other pages, that they change no more."""
 SWEEP = "rates"
 RATES, BLOCKS = ("1e-4", "1e-3", "4e-3"), (1, 2, 3)
 
@@ -139,6 +151,9 @@ def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, J
     sweep = client.submit_sweep(SweepRequest(name=SWEEP, spec=spec, grid=grid, limit=5))
     for trial in sweep.jobs:
         client.wait(trial.id, timeout_s=600)
+    for number, job in enumerate((calm, hit), start=1):
+        client.register_model("words", ModelRequest(job=job.id))
+        client.set_model_alias("default", "words", ("canary", "prod")[number - 1], number)
     return calm, hit, second
 
 
@@ -198,11 +213,21 @@ def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
                 tab.open(home + address)
                 tab.until(lambda: tab.run("document.readyState") == "complete" and tab.count("main .card"), address)
                 tab.until(lambda: tab.text("#live") not in ("connecting",), f"the data of {address}")
+                tab.until(lambda: tab.run(f"!!({DRAWN.get(name, 'true')})") and _rests(tab), f"the parts of {address}")
                 tab.look(
                     width=width, height=min(TALLEST, tab.run("document.documentElement.scrollHeight")), scheme=scheme
                 )
                 _hide_bars(tab)
                 tab.driver.save_screenshot(str(ALL / f"{name}-{width}-{scheme}.png"))
+
+
+def _rests(tab: Browser) -> bool:
+    """Two frames apart the page is the same."""
+    size = "document.querySelector('main').innerHTML.length"
+    before = tab.run(size)
+    frames = "requestAnimationFrame(() => requestAnimationFrame(() => arguments[arguments.length - 1]()))"
+    tab.driver.execute_async_script(frames)
+    return bool(tab.run(size) == before)
 
 
 def _spec(name: str, *, lr: float) -> dict[str, Any]:
