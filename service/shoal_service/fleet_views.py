@@ -381,6 +381,18 @@ class CurveAxis(StrEnum):
     SAMPLES = "samples"
 
 
+class Band(StrEnum):
+    """What surrounds the mean of the jobs of a group."""
+
+    MIN_MAX = "min_max"
+    """From the smallest to the largest value."""
+    STD = "std"
+    """The standard deviation of the sample, above and below the mean; zero for one job."""
+    STD_ERROR = "std_error"
+    """The standard deviation, divided by the square root of the number of jobs."""
+    NONE = "none"
+
+
 class Panel(Frozen):
     """A panel of a workspace."""
 
@@ -406,6 +418,12 @@ class Workspace(Frozen):
     log_x: bool = False
     group: str = Field("", max_length=200)
     """Jobs with the same value of this name, as in `columns`, are one group; empty: no groups."""
+    band: Band = Band.MIN_MAX
+    """Drawn around the mean of each group."""
+    project: str = Field("", max_length=200)
+    """Only jobs of this project; empty: of all that the reader sees."""
+    limit: int = Field(200, ge=1, le=500)
+    """Jobs that are shown, at most."""
     hidden: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=500)
     """Ids of the jobs, or values of the groups, that are not drawn."""
     colours: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")]] = Field(

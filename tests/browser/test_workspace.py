@@ -9,15 +9,21 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import Submit
 from kit.worlds.written_service import RUNNING, Service, point
+from shoal_api.client import Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
+from shoal_service.fleet_views import Panel, TableView, Workspace
 from shoal_service.views import JobView
 
 PANELS = "[...document.querySelectorAll('.panel')].map((one) => one.dataset.y)"
 LABEL = "document.querySelector('.panel canvas').getAttribute('aria-label')"
 PICTURE = "document.querySelector('.panel canvas').toDataURL()"
 HIDE = "[data-key='{}'] input[type=checkbox]"
+EXTENTS = {"time": "1 s to 40 s", "tokens": "100 to 4000", "samples": "32 to 1280"}
+"""Of the jobs below: a step a second, 4,000 tokens in 40 steps, and 32 samples each."""
 WIDTHS = (420, 1024, 1400, 2560)
 
 
@@ -101,10 +107,12 @@ def test_a_zoom_is_that_of_all_panels_with_the_pointer_and_the_keyboard(
     reader.until(lambda: reader.run(pictures) != zoomed, "the next part")
     reader.press("0")
     reader.until(lambda: reader.run("document.querySelector('#unzoom').disabled"), "the whole axis")
-    for axis in ("time", "tokens", "samples"):
+    for axis, extent in EXTENTS.items():
         reader.click(f"#axis option[value={axis}]")
-        reader.until(lambda: reader.run(LABEL) == f"loss over {axis}: 3 curves", axis)  # noqa: B023
+        words = f"loss over {axis}: 3 curves, from {extent}"
+        reader.until(lambda: reader.run(LABEL) == words, words)  # noqa: B023
     reader.click("#log-x")
+    reader.until(lambda: reader.run(LABEL) == words, "a logarithmic axis spans the same")
     ActionChains(reader.driver).move_to_element(canvas).perform()
     reader.sees(".words", "other")
     assert reader.complaints() == []
@@ -142,6 +150,23 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     reader.fill("#group", "label.team")
     reader.press(Keys.TAB)
     drawn(reader, 2)
+    plain = reader.run(PICTURE)
+    reader.click("#band option[value=std]")
+    reader.until(lambda: reader.run(PICTURE) != plain, "another band")
+    reader.click("#axis option[value=tokens]")
+    reader.click("#log-x")
+    reader.click(".panel [aria-label^='Log axis']")
+    reader.fill("#limit", "50")
+    reader.press(Keys.TAB)
+    reader.click("#project option[value=default]")
+    reader.click(HIDE.format("vision"))
+    drawn(reader, 1)
+    dot = 'document.querySelector("[data-key=speech] input[type=color]")'
+    reader.run(f"(({dot}).value = '#ff0000', ({dot}).dispatchEvent(new Event('input', {{ bubbles: true }})))")
+    reader.run("document.querySelector('.panel canvas').focus()")
+    reader.press("+")
+    reader.until(lambda: reader.run("!document.querySelector('#unzoom').disabled"), "the zoom")
+    kept = reader.run(LABEL)
     reader.click("#save-view")
     reader.fill("#dialog-value", "teams")
     reader.click("#confirm")
@@ -158,7 +183,16 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     reader.press(Keys.ENTER)
     reader.until(lambda: reader.run("location.pathname") == "/workspace", "the login leads back to the view")
     reader.sees("#title", "teams")
-    drawn(reader, 2)
+    drawn(reader, 1)
+    reader.until(lambda: reader.run(LABEL) == kept, f"axis, logarithm and zoom: {kept}")
+    controls = "['group', 'band', 'axis', 'limit', 'project'].map((id) => document.getElementById(id).value)"
+    assert reader.run(controls) == ["label.team", "std", "tokens", "50", "default"]
+    assert reader.run("document.querySelector('#log-x').checked")
+    assert (
+        reader.run("document.querySelector('.panel [aria-label^=\"Log axis\"]').getAttribute('aria-pressed')") == "true"
+    )
+    assert reader.run(f"({dot}).value") == "#ff0000"
+    assert not reader.driver.find_element(By.CSS_SELECTOR, HIDE.format("vision")).is_selected()
     assert reader.run(PANELS) == [
         "loss",
         "tokens_per_s",
@@ -169,6 +203,38 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
         *("step",) * 2,
     ]
     assert reader.run("document.querySelector('.panel').style.gridColumn") == "span 2"
+    assert all("401" in one for one in reader.complaints())
+
+
+def test_a_view_is_listed_with_its_project_and_hidden_with_it(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    written.add_job(name="elsewhere", project="speech")
+    names = "[...document.querySelectorAll('#views option')].map((one) => one.value)"
+    with written.client as client:
+        for project in ("default", "speech"):
+            client.save_view(
+                project, "mine", TableView(workspace=Workspace(panels=(Panel(y="loss"),), project=project))
+            )
+        only = TokenRequest(name="max", role=Role.VIEWER, projects=frozenset({"speech"}))
+        token = client.create_token(only).token
+    reader.open(f"{written.url}/workspace")
+    reader.until(lambda: reader.run(names) == ["", "default/mine", "speech/mine"], "the views of all projects")
+    reader.until(lambda: reader.count("#project option") == 3, "the projects")
+    reader.click("#project option[value=speech]")
+    reader.sees("#num-runs", "1 of 1 jobs shown")
+    assert reader.run(names) == ["", "speech/mine"]
+    reader.click("#views option[value='speech/mine']")
+    reader.sees("#title", "mine")
+    assert reader.run("location.search") == "?view=speech%2Fmine"
+
+    reader.driver.delete_all_cookies()
+    reader.open(f"{written.url}/workspace?view=default%2Fmine")
+    reader.until(lambda: reader.run("location.pathname") == "/login", "the login page")
+    reader.fill("input[type=password]", token)
+    reader.press(Keys.ENTER)
+    reader.sees("#where-error", "There is no view default/mine, or its project is hidden from you.")
+    reader.until(lambda: reader.run(names) == ["", "speech/mine"], "the views of the project that is seen")
     assert all("401" in one for one in reader.complaints())
 
 
@@ -186,6 +252,30 @@ def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Ser
     reader.sees("#runs", "late")
     drawn(reader, 4)
     assert reader.complaints() == []
+
+
+def test_curves_of_a_running_job_go_on_after_a_worker_is_killed(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 10)]
+    kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
+    run = submit(workers=2, min_workers=2, steps=16, strikes=[*holds, kill])
+    run.wait_at("step-4-0")
+    row = f"[data-key='{run.id}']"
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/workspace?where=id%20%3D%3D%20%22{run.id}%22")
+    label = "document.querySelector('.panel canvas')?.getAttribute('aria-label')"
+    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 3", "the first steps")
+    browser.run("window.isSamePage = true")
+    assert "incident" not in browser.text(row)
+    run.release("step-4-0")  # rank 1 is killed in step 6
+    run.wait_at("step-10-0")
+    browser.sees(row, "1 incident")
+    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 9", "the steps after the recovery")
+    run.release("step-10-0")
+    run.finish()
+    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 16", "the last step")
+    browser.sees(row, "SUCCEEDED")
+    assert browser.run("window.isSamePage") and browser.complaints() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from kit.requirements import require
-from shoal_api.http.routes.pages import LIBRARIES
+from shoal_api.http import page_files
+from shoal_api.http.libraries import LIBRARIES
+from shoal_api.http.routes.pages import PAGES as PAGE_FILES
 from shoal_service.core.endings import ENDINGS
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry.metric import RecoveryPhase
@@ -150,6 +152,66 @@ def test_own_files_are_revalidated_and_libraries_are_kept(service: Any) -> None:
         assert "immutable" in packed.headers["cache-control"] and packed.headers["content-encoding"] == "gzip"
         plain = service.http.get(library.url, headers={"Accept-Encoding": "identity"})
         assert plain.content == packed.content == library.read()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_loads_its_modules_as_one_file_that_the_browser_keeps(service: Any, tmp_path: Path, path: str) -> None:
+    text = service.http.get(path).text
+    scripts = re.findall(r'<script src="([^"]+)" type="module">', text)
+    written = re.findall(r'src="/static/(\w+\.js)" type="module"', STATIC.joinpath(_page(path)).read_text())
+    if not written:
+        assert scripts == []
+        return
+    [bundle] = scripts
+    packed = service.http.get(bundle, headers={"Accept-Encoding": "gzip"})
+    assert "immutable" in packed.headers["cache-control"] and packed.headers["content-encoding"] == "gzip"
+    assert packed.content == service.http.get(bundle, headers={"Accept-Encoding": "identity"}).content
+    expected = set[str]().union(*(_modules(entry, set()) for entry in written))
+    assert sorted(re.findall(r"^// ([\w-]+\.js)$", packed.text, re.M)) == sorted(expected)
+    script = tmp_path / "bundle.mjs"
+    script.write_text(packed.text)
+    node = require("node", "node", "nodejs")
+    checked = subprocess.run([node, "--check", str(script)], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
+    older = service.http.get(re.sub(r"/static/\w+/", "/static/0000/", bundle))
+    assert older.content == packed.content and older.headers["cache-control"] == "no-cache"
+    assert service.http.get(bundle.replace(".page.js", ".page.jx")).status_code == 404
+    assert service.http.get(bundle.rpartition("/")[0] + "/fleet.html").status_code == 404
+
+
+def _page(path: str) -> str:
+    return "runbook.html" if path == "/runbook" else PAGE_FILES[path]
+
+
+def test_joined_modules_do_what_the_separate_ones_do(tmp_path: Path) -> None:
+    modules = {
+        "base.js": b"export const ONE = 1;\nexport function twice(x) { return 2 * x; }\nlet own = 5;\n",
+        "user.js": b'import { ONE as first, twice } from "./base.js";\nconst own = 7;\n'
+        b"export class Box { constructor() { this.value = twice(first) + own; } }\n",
+        "main.js": b'import { Box } from "./user.js";\nimport "./base.js";\nconsole.log(new Box().value);\n',
+    }
+    text = page_files.joined(["main.js"], modules)
+    assert text is not None
+    script = tmp_path / "joined.mjs"
+    script.write_text(text)
+    node = require("node", "node", "nodejs")
+    ran = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "9\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        'import * as all from "./a.js";\n',
+        'export { x } from "./a.js";\n',
+        "export let x = 1;\n",
+        'import { absent } from "./a.js";\n',
+        'import { b } from "./main.js";\n',
+        "await fetch('/');\n",
+    ],
+)
+def test_modules_with_other_forms_stay_separate(other: str) -> None:
+    assert page_files.joined(["main.js"], {"main.js": other.encode(), "a.js": b"export const x = 1;\n"}) is None
 
 
 def test_the_modules_stay_small() -> None:

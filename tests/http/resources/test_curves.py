@@ -12,7 +12,7 @@ import pytest
 from shoal_api.client import ApiError, Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
-from shoal_service.fleet_views import Panel, PanelKind, TableView, Workspace
+from shoal_service.fleet_views import Band, Panel, PanelKind, TableView, Workspace
 
 
 def submit(service: Any, spec: dict[str, Any], **changes: Any) -> str:
@@ -90,6 +90,7 @@ def _documents(stream: Any) -> Iterator[Any]:
 def test_a_workspace_is_kept_in_a_view(service: Any) -> None:
     panels = (Panel(y="loss", log_y=True, width=2), Panel(kind=PanelKind.SCATTER, x="optimizer.lr", y="loss"))
     saved = Workspace(panels=panels, group="label.team", colours={"speech": "#112233"}, zoom=(1.0, 20.0), smoothing=0.5)
+    saved = saved.model_copy(update={"band": Band.STD_ERROR, "project": "speech", "limit": 30})
     view = TableView(where="loss < 2", workspace=saved)
     service.client.save_view("speech", "panels", view)
     assert service.client.views("speech")[0].view == view

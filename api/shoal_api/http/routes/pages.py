@@ -1,26 +1,23 @@
 """The HTML pages, their modules and styles, and the JavaScript libraries that arrive as Python packages.
 
-Nothing is loaded from another host, which the Content-Security-Policy enforces. Own files are revalidated by their
-ETag; a library has its version in its path and is kept by the browser for a year (decision 0031).
+Nothing is loaded from another host, which the Content-Security-Policy enforces. Pages are revalidated by their ETag;
+what they load has its version or digest in its address and is kept by the browser for a year (`page_files.py`).
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
-from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http import page_files
 from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, require_visible
 from shoal_api.http.context import Context, JobId
+from shoal_api.http.libraries import LIBRARIES, Library
 from shoal_service.store import histories
 from shoal_service.store.errors import JobNotFound
 
@@ -50,40 +47,14 @@ PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
 """An alert links to a section of the runbook, which says nothing about this service: no login comes between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """A file of an installed Python package."""
-
-    package: str
-    distribution: str
-    path: str
-    media_type: str
-
-    @property
-    def url(self) -> str:
-        return f"/static/vendor/{version(self.distribution)}/{Path(self.path).name}"
-
-    def read(self) -> bytes:
-        """Reads the file without importing the package."""
-        spec = find_spec(self.package)
-        assert spec is not None and spec.submodule_search_locations, f"{self.distribution} is a dependency of Shoal"
-        return Path(spec.submodule_search_locations[0], self.path).read_bytes()
-
-
-LIBRARIES = (
-    Library("plotly", "plotly", "package_data/plotly.min.js", "text/javascript"),
-    Library("fastapi_offline", "fastapi-offline", "static/swagger-ui-bundle.js", "text/javascript"),
-    Library("fastapi_offline", "fastapi-offline", "static/swagger-ui.css", "text/css"),
-)
-
-
 def routes(context: Context) -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    for part in files("shoal_api.http").joinpath("static").iterdir():
-        if not part.name.endswith(".html"):
-            router.add_api_route(
-                f"/static/{part.name}", _own(part.name), methods=["GET"], name=part.name, dependencies=[PUBLIC]
-            )
+    for name in page_files.sources():
+        if not name.endswith(".html"):
+            router.add_api_route(f"/static/{name}", _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
+    router.add_api_route(
+        "/static/{digest}/{name}", _kept, methods=["GET"], name="kept", dependencies=[PUBLIC], response_class=Response
+    )
     for path, name in PAGES.items():
         router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[LOGGED_IN])
     for path, name in PUBLIC_PAGES.items():
@@ -113,21 +84,27 @@ def _own(name: str):  # type: ignore[no-untyped-def]
 
 
 def _answer(request: Request, name: str, status: int = 200) -> Response:
-    body, tag = _file(name)
+    body, tag = page_files.served(name)
     headers = {**_OWN, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, status, media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
 
 
-@cache
-def _file(name: str) -> tuple[bytes, str]:
-    """Return the bytes, in which a library's name stands for its address, and their ETag."""
-    body = files("shoal_api.http").joinpath("static", name).read_bytes()
-    if name.endswith(".html"):
-        for library in LIBRARIES:
-            body = body.replace(f"/static/vendor/{Path(library.path).name}".encode(), library.url.encode())
-    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+async def _kept(request: Request, digest: str, name: str) -> Response:
+    """A file under the address that a page has given it. A page of another release gets the present file."""
+    try:
+        if name.endswith(".html"):
+            raise KeyError(name)
+        body, _ = await run_in_threadpool(page_files.served, name)
+    except KeyError:
+        raise HTTPException(404) from None
+    if digest != page_files.digest():
+        return _answer(request, name)
+    headers = dict(_KEPT)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers = await run_in_threadpool(page_files.compressed, name), headers | {"Content-Encoding": "gzip"}
+    return Response(body, media_type=_MEDIA_TYPES[Path(name).suffix], headers=headers)
 
 
 def _library(library: Library):  # type: ignore[no-untyped-def]

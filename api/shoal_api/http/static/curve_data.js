@@ -60,21 +60,24 @@ export function valueAt(xs, ys, x) {
   return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left]);
 }
 
-// Mean, smallest and largest value of several curves [{ xs, ys }], at positions between the first and the last point of any.
-export function together(curves) {
+// Mean of several curves [{ xs, ys }] and the band around it, at positions between the first and the last point of any.
+// band: "min_max", "std" (of the sample), "std_error" or "none". The squares are summed as Welford (1962) does.
+export function together(curves, band = "min_max") {
   const whole = curves.filter(({ xs }) => xs.length);
   const low = Math.min(...whole.map(({ xs }) => xs[0])), high = Math.max(...whole.map(({ xs }) => xs[xs.length - 1]));
   const num = whole.length ? high > low ? GRID : 1 : 0;
   const xs = new Float64Array(num), mean = new Float32Array(num), least = new Float32Array(num), most = new Float32Array(num);
   for (let at = 0; at < num; at += 1) {
     const x = xs[at] = num > 1 ? low + (high - low) * at / (num - 1) : low;
-    let sum = 0, count = 0, smallest = Infinity, largest = -Infinity;
+    let average = 0, squares = 0, count = 0, smallest = Infinity, largest = -Infinity;
     for (const curve of whole) {
       const value = valueAt(curve.xs, curve.ys, x);
       if (value !== value) continue;
-      sum += value; count += 1; smallest = Math.min(smallest, value); largest = Math.max(largest, value);
+      const before = value - average;
+      count += 1; average += before / count; squares += before * (value - average); smallest = Math.min(smallest, value); largest = Math.max(largest, value);
     }
-    mean[at] = count ? sum / count : NaN; least[at] = count ? smallest : NaN; most[at] = count ? largest : NaN;
+    const away = band === "none" || count < 2 ? 0 : Math.sqrt(squares / (count - 1)) / (band === "std_error" ? Math.sqrt(count) : 1), isRange = band === "min_max";
+    mean[at] = count ? average : NaN; least[at] = count ? isRange ? smallest : average - away : NaN; most[at] = count ? isRange ? largest : average + away : NaN;
   }
   return { xs, ys: mean, least, most };
 }

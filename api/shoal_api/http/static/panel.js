@@ -3,7 +3,8 @@ import { element } from "./dom.js";
 import { duration, short } from "./axes.js";
 import { drawAxes } from "./draw_axes.js";
 import { colours } from "./theme.js";
-import { linesOf, viewOf } from "./panel_lines.js";
+import { drawBand } from "./draw_band.js";
+import { extentOf, linesOf, viewOf } from "./panel_lines.js";
 import { placing, Raster } from "./raster.js";
 import { valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
@@ -12,9 +13,9 @@ const LEFT = 60, RIGHT = 10, TOP = 8, BOTTOM = 22;
 const NAMED = 10;  // jobs that the words under the pointer name
 
 export class Panel {
-  // workspace: { state, shown(), curveOf, zoomTo(range), point(x) }
+  // workspace: { state, version, shown(), curveOf, zoomTo(range), point(x) }; another version: other lines.
   constructor(spec, workspace) {
-    this.spec = spec; this.workspace = workspace; this.lines = []; this.view = null; this.raster = null;
+    this.spec = spec; this.workspace = workspace; this.lines = []; this.view = null; this.raster = null; this.version = null;
     this.canvas = element("canvas", null, { tabindex: "0", role: "img" });
     this.over = element("canvas", null, { class: "over", "aria-hidden": "true" });
     this.words = element("div", null, { class: "words", hidden: true });
@@ -46,13 +47,13 @@ export class Panel {
     const { state } = this.workspace, shown = this.workspace.shown();
     if (this.isLines) this.drawLines(shown, state, colour);
     else { this.view = null; this.marks = (this.spec.kind === "scatter" ? drawScatter : drawBars)(context, this.inner, this.spec, shown, colour, ratio, state.group); if (!this.marks.length) this.empty(colour); }
-    this.canvas.setAttribute("aria-label", this.isLines ? `${this.spec.y} over ${state.axis}: ${this.lines.length} curves` : `${this.spec.kind} of ${this.spec.y}${this.spec.x ? ` over ${this.spec.x}` : ""}: ${this.marks.length} values`);
+    this.canvas.setAttribute("aria-label", this.isLines ? `${this.spec.y} over ${state.axis}: ${this.lines.length} curves${extentOf(this.view, state.axis === "time" ? duration : short)}` : `${this.spec.kind} of ${this.spec.y}${this.spec.x ? ` over ${this.spec.x}` : ""}: ${this.marks.length} values`);
     this.canvas.dataset.num = this.isLines ? this.lines.length : this.marks.length;
     this.drawOver();
   }
 
   drawLines(shown, state, colour) {
-    this.lines = linesOf(shown, this.workspace.curveOf, this.spec.y, state, Boolean(state.group));
+    if (this.version !== this.workspace.version) { this.lines = linesOf(shown, this.workspace.curveOf, this.spec.y, state, Boolean(state.group)); this.version = this.workspace.version; }
     const view = this.view = viewOf(this.lines, { zoom: state.zoom, logX: state.log_x, logY: this.spec.log_y });
     if (!view) { this.empty(colour); return; }
     const { context, inner } = this, ratio = devicePixelRatio || 1;
@@ -60,17 +61,9 @@ export class Panel {
     const drawn = this.lines.map((line) => ({ ...line, wide: Boolean(line.least) }));
     this.raster.draw(drawn, view, colour.card, inner.left, inner.top);
     context.save(); context.beginPath(); context.rect(inner.left, inner.top, inner.width, inner.height); context.clip();
-    for (const line of this.lines) if (line.least) this.band(line);
+    for (const line of this.lines) if (line.least) drawBand(context, inner, this.place, line, this.spec.log_y);
     context.restore();
     drawAxes(context, inner, view, colour, ratio, state.axis === "time" ? duration : short);
-  }
-
-  band({ xs, least, most, colour, from, to }) {
-    const { context, inner, place } = this, logY = this.spec.log_y, fits = (at) => least[at] === least[at] && (!logY || least[at] > 0);
-    context.globalAlpha = 0.18; context.fillStyle = colour; context.beginPath();
-    for (let at = from; at < to; at += 1) if (fits(at)) context.lineTo(inner.left + place.x(xs[at]), inner.top + place.y(most[at]));
-    for (let at = to - 1; at >= from; at -= 1) if (fits(at)) context.lineTo(inner.left + place.x(xs[at]), inner.top + place.y(least[at]));
-    context.fill(); context.globalAlpha = 1;
   }
 
   empty(colour) {

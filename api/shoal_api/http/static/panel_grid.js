@@ -2,12 +2,15 @@
 import { $, element } from "./dom.js";
 import { Panel } from "./panel.js";
 
-const COLUMN_PX = 400, MAX_WIDTH = 4, MAX_HEIGHT = 3;
+const COLUMN_PX = 400, MAX_WIDTH = 4, MAX_HEIGHT = 3, SLICE_MS = 8;
+
+// The browser lays the page out anew after each write, even of the same value.
+const set = ({ style, dataset }, name, value) => { if (dataset[name] !== value) { style[name] = value; dataset[name] = value; } };
 
 export class PanelGrid {
   // changed(): the arrangement is another one.
   constructor(workspace, changed) {
-    this.workspace = workspace; this.changed = changed; this.panels = new Map(); this.frame = 0; this.inView = new Set();
+    this.workspace = workspace; this.changed = changed; this.panels = new Map(); this.frame = 0; this.inView = new Set(); this.waiting = new Set(); this.isCoarse = false;
     this.seen = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { const panel = this.panelOf(target); if (panel) this.inView[isIntersecting ? "add" : "delete"](panel); } this.redraw(); });
     new ResizeObserver(() => this.place()).observe($("panels"));
   }
@@ -25,18 +28,33 @@ export class PanelGrid {
 
   place() {
     const columns = Math.max(1, Math.min(6, Math.floor($("panels").clientWidth / COLUMN_PX)));
-    $("panels").style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    for (const [spec, { section }] of this.panels) { section.style.gridColumn = `span ${Math.min(columns, spec.width)}`; section.style.gridRow = `span ${spec.height}`; }
+    set($("panels"), "gridTemplateColumns", `repeat(${columns}, minmax(0, 1fr))`);
+    for (const [spec, { section }] of this.panels) { set(section, "gridColumn", `span ${Math.min(columns, spec.width)}`); set(section, "gridRow", `span ${spec.height}`); }
     this.redraw();
   }
 
-  // All panels that are in view, once, with the next frame of the browser.
+  // All panels that are in view. That of the user's hand comes first, with the next frame of the browser; others follow in
+  // the frames after it, so that no frame takes long. Those that wait from before come before those that were drawn since.
   redraw() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => { this.frame = 0; for (const panel of this.inView) panel.draw(); performance.mark("workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) }); });
+    const hand = [...this.inView].filter((panel) => panel.body.contains(document.activeElement) || panel.body.matches(":hover"));
+    this.waiting = new Set([...hand, ...this.waiting, ...this.inView]);
+    this.frame ||= requestAnimationFrame(() => this.slice());
   }
 
-  over() { for (const panel of this.inView) if (panel.raster) panel.drawOver(); }
+  slice() {
+    const begun = performance.now();
+    this.frame = 0;
+    for (const panel of this.waiting) {
+      this.waiting.delete(panel);
+      if (this.inView.has(panel)) panel.draw();
+      if (performance.now() - begun > SLICE_MS) break;
+    }
+    if (this.waiting.size) this.frame = requestAnimationFrame(() => this.slice());
+    else performance.mark(this.isCoarse ? "workspace-coarse" : "workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) });
+  }
+
+  // What follows the pointer, in all panels, once with the next frame.
+  over() { this.overFrame ||= requestAnimationFrame(() => { this.overFrame = 0; for (const panel of this.inView) if (panel.raster) panel.drawOver(); }); }
 
   make(spec) {
     const panel = new Panel(spec, this.workspace), title = spec.kind === "scatter" ? `${spec.y} over ${spec.x}` : spec.y;

@@ -2,7 +2,7 @@
 import { indexAt, positions, smoothed, together } from "./curve_data.js";
 
 // shown: [{ key, name, colour, members: [job] }]; curveOf(job): its curve. A group of several jobs has a band.
-export function linesOf(shown, curveOf, metric, { axis, smoothing }, isGrouped) {
+export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGrouped) {
   const made = [];
   for (const { key, name, colour, members } of shown) {
     const curves = [];
@@ -11,7 +11,7 @@ export function linesOf(shown, curveOf, metric, { axis, smoothing }, isGrouped) 
       if (xs && ys && xs.length) curves.push({ xs, ys });
     }
     if (!curves.length) continue;
-    made.push({ key, name, colour, ...(isGrouped ? together(curves) : curves[0]) });
+    made.push({ key, name, colour, ...(isGrouped ? together(curves, band) : curves[0]) });
   }
   return made;
 }
@@ -39,4 +39,11 @@ export function viewOf(lines, { zoom, logX, logY }) {
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   const margin = (y1 - y0) * 0.04 || Math.abs(y1) * 0.05 || 0.5;
   return { x0, x1, y0: y0 - margin, y1: y1 + margin, logX, logY };
+}
+
+// What the axis of a view spans, in words.
+export function extentOf(view, words) {
+  if (!view) return "";
+  const [low, high] = view.logX ? [10 ** view.x0, 10 ** view.x1] : [view.x0, view.x1];
+  return `, from ${words(low)} to ${words(high)}`;
 }

@@ -1,0 +1,131 @@
+"""The files of the pages: their bytes, and addresses that change with their content.
+
+    /static/dom.js                       revalidated by its ETag
+    /static/<digest>/style.css           the same, kept by the browser for a year: the digest is that of all files
+    /static/<digest>/workspace.page.js   all modules of the page workspace.html, in the order in which they run
+
+A page is given the last two. A browser that has never seen it then asks for one script instead of twenty; each request
+takes some ten milliseconds on a busy machine. Modules stay separate files for those who write them. Joining them needs
+no parser because they use few forms of `import` and `export`; a page that has another form keeps its separate modules.
+Called by `routes/pages.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+
+from shoal_api.http.libraries import LIBRARIES
+
+_OWN = re.compile(rb'(href|src)="/static/(\w[\w.-]*)"')
+_SCRIPT = re.compile(r'<script src="/static/([\w-]+\.js)" type="module"></script>\n?')
+_IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"\./([\w-]+\.js)";', re.M)
+_EXPORT = re.compile(r"^export ((?:async )?function\*?|class|const) ([A-Za-z_$][\w$]*)", re.M)
+_OTHER_FORM = re.compile(r"^(?:import|export|await)\b", re.M)
+_BUNDLE = ".page.js"
+
+
+@cache
+def sources() -> Mapping[str, bytes]:
+    """Return the files by name, as they are written."""
+    return {part.name: part.read_bytes() for part in files("shoal_api.http").joinpath("static").iterdir()}
+
+
+@cache
+def digest() -> str:
+    """Return the part of addresses that changes with any file."""
+    found = hashlib.sha256()
+    for name, body in sorted(sources().items()):
+        found.update(f"{name} {len(body)} ".encode() + body)
+    return found.hexdigest()[:16]
+
+
+@cache
+def served(name: str) -> tuple[bytes, str]:
+    """Return the bytes and the ETag of a file, of the modules of a page (`NAME.page.js`), or of a page, in which the
+    names of files stand for their addresses. Raises KeyError if there is no such file."""
+    if name.endswith(_BUNDLE):
+        joined = _joined(f"{name.removesuffix(_BUNDLE)}.html")
+        if joined is None:
+            raise KeyError(name)
+        body = joined.encode()
+    else:
+        body = sources()[name]
+        if name.endswith(".html"):
+            body = _with_addresses(name)
+    return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+@cache
+def compressed(name: str) -> bytes:
+    """Return what `served` returns, compressed by gzip."""
+    return gzip.compress(served(name)[0], compresslevel=6, mtime=0)
+
+
+def _with_addresses(page: str) -> bytes:
+    text = sources()[page].decode()
+    for library in LIBRARIES:
+        text = text.replace(f"/static/vendor/{library.name}", library.url)
+    if _SCRIPT.search(text) and _joined(page) is not None:
+        bundle = f"/static/{page.removesuffix('.html')}{_BUNDLE}"
+        text = _SCRIPT.sub("", text).replace("</head>", f'<script src="{bundle}" type="module"></script>\n</head>', 1)
+    return _OWN.sub(rb'\1="/static/%s/\2"' % digest().encode(), text.encode())
+
+
+@cache
+def _joined(page: str) -> str | None:
+    return joined(_SCRIPT.findall(sources()[page].decode()), sources())
+
+
+def joined(entries: Iterable[str], modules: Mapping[str, bytes]) -> str | None:
+    """Return modules and all that they import as one, each in a function that returns what it exports; None if one of
+    them uses a form of import or export that this does not know, or imports in a circle."""
+    bundle = _Bundle(modules)
+    try:
+        for entry in entries:
+            bundle.add(entry)
+    except _UnknownFormError:
+        return None
+    return "\n".join(bundle.parts.values())
+
+
+class _UnknownFormError(Exception):
+    pass
+
+
+class _Bundle:
+    def __init__(self, modules: Mapping[str, bytes]) -> None:
+        self._modules = modules
+        self._exported: dict[str, set[str]] = {}
+        self.parts: dict[str, str] = {}
+
+    def add(self, name: str, within: tuple[str, ...] = ()) -> None:
+        """Add a module behind those that it imports. Raises _UnknownFormError."""
+        if name in self.parts:
+            return
+        if name in within or name not in self._modules:
+            raise _UnknownFormError
+        text = self._modules[name].decode()
+        for found in _IMPORT.finditer(text):
+            self.add(found[2], (*within, name))
+            wanted = {one.partition(" as ")[0].strip() for one in (found[1] or "").split(",")} - {""}
+            if not wanted <= self._exported[found[2]]:
+                raise _UnknownFormError
+        self._exported[name] = {found[2] for found in _EXPORT.finditer(text)}
+        text = _EXPORT.sub(r"\1 \2", _IMPORT.sub(_binding, text))
+        if _OTHER_FORM.search(text):
+            raise _UnknownFormError
+        names = ", ".join(sorted(self._exported[name]))
+        self.parts[name] = f"// {name}\nconst {_variable(name)} = (() => {{\n{text}return {{ {names} }};\n}})();"
+
+
+def _binding(found: re.Match[str]) -> str:
+    return f"const {{{(found[1] or '').replace(' as ', ': ')}}} = {_variable(found[2])};"
+
+
+def _variable(name: str) -> str:
+    return "$of_" + re.sub(r"\W", "_", name)
