@@ -206,6 +206,7 @@ def _save(tab: Browser, name: str) -> None:
 def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
     ALL.mkdir(parents=True, exist_ok=True)
     for name, address in addresses.items():
+        drawn = DRAWN.get(name, "true")
         for scheme in SCHEMES:
             for width in WIDTHS:
                 tab.look(width=width, scheme=scheme)
@@ -213,7 +214,7 @@ def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
                 tab.open(home + address)
                 tab.until(lambda: tab.run("document.readyState") == "complete" and tab.count("main .card"), address)
                 tab.until(lambda: tab.text("#live") not in ("connecting",), f"the data of {address}")
-                tab.until(lambda: tab.run(f"!!({DRAWN.get(name, 'true')})") and _rests(tab), f"the parts of {address}")
+                tab.until(lambda: tab.run(f"!!({drawn})") and _rests(tab), f"the parts of {address}")
                 tab.look(
                     width=width, height=min(TALLEST, tab.run("document.documentElement.scrollHeight")), scheme=scheme
                 )

@@ -1,18 +1,36 @@
-"""The page of the fleet: workers over time with the decisions, queue, projects, and what an admin does to nodes."""
+"""The page of the fleet: workers over time with who gave what to whom, queue, quotas, goodput, and what an admin does
+to nodes; what each role may do; a worker and a node that are killed while it is open.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from kit.processes.chromium import Browser
-from kit.worlds.written_service import RUNNING, SPEC, Service
+from kit.processes.ray_nodes import Nodes
+from kit.processes.server import Server
+from kit.store_calls import set_queue
+from kit.worlds.tiny_jobs import Submit
+from kit.worlds.written_service import OPENED, RUNNING, SPEC, Service
+from shoal_api.client import Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
-from shoal_service.store import credentials, driving, submissions
+from shoal_service.core.goodput import Category, Goodput
+from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
+from shoal_service.core.scheduling.market import Wait
+from shoal_service.fleet_views import ForeseenChange, Foresight, ProjectRules
+from shoal_service.store import credentials, driving, queueing, submissions
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import IncidentCause, JobState
+
+MANY_STEPS = 100_000
+NODE = "127.0.0.9"
 
 
 def add(written: Service, name: str, now: float, **more: object) -> JobView:
@@ -35,25 +53,117 @@ def jobs(written: Service) -> list[JobView]:
     grant = written.store.writing(driving.set_grant, written.epoch)
     grant(receiver.id, workers=4, reason="Its workers add more tokens.", now=now + 120)
     take = written.store.writing(driving.preempt, written.epoch)
-    take(giver.id, reason="Priority 5 before 0.", beneficiary=receiver.id, now=now + 180)
+    take(giver.id, reason="Priority 5 before 0.", beneficiary=receiver.id, flows=((receiver.id, 1),), now=now + 180)
     return [giver, receiver, waits]
 
 
 def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/fleet")
     reader.until(lambda: reader.count("#timeline tr") == 2, "the lanes of the jobs that had an attempt")
-    reader.until(lambda: reader.count("#decisions tr") >= 2, "the decisions")
+    reader.until(lambda: reader.count("#decisions tr") >= 4, "the changes")
     newest = reader.text("#decisions tr:first-child")
-    assert "giver" in newest and "2 \u2192 0" in newest and "receiver" in newest and "Priority 5 before 0." in newest
-    assert "Its workers add more tokens." in reader.text("#decisions")
-    reader.sees("#queue", "waits")
-    reader.until(lambda: reader.count("#projects .stripe") == 2, "the worker-seconds of both projects")
-    assert {"speech", "vision"} <= set(reader.text("#projects td.title").split())
+    assert "giver" in newest and "preempted" in newest and "2 \u2192 0" in newest and "Priority 5 before 0." in newest
+    assert "1 to receiver; 1 is free" in newest
+    grown = reader.text("#decisions tr:nth-child(2)")
+    assert "grew" in grown and "2 free workers" in grown and "Its workers add more tokens." in grown
     for width in (420, 1024, 1400, 2560):
         for scheme in ("light", "dark"):
             reader.look(width=width, scheme=scheme)
             assert reader.run("document.documentElement.scrollWidth") <= width
     assert reader.complaints() == []
+
+
+def test_a_worker_that_died_is_a_change_that_frees_nothing(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    record = written.store.writing(driving.record_event, written.epoch)
+    record(jobs[1].id, OPENED, now=time.time() - 20)
+    reader.open(f"{written.url}/fleet")
+    reader.until(lambda: reader.count("#decisions [data-kind=lost]") == 1, "the incident")
+    shown = reader.text("#decisions [data-kind=lost]")
+    assert "nobody: the grant stays" in shown and "SIGKILL" in shown and "4 \u2192 3" in shown
+
+
+def test_the_queue_says_place_reason_holders_and_expected_start(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    _, receiver, waits = jobs
+    now = time.time()
+    reason = "Needs 2 workers of 1 CPU each; 0 can be had."
+    set_queue(written.store, [Wait(waits.id, reason, 1, (receiver.id,), now + 600)], epoch=written.epoch, now=now)
+    held = HeldBack(receiver.id, 4, 6, GrowthLimit.NO_ROOM, "The nodes have no room.")
+    written.store.writing(queueing.save_growth, written.epoch)([held], {receiver.id: 1}, now=now)
+    reader.open(f"{written.url}/fleet")
+    reader.sees("#queue", reason)
+    row = reader.text(f"#queue [data-id={waits.id}]")
+    assert row.split()[:2] == ["1", "waits"] and "speech, default" in row and receiver.id in row
+    assert "in 9." in row or "in 10 min" in row, row
+    assert reader.run(f"document.querySelector('#queue a[href$=\"{receiver.id}\"]') !== null")
+    reader.sees("#held", "4 of 6")
+    reader.sees("#held", "The nodes have no room.")
+
+
+def test_goodput_of_each_project_is_drawn_by_cause_over_the_chosen_time(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    receiver, now = jobs[1], time.time()
+    seconds = {Category.PRODUCTIVE: 900.0, Category.RECOVERING: 60.0, Category.QUEUED: 240.0}
+    goodput = Goodput(
+        seconds=seconds, recovering={IncidentCause.NODE_DIED: 60.0}, total=1200.0, ratio=0.75, at=now, max_step=10
+    )
+    written.report(receiver, RUNNING.model_copy(update={"workers": 4, "goodput": goodput}))
+    reader.open(f"{written.url}/fleet")
+    reader.until(lambda: reader.count("#spent [data-project=vision] svg.tall rect") > 2, "the bars of vision")
+    shown = reader.text("#spent [data-project=vision]")
+    assert "75 %" in shown and "productive 75 %" in shown and "recovering 5 % (node died 60 s)" in shown, shown
+    assert "recovering" in reader.text("#causes")
+    wide = reader.count("#spent [data-project=vision] svg.tall rect")
+    hours = "document.querySelector('#hours')"
+    reader.run(f"({hours}.value = '1', {hours}.dispatchEvent(new Event('input')), 1)")
+    reader.until(lambda: reader.count("#spent [data-project=vision] svg.tall rect") > wide, "more bars in an hour")
+    reader.sees("#spent-words", "A bar is 75 s")
+    assert reader.complaints() == []
+
+
+def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follows(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    with written.client as client:
+        client.set_project("vision", ProjectRules(limit=8, guaranteed=2, max_running=3))
+    receiver = jobs[1]
+    change = ForeseenChange(
+        job=receiver.id, name="", project="vision", before=4, after=2, within_s=0, reason="Gave back 2 workers."
+    )
+    written.cluster.foresight = Foresight(changes=(change,))
+    reader.open(f"{written.url}/fleet")
+    reader.sees("#projects [data-project=vision]", "4 of 8")
+    assert "1 of 3" in reader.text("#projects [data-project=vision]")
+    assert reader.run("document.querySelector('#projects [data-project=vision] progress').value") == 4
+    reader.click("button[aria-label='Change the quotas of vision']")
+    reader.sees("#dialog-words", "receiver (vision): shrinks from 4 to 2 workers. Gave back 2 workers.")
+    reader.fill("#quota-limit", "2")
+    reader.until(lambda: written.cluster.asked[-1]["vision"].limit == 2, "the scheduler was asked about this limit")
+    with written.client as client:
+        assert client.project("vision").limit == 8, "nothing was stored yet"
+    reader.fill("#quota-guaranteed", "3")
+    reader.sees("#dialog-words", "guaranteed 3 is larger than limit 2. Set limit to at least 3")
+    reader.fill("#quota-guaranteed", "1")
+    reader.click("#confirm")
+    reader.sees("#projects [data-project=vision]", "4 of 2")
+    with written.client as client:
+        kept = client.project("vision")
+    assert (kept.limit, kept.guaranteed, kept.max_running, kept.weight) == (2, 1, 3, 1.0)
+
+    reader.click("#define")
+    reader.sees("#dialog-words", "Say the name of the project.")
+    reader.fill("#quota-name", "lab")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("button[aria-label='Delete the quotas of lab']"), "the new project")
+    reader.click("button[aria-label='Delete the quotas of lab']")
+    reader.click("#confirm")
+    reader.until(lambda: not reader.count("#projects [data-project=lab]"), "its quotas are gone")
+    expected = [one for one in reader.complaints() if "422" not in one]
+    assert expected == []
 
 
 def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
@@ -70,9 +180,22 @@ def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
     with written.client as client:
         [node] = client.nodes()
         assert node.cordon is not None and node.cordon.reason == "maintenance"
+    reader.click("button[aria-label^=Uncordon]")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("button[aria-label^=Cordon]"), "the node is used again")
     reader.click("button[aria-label^=Drain]")
+    reader.fill("#drain-minutes", "30")
+    reader.sees("#dialog-words", "before it goes away in 30 minutes")
     reader.click("#confirm")
     reader.until(lambda: reader.count("button[aria-label^=Undo]"), "the node is drained")
+    reader.sees("#nodes", "maintenance; it goes away at")
+    with written.client as client:
+        [node] = client.nodes()
+        assert node.drain is not None and node.drain.deadline is not None
+        assert node.drain.deadline - node.drain.requested_at == pytest.approx(1800.0)
+    reader.click("button[aria-label^=Undo]")
+    reader.click("#confirm")
+    reader.until(lambda: reader.count("button[aria-label^=Drain]"), "the node is used again")
     reader.click("#plan")
     reader.click("#confirm")
     reader.sees("#dialog-error", "Say when it begins")
@@ -81,16 +204,18 @@ def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
         reader.run(f"(document.querySelector('#window-{field}').value = '{value}', 1)")
     reader.click("#confirm")
     reader.until(lambda: reader.count("#windows tr") == 1, "the window")
+    assert "planned" in reader.text("#windows")
     reader.click("#windows button")
     reader.click("#confirm")
     reader.until(lambda: reader.count("#windows tr") == 0, "the window is cancelled")
     assert reader.complaints() == []
 
 
-def test_a_viewer_sees_the_fleet_and_no_button_that_changes_it(
-    stranger: Browser, written: Service, jobs: list[JobView]
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR, Role.ADMIN])
+def test_only_an_admin_has_buttons_and_others_read_why(
+    role: Role, stranger: Browser, written: Service, jobs: list[JobView]
 ) -> None:
-    request = TokenRequest(name="carol", role=Role.VIEWER)
+    request = TokenRequest(name="carol", role=role)
     made = written.store.writing(credentials.create_token)(request, by="test", now=time.time())
     stranger.open(f"{written.url}/login")
     stranger.fill("#token", made.token)
@@ -100,7 +225,61 @@ def test_a_viewer_sees_the_fleet_and_no_button_that_changes_it(
     stranger.open(f"{written.url}/fleet")
     stranger.until(lambda: stranger.count("#timeline tr") == 2 and stranger.count("#nodes .node"), "the fleet")
     stranger.until(lambda: not stranger.count("#of-windows[hidden]"), "the windows")
-    assert stranger.count("#nodes button") == 0 and stranger.count("#plan[hidden]") == 1
-    stranger.open(f"{written.url}/sweeps")
-    stranger.until(lambda: stranger.count("#new[hidden]"), "no sweep is started by a viewer")
+    stranger.until(lambda: stranger.count("#projects tr"), "the quotas")
+    buttons = stranger.count("#nodes button"), stranger.count("#projects button"), stranger.count("#windows button")
+    if role is Role.ADMIN:
+        assert buttons[:2] >= (2, 1) and not stranger.count("#plan[hidden]") and not stranger.count("#define[hidden]")
+        assert stranger.count("#cluster-role[hidden]") == stranger.count("#quota-role[hidden]") == 1
+    else:
+        assert buttons == (0, 0, 0) and stranger.count("#plan[hidden]") == stranger.count("#define[hidden]") == 1
+        for place in ("#cluster-role", "#quota-role"):
+            assert f"you need the role admin. You are carol, with the role {role}." in stranger.text(place)
     assert stranger.complaints() == []
+    stranger.open(f"{written.url}/sweeps")
+    stranger.until(lambda: bool(stranger.count("#new[hidden]")) is (role is Role.VIEWER), "who starts sweeps")
+
+
+@pytest.fixture
+def doomed(shoal_server: Server) -> Iterator[Nodes]:
+    """A node beside the session's own, for jobs that name its zone."""
+    nodes = Nodes(shoal_server.state_dir, python=shoal_server.python)
+    nodes.add(NODE, num_cpus=2, labels="zone=doomed")
+    yield nodes
+    nodes.end_added()
+
+
+def test_a_page_that_is_open_follows_a_quota_the_death_of_a_worker_and_that_of_a_node(
+    browser: Browser, shoal_server: Server, doomed: Nodes, submit: Submit, client: Client
+) -> None:
+    worker = {"selector": {"zone": "doomed"}}
+    run = submit(workers=2, steps=MANY_STEPS, step_s=0.05, worker=worker, project="doomed-project")
+    run.wait_for_step(3)
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/fleet")
+    browser.run("(window.opened = 'once', 1)")
+    card = f"[...document.querySelectorAll('.node')].find((one) => one.textContent.startsWith('{NODE}')).textContent"
+    browser.until(lambda: "ranks 0, 1" in browser.run(card), "what runs on the node")
+    browser.until(lambda: browser.count("#decisions [data-kind=start]"), "its start")
+
+    os.kill(run.pids()[1], signal.SIGKILL)
+    row = "#decisions [data-kind=lost]"
+    browser.until(lambda: "worker died" in browser.text(row).replace("_", " "), "the worker that died")
+    run.wait_for_event("incident.closed")
+
+    try:
+        browser.click("button[aria-label='Change the quotas of doomed-project']")
+        browser.fill("#quota-limit", "1")
+        browser.sees("#dialog-words", "tiny (doomed-project): shrinks from 2 to 1 worker")
+        browser.sees("#dialog-words", "project doomed-project may have 1 worker (its limit)")
+        browser.click("#confirm")
+        browser.sees("#decisions [data-kind=shrink]", "project doomed-project may have 1 worker (its limit)")
+        browser.sees("#projects [data-project=doomed-project]", "1 of 1")
+    finally:
+        client.delete_project("doomed-project")
+
+    doomed.remove(NODE)
+    browser.until(lambda: f"{NODE} dead" in browser.run(card), "the node is dead")
+    client.cancel(run.id)
+    run.finish(JobState.CANCELLED)
+    browser.sees("#decisions [data-kind=leave]", "CANCELLED")
+    assert browser.run("window.opened") == "once", "it was never loaded again"
+    assert browser.complaints() == []

@@ -1,7 +1,7 @@
 // The dialog of the buttons: what will happen and what it costs, in words, before anything does.
 import { $, placeOf, returnTo } from "./dom.js";
 
-let current = null, opener = null;
+let current = null, opener = null, asked = 0;
 
 // { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
 export function ask(action) {
@@ -11,7 +11,6 @@ export function ask(action) {
   $("dialog-words").textContent = "";
   $("confirm").textContent = action.confirm;
   $("dialog-error").textContent = "";
-  $("dialog-value")?.addEventListener("input", explain);
   explain();
   opener = placeOf(document.activeElement);
   $("dialog").showModal();
@@ -23,11 +22,13 @@ export function refresh() {
 }
 
 async function explain() {
-  const asked = current, value = $("dialog-value")?.value;
+  const number = ++asked;  // the answer about an older input may come later
   let words;
-  try { words = await asked.words(value); } catch (error) { words = error.message; }
-  if (current === asked && $("dialog-value")?.value === value) $("dialog-words").textContent = words;
+  try { words = await current.words($("dialog-value")?.value); } catch (error) { words = error.message; }
+  if (number === asked) $("dialog-words").textContent = words;
 }
+
+$("dialog-input").addEventListener("input", explain, true);
 
 $("dismiss").addEventListener("click", () => $("dialog").close());
 $("dialog").addEventListener("close", () => returnTo(opener));  // the browser does it, unless the opener was replaced meanwhile

@@ -1,22 +1,39 @@
-// The page of the fleet: nodes and their maintenance, workers over time with the decisions, the queue, the projects. The
-// stream of the overview says when something has changed; the rest is read then, but not more often than every three seconds.
-import { $, element, fill, link, row, said } from "./dom.js";
-import { jobPage, request } from "./api.js";
+// The page of the fleet: nodes and their maintenance; its other parts are in timeline.js, queue.js, quotas.js and spent.js.
+// The stream of the overview says when something has changed; the rest is read then, but not more often than every three
+// seconds.
+import { $, element, fill, row, said } from "./dom.js";
+import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { Live } from "./live.js";
 import { head } from "./clusters.js";
-import { moment, number, percent, seconds, whole, words } from "./format.js";
+import { moment } from "./format.js";
 import { nodeCard } from "./nodes.js";
 import { showTimeline } from "./timeline.js";
+import { showQueue } from "./queue.js";
+import { showQuotas } from "./quotas.js";
+import { showSpent } from "./spent.js";
 
 const READ_MS = 3000;
-let may = new Set(), shown = null, timer = null, readAt = 0;
+let me = null, may = new Set(), shown = null, timer = null, readAt = 0;
 $("hours").addEventListener("input", read);
 $("plan").addEventListener("click", planWindow);
 
 const live = new Live({ fleet(fleet) { shown = fleet; showNodes(); soon(); } });
-request("/v1/whoami").then((me) => { may = new Set(me.permissions); if (shown) showNodes(); read(); });
+request("/v1/whoami").then((found) => {
+  me = found;
+  may = new Set(me.permissions);
+  tell("cluster-role", "cluster:change", "To cordon and drain nodes, and to plan maintenance windows,");
+  tell("quota-role", "quotas:change", "To change quotas");
+  if (shown) showNodes();
+  read();
+});
 live.open("/v1/overview?limit=1");
+
+// Why there are no buttons.
+function tell(id, permission, what) {
+  $(id).hidden = may.has(permission);
+  $(id).textContent = `${what} you need the role admin${me.projects ? " and a token that is not bound to projects" : ""}. You are ${me.name}, with the role ${me.role}${me.projects ? ` in ${me.projects.join(", ")}` : ""}.`;
+}
 
 function soon() {
   if (timer) return;
@@ -24,35 +41,28 @@ function soon() {
 }
 
 async function read() {
+  if (!me) return;  // what may be changed is not known yet
   readAt = Date.now();
+  const hours = $("hours").value;
   let found;
-  try { found = await Promise.all([request(`/v1/timeline?hours=${$("hours").value}`), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
+  try { found = await Promise.all([request(`/v1/timeline?hours=${hours}`), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
   catch (error) { if (error.status) throw error; soon(); return; }  // without a status the service is away, as the header says
+  if (hours !== $("hours").value) return;  // another time was chosen meanwhile
   const [timeline, queue, windows] = found;
   showTimeline(timeline);
-  $("no-queue").hidden = queue.items.length > 0;
-  fill("queue", queue.items.map((job) => row([whole(job.place?.position), element("td", said(link(job.name, jobPage(job.job_id))), { class: "title" }), job.project, whole(job.priority), element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" })])));
-  showProjects(queue.projects, timeline.projects);
-  $("of-windows").hidden = !windows;
-  $("plan").hidden = !may.has("cluster:change");
-  if (windows) fill("windows", windows.items.map((one) => row([said(one.nodes.join(", ")), moment(one.begins_at), moment(one.ends_at), moment(one.drains_at), element("td", one.reason, { class: "text" }),
-    element("td", may.has("cluster:change") ? element("button", "Cancel", { type: "button", "aria-label": `Cancel the window ${one.reason}`, click: () => change(`Cancel the window`, "Cancel it", "Its nodes are used again, and no node drains for it.", () => request(`/v1/maintenance-windows/${one.window_id}`, { method: "DELETE" })) }) : "", { class: "title" })])));
+  showQueue(queue);
+  showQuotas(queue.projects, may.has("quotas:change"), read);
+  showSpent(timeline);
+  if (windows) showWindows(windows.items);
 }
 
-function showProjects(quotas, booked) {
-  const names = [...new Set([...quotas, ...booked.map((one) => ({ name: one.project }))].map((one) => one.name))].sort();
-  const present = new Set(booked.flatMap((one) => Object.keys(one.seconds)));
-  fill("causes", [...present].map((cause) => element("li", [element("span", "", { class: `swatch ${cause}` }), words(cause)])));
-  fill("projects", names.map((name) => {
-    const quota = quotas.find((one) => one.name === name) ?? {}, spent = booked.find((one) => one.project === name) ?? { seconds: {}, total: 0 };
-    return row([element("td", said(name), { class: "title" }), whole(quota.workers), quota.is_defined ? whole(quota.guaranteed) : "–", whole(quota.limit), quota.is_defined ? number(quota.weight) : "–", whole(quota.running), whole(quota.queued),
-      spent.total ? percent((spent.seconds.productive ?? 0) / spent.total) : "–", element("td", spent.total ? causes(spent) : "–", { class: "text" })]);
-  }));
-}
-
-function causes({ seconds: spent, total }) {
-  const parts = Object.entries(spent).map(([cause, amount]) => { const made = element("span", "", { class: cause, title: `${words(cause)}: ${seconds(amount)}` }); made.style.cssText = `background: var(--part); width: ${100 * amount / total}%`; return made; });
-  return element("div", parts, { class: "stripe", role: "img", "aria-label": Object.entries(spent).map(([cause, amount]) => `${words(cause)} ${percent(amount / total)}`).join(", ") });
+function showWindows(windows) {
+  const now = Date.now() / 1000, may_change = may.has("cluster:change");
+  $("of-windows").hidden = false;
+  $("plan").hidden = !may_change;
+  $("no-windows").hidden = windows.length > 0;
+  fill("windows", windows.map((one) => row([said(one.nodes.join(", ")), one.ends_at <= now ? "has ended" : one.begins_at <= now ? "goes on" : one.drains_at <= now ? "its nodes drain" : "planned", moment(one.begins_at), moment(one.ends_at), moment(one.drains_at), element("td", one.reason, { class: "text" }),
+    element("td", may_change && one.ends_at > now ? element("button", "Cancel", { type: "button", "aria-label": `Cancel the window ${one.reason}`, click: () => change("Cancel the window", "Cancel it", "Its nodes are used again, and no node drains for it.", () => request(`/v1/maintenance-windows/${one.window_id}`, { method: "DELETE" })) }) : "", { class: "title" })])));
 }
 
 function showNodes() {
@@ -67,15 +77,22 @@ function buttons(node) {
   const button = (title, looks, press) => element("button", title, { type: "button", class: looks, "aria-label": `${title} ${name}`, click: press });
   const reason = () => element("label", ["Reason ", element("input", null, { id: "dialog-value", size: 30, value: "maintenance" })]);
   const runs = node.num_workers ? `${node.num_workers} of its workers` : "No worker is there, and its workers";
+  const deadline = element("label", ["It goes away in minutes ", element("input", null, { id: "drain-minutes", type: "number", min: 0, max: 43200, step: "any", placeholder: "never" })]);
+  const is_ours = !node.drain || ["api", "notice"].includes(node.drain.source);
   return [
     node.cordon ? button("Uncordon", "", () => change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () => request(`${path}/cordon`, { method: "DELETE" })))
       : button("Cordon", "", () => change(`Cordon ${name}`, "Cordon", "No new worker is placed there. Those that are there stay.", (value) => request(`${path}/cordon`, { method: "POST", body: { reason: value } }), [reason()])),
-    node.drain ? button("Undo drain", "", () => change(`Use ${name} again`, "Use it", "New workers are placed there again.", () => request(`${path}/drain`, { method: "DELETE" })))
-      : button("Drain", "danger", () => change(`Drain ${name}`, "Drain", `${runs} leave it at their next step boundary and lose no step. No new worker is placed there.`, (value) => request(`${path}/drain`, { method: "POST", body: { reason: value } }), [reason()]))];
+    !is_ours ? element("span", node.drain.source === "ray" ? "Ray drains it." : "Cancel its window to use it.", { class: "dim small" })
+      : node.drain ? button("Undo drain", "", () => change(`Use ${name} again`, "Use it", "New workers are placed there again.", () => request(`${path}/drain`, { method: "DELETE" })))
+      : button("Drain", "danger", () => change(`Drain ${name}`, "Drain", () => `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
+        (value) => request(`${path}/drain`, { method: "POST", body: { reason: value, deadline_s: minutes() ? 60 * minutes() : null } }), [reason(), deadline]))];
 }
 
-function change(title, confirm, said, send, input = []) {
-  ask({ title, confirm, input, words: async () => said, send: async (value) => { await send(value); await read(); } });
+const minutes = () => Number($("drain-minutes").value);
+
+// words: a text, or a function that makes one of the fields of the dialog.
+function change(title, confirm, words, send, input = []) {
+  ask({ title, confirm, input, words: async () => typeof words === "string" ? words : words(), send: async (value) => { await send(value); await read(); } });
 }
 
 function planWindow() {

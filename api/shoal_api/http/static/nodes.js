@@ -2,7 +2,7 @@
 import { $, element, link } from "./dom.js";
 import { jobPage } from "./api.js";
 import { head } from "./clusters.js";
-import { number } from "./format.js";
+import { moment, number } from "./format.js";
 
 export function showNodes(nodes, clusters) {
   const of = (cluster) => nodes.filter((node) => node.cluster === cluster.name).map((node) => nodeCard(node));
@@ -18,7 +18,8 @@ export function nodeCard(node, more = []) {
     ...(node.cpus_of_others ? [element("div", `${number(node.cpus_of_others)} CPUs are reserved by others`, { class: "dim small" })] : []),
     ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
     ...(node.cordon && !node.drain ? [element("div", node.cordon.reason, { class: "small warn" })] : []),
-    ...(node.drain ? [element("div", node.drain.reason, { class: "small warn" })] : []),
+    ...(node.drain ? [element("div", node.drain.reason + (node.drain.deadline ? `; it goes away at ${moment(node.drain.deadline)}` : ""), { class: "small warn" })] : []),
+    ...(node.maintenance_at ? [element("div", `drains from ${moment(node.maintenance_at)} for its maintenance window`, { class: "small dim" })] : []),
     ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" })), ...more],
   { class: node.alive ? "node" : "node gone", title: node.node_id });
 }

@@ -1,11 +1,14 @@
-// Workers over jobs and time: a lane for each job, as high as its workers, in the colour of its state; and the decisions.
+// Workers over jobs and time: a lane for each job, as high as its workers, in the colour of its state; and each change of a
+// job's workers, with the jobs that gave or got them.
 import { $, element, fill, link, row, said, svg } from "./dom.js";
 import { jobPage } from "./api.js";
 import { brief, clock, moment, plural, whole } from "./format.js";
 import { badge, COLOURS } from "./states.js";
 
-const WIDTH = 1000, HEIGHT = 30;
+const WIDTH = 1000, HEIGHT = 30, FEW = 50;
 const LOOKS = ["run", "warn", "queue", "done", "bad", "dim", "busy"];
+let changes = [], is_whole = false;
+$("all-decisions").addEventListener("click", () => { is_whole = true; showChanges(); });
 
 export function showTimeline(found) {
   const most = Math.max(1, ...found.jobs.flatMap((job) => job.workers));
@@ -14,9 +17,30 @@ export function showTimeline(found) {
   const seen = [...new Set(found.jobs.flatMap((job) => job.states.filter((_, index) => job.workers[index])))];
   fill("states", seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])));
   fill("timeline", found.jobs.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), job.project, element("td", badge(job.state), { class: "title" }), element("td", lane(job, found, most), { class: "text" })], { class: "row", "data-id": job.id })));
-  $("no-decisions").hidden = found.decisions.length > 0;
-  fill("decisions", found.decisions.map((one) => row([element("span", brief(one.at), { title: moment(one.at) }), element("td", said(link(one.name, jobPage(one.job))), { class: "title" }), `${whole(one.before)} → ${whole(one.after)}`,
-    one.to ? said(link(one.to_name, jobPage(one.to))) : "–", element("td", one.reason || one.words, { class: "text" })])));
+  changes = found.decisions;
+  showChanges();
+}
+
+function showChanges() {
+  const shown = is_whole ? changes : changes.slice(0, FEW);
+  $("no-decisions").hidden = changes.length > 0;
+  $("all-decisions").hidden = shown.length === changes.length;
+  $("all-decisions").textContent = `Show all ${whole(changes.length)}`;
+  fill("decisions", shown.map((one) => row([element("span", brief(one.at), { title: moment(one.at) }), element("td", said(link(one.name, jobPage(one.job))), { class: "title" }), WHAT[one.kind], `${whole(one.before)} → ${whole(one.after)}`,
+    element("td", partners(one), { class: "text" }), element("td", one.reason || one.words, { class: "text" })], { "data-kind": one.kind })));
+}
+
+const WHAT = { start: "started", grow: "grew", shrink: "shrank", preempt: "preempted", leave: "gave back", lost: "lost workers", recovered: "formed again" };
+const GETS = new Set(["start", "grow"]);
+
+// "2 from a; 3 free workers: b had left 2 of them".
+function partners(one) {
+  const named = (flows, between) => flows.flatMap((flow, index) => [index ? ", " : "", `${whole(flow.workers)} ${between}`, link(flow.name, jobPage(flow.job))]);
+  if (one.kind === "lost" || one.kind === "recovered") return ["nobody: the grant stays"];
+  const gets = GETS.has(one.kind), free = gets ? plural(one.free, "free worker") : `${whole(one.free)} ${one.free === 1 ? "is" : "are"} free`;
+  const traced = gets ? one.freed_by : one.taken_by;
+  return [...named(one.others, gets ? "from " : "to "), ...(one.others.length && one.free ? ["; "] : []), ...(one.free ? [free] : []),
+    ...(traced.length ? [": ", ...(gets ? traced.flatMap((flow, index) => [index ? ", " : "", link(flow.name, jobPage(flow.job)), ` had left ${whole(flow.workers)}`]) : [...named(traced, "went to ")])] : [])];
 }
 
 const look = (state) => LOOKS.includes(COLOURS[state]) ? COLOURS[state] : "dim";

@@ -1,0 +1,68 @@
+// The quotas of projects beside what they use. Who may change them sees first which jobs would have other workers.
+import { $, element, fill, link, row, said } from "./dom.js";
+import { jobPage, request } from "./api.js";
+import { ask } from "./dialog.js";
+import { number, plural, seconds, whole } from "./format.js";
+
+let projects = [], done = () => {};
+$("define").addEventListener("click", () => edit(null));
+
+export function showQuotas(found, may, read) {
+  projects = found;
+  done = read;
+  $("define").hidden = !may;
+  fill("projects", found.map((one) => row([element("td", said(one.name), { class: "title" }), one.parent ?? "–", used(one.workers, one.limit, `Workers of ${one.name}`), one.is_defined ? whole(one.guaranteed) : "–", one.is_defined ? number(one.weight) : "–",
+    used(one.running, one.max_running, `Running jobs of ${one.name}`), used(one.queued, one.max_queued, `Queued jobs of ${one.name}`), element("td", may ? element("div", buttons(one), { class: "controls" }) : one.is_defined ? "" : "as the project default", { class: "title" })], { "data-project": one.name })));
+}
+
+// "3 of 8", with a bar; without a limit the number alone.
+function used(count, most, name) {
+  if (most === null) return whole(count);
+  return element("div", [`${whole(count)} of ${whole(most)} `, element("progress", null, { max: Math.max(1, most), value: Math.min(count, most), "aria-label": name })]);
+}
+
+function buttons(project) {
+  return [element("button", project.is_defined ? "Change" : "Define", { type: "button", "aria-label": `Change the quotas of ${project.name}`, click: () => edit(project) }),
+    ...(project.is_defined ? [element("button", "Delete", { type: "button", class: "danger", "aria-label": `Delete the quotas of ${project.name}`, click: () => remove(project.name) })] : [])];
+}
+
+function edit(project) {
+  const field = (title, id, attributes) => element("p", [element("label", [`${title} `, element("input", null, { id: `quota-${id}`, ...attributes })])], { class: "controls" });
+  const limit = (title, id, value) => field(title, id, { type: "number", min: 0, value: value ?? "", placeholder: "no limit" });
+  const parents = projects.filter((one) => one.is_defined && one.name !== project?.name).map((one) => element("option", one.name, { value: one.name, selected: one.name === project?.parent }));
+  ask({
+    title: project ? `Quotas of ${project.name}` : "Define a project", confirm: "Set quotas",
+    input: [...(project ? [] : [field("Name", "name", { size: 20, placeholder: "speech" })]), limit("Workers, at most", "limit", project?.limit), field("Workers that are guaranteed", "guaranteed", { type: "number", min: 0, value: project?.guaranteed ?? 0 }), field("Weight", "weight", { type: "number", min: 0, step: "any", value: project?.weight ?? 1 }),
+      limit("Running jobs, at most", "running", project?.max_running), limit("Queued jobs, at most", "queued", project?.max_queued), element("p", [element("label", ["Part of ", element("select", [element("option", "no other project", { value: "" }), ...parents], { id: "quota-parent" })])], { class: "controls" })],
+    words: async () => outcome(await request(`${path(project)}/dry-run`, { method: "POST", body: rules() })),
+    send: async () => { await request(path(project), { method: "PUT", body: rules() }); await done(); },
+  });
+}
+
+function path(project) {
+  const name = project?.name ?? $("quota-name").value.trim();
+  if (!name) throw new Error("Say the name of the project.");
+  return `/v1/projects/${encodeURIComponent(name)}`;
+}
+
+function rules() {
+  const most = (id) => $(`quota-${id}`).value === "" ? null : Number($(`quota-${id}`).value);
+  return { limit: most("limit"), guaranteed: Number($("quota-guaranteed").value), weight: Number($("quota-weight").value), max_running: most("running"), max_queued: most("queued"), parent: $("quota-parent").value || null };
+}
+
+// What the scheduler would do, as lines: who loses workers comes first.
+function outcome(found) {
+  if (!found.known) return "This server does not schedule at the moment, so it cannot say what would happen to the jobs.";
+  if (!found.changes.length) return "No job would have other workers than without this change.";
+  const lines = found.changes.slice(0, 12).map((one) => `${one.name} (${one.project}): ${change(one)}${one.within_s ? ` within ${seconds(one.within_s)}` : ""}. ${one.reason}`);
+  return [`${plural(found.changes.length, "job")} would have other workers than without this change:`, ...lines, ...(found.changes.length > 12 ? ["and others."] : [])].join("\n");
+}
+
+function change({ before, after }) {
+  if (!before) return `starts with ${plural(after, "worker")}`;
+  return after ? `${after < before ? "shrinks" : "grows"} from ${whole(before)} to ${plural(after, "worker")}` : `waits instead of ${plural(before, "worker")}`;
+}
+
+function remove(name) {
+  ask({ title: `Delete the quotas of ${name}`, confirm: "Delete them", words: async () => "The rules of the project default then apply to its jobs. No job ends.", send: async () => { await request(`/v1/projects/${encodeURIComponent(name)}`, { method: "DELETE" }); await done(); } });
+}
