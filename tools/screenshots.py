@@ -206,20 +206,22 @@ def _save(tab: Browser, name: str) -> None:
 def _take_all(home: str, tab: Browser, addresses: dict[str, str]) -> None:
     ALL.mkdir(parents=True, exist_ok=True)
     for name, address in addresses.items():
-        drawn = DRAWN.get(name, "true")
         for scheme in SCHEMES:
             for width in WIDTHS:
                 tab.look(width=width, scheme=scheme)
                 tab.open("about:blank")
                 tab.open(home + address)
-                tab.until(lambda: tab.run("document.readyState") == "complete" and tab.count("main .card"), address)
-                tab.until(lambda: tab.text("#live") not in ("connecting",), f"the data of {address}")
-                tab.until(lambda: tab.run(f"!!({drawn})") and _rests(tab), f"the parts of {address}")
-                tab.look(
-                    width=width, height=min(TALLEST, tab.run("document.documentElement.scrollHeight")), scheme=scheme
-                )
+                _wait(tab, address, DRAWN.get(name, "true"))
+                height = min(TALLEST, tab.run("document.documentElement.scrollHeight"))
+                tab.look(width=width, height=height, scheme=scheme)
                 _hide_bars(tab)
                 tab.driver.save_screenshot(str(ALL / f"{name}-{width}-{scheme}.png"))
+
+
+def _wait(tab: Browser, address: str, drawn: str) -> None:
+    tab.until(lambda: tab.run("document.readyState") == "complete" and tab.count("main .card"), address)
+    tab.until(lambda: tab.text("#live") != "connecting", f"the data of {address}")
+    tab.until(lambda: tab.run(f"!!({drawn})") and _rests(tab), f"the parts of {address}")
 
 
 def _rests(tab: Browser) -> bool:
