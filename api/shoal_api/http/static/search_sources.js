@@ -69,6 +69,6 @@ async function topics(low) {
   return (await lists.runbook).filter(([name]) => name.toLowerCase().includes(low)).slice(0, MOST).map(([name, id]) => ({ kind: "topic", name, href: `/runbook#${id}` }));
 }
 
-// What stands before a kind's name. It is words too, so a reader of the screen hears it.
+// The sign before the name of a kind, which is text: programs that read the screen aloud skip the sign.
 const SIGNS = { job: "▶", notes: "✎", project: "▣", label: "#", sweep: "⑃", view: "▤", model: "◆", node: "▦", topic: "?", page: "→" };
 export const signOf = (kind) => element("span", SIGNS[kind] ?? "", { class: "sign", "aria-hidden": "true" });
