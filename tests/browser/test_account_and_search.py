@@ -10,7 +10,10 @@ from kit.worlds.written_service import AT, RUNNING, Service
 from shoal_api.client import Client, Unauthenticated
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
+from shoal_service.fleet_views import TableView
 from shoal_service.reports import PendingLog
+from shoal_service.store import job_tables
+from shoal_service.views import JobPatch
 
 HREFS = "[...document.querySelectorAll('.palette li[data-href]')].map((one) => one.dataset.href)"
 
@@ -49,6 +52,7 @@ def test_a_viewer_makes_tokens_and_is_logged_out_with_the_own_one(stranger: Brow
     stranger.fill("#token", ada.token)
     stranger.click("form button")
     stranger.until(lambda: stranger.run("location.pathname") != "/login", "logged in")
+    assert all("401" in one for one in stranger.complaints()), "the login page asks whether one is logged in"
     stranger.open(f"{written.url}/account")
     stranger.sees("#tokens-words", "may do no more than you")
     assert stranger.run("[...document.querySelectorAll('#token-role option')].map((one) => one.value)") == [
@@ -74,7 +78,10 @@ def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(
     reader: Browser, written: Service
 ) -> None:
     job = written.add_job(name="needle", project="haystack", labels={"sweep": "needles"})
-    written.add_job(name="other")
+    other = written.add_job(name="other", labels={"team": "speech"})
+    with written.client as client:
+        client.patch(other.id, JobPatch(annotations={"notes": "a jittery loss"}))
+    written.store.writing(job_tables.put_view)("haystack", "nightly", TableView(where="loss < 2"), by="ada", now=AT)
     reader.open(f"{written.url}/sweeps")
     reader.until(lambda: reader.count("#site-search"), "the button")
     reader.press("/")
@@ -84,6 +91,12 @@ def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(
         reader.press(Keys.CONTROL + "a")
         reader.press(text)
         reader.until(lambda href=href: href in reader.run(HREFS), text)
+    kinds = "[...document.querySelectorAll('.palette li[data-kind]')].map((one) => one.dataset.kind)"
+    texts = (("jittery", "notes"), ("team=spe", "label"), ("night", "view"), ("shoalnop", "topic"))
+    for text, kind in texts:
+        reader.press(Keys.CONTROL + "a")
+        reader.press(text)
+        reader.until(lambda kind=kind: kind in reader.run(kinds), kind)
     reader.press(Keys.CONTROL + "a")
     reader.press(job.id)
     reader.until(lambda: reader.run(HREFS) == [f"/jobs/{job.id}"], "by its id")

@@ -10,7 +10,10 @@ from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import Service
-from shoal_service.views import JobView
+from shoal_api.client import Client
+from shoal_service.access_views import TokenRequest
+from shoal_service.core.access import Role
+from shoal_service.views import JobPatch, JobView
 from shoal_workers.contract.job import EndReason, JobState
 
 NAMES = "[...document.querySelectorAll('#jobs tr td.title a')].map((one) => one.textContent)"
@@ -183,16 +186,20 @@ def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
 ) -> None:
     over = jobs[2]
     reader.open(f"{written.url}/jobs/{over.id}")
-    reader.sees("#undescribed", "No label and no note yet.")
-    reader.click("#edit-labels")
-    reader.fill("#dialog-value", "team=speech\ndraft")
-    reader.click("#confirm")
-    reader.until(lambda: reader.text("#labels").split() == ["team=speech", "draft"], "both labels")
+    reader.sees("#edit-notes", "Edit notes")
+    assert reader.text("#undescribed") == "No notes yet."
+    reader.press("l")
+    for label in ("team=speech", "draft"):
+        reader.press(label + Keys.ENTER)
+        reader.until(lambda label=label: label in reader.text("#labels") and not reader.run("label.value"), label)
     assert written.store.get_job(over.id).spec.labels == {"team": "speech", "draft": ""}
-    reader.click("#edit-labels")
-    reader.fill("#dialog-value", "draft")
-    reader.click("#confirm")
-    reader.until(lambda: reader.text("#labels") == "draft", "one label is left")
+    reader.press("not a name=1" + Keys.ENTER)
+    reader.sees("#label-error", "labels")
+    reader.press(Keys.ESCAPE)
+    reader.until(lambda: reader.text("#label-error") == "", "the mistake is gone")
+    assert all("422" in one for one in reader.complaints())
+    reader.click('[aria-label="Remove the label team=speech"]')
+    reader.until(lambda: "team" not in reader.text("#labels"), "one label is left")
     assert written.store.get_job(over.id).spec.labels == {"draft": ""}
 
     notes = (
@@ -200,15 +207,26 @@ def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
         "<img src=x onerror=alert(1)> *or* not\n"
     )
     reader.click("#edit-notes")
-    reader.fill("#dialog-value", notes)
-    reader.click("#confirm")
-    reader.until(lambda: reader.count("#notes li") == 2, "the notes")
+    assert reader.run("document.activeElement.id") == "notes-text"
+    reader.press(notes)
+    reader.until(lambda: reader.count("#notes-preview li") == 2, "the preview")
+    reader.press(Keys.CONTROL + Keys.ENTER)
+    reader.until(
+        lambda: reader.count("#notes li") == 2 and not reader.count("#notes-editor:not([hidden])"), "the notes"
+    )
     assert [reader.text(f"#notes {name}") for name in ("h3", "strong", "li code", "em")] == ["Why", "bold", "lr", "or"]
     assert reader.count("#notes img") == 0 and "<img" in reader.text("#notes"), "HTML stays text"
     links = reader.run("[...document.querySelectorAll('#notes a')].map((one) => one.getAttribute('href'))")
     assert links == ["/docs"], "an address that runs a script is no link"
     assert written.store.get_job(over.id).spec.annotations == {"notes": notes}
 
+    reader.click("#notes strong")
+    reader.press("lost")
+    reader.press(Keys.ESCAPE)
+    reader.sees("#dialog-words", "is lost")
+    reader.click("#confirm")
+    reader.until(lambda: not reader.count("#notes-editor:not([hidden])"), "the editor is closed")
+    assert written.store.get_job(over.id).spec.annotations == {"notes": notes}
     reader.click("#archive")
     reader.click("#confirm")
     reader.sees("#archived-at", "Archived")
@@ -217,3 +235,50 @@ def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
     reader.click("#confirm")
     reader.until(lambda: reader.text("#archive") == "Archive", "the job is in the lists again")
     assert reader.complaints() == []
+
+
+def test_two_people_who_write_notes_at_once_see_both_texts_and_lose_none(
+    reader: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    over = jobs[2]
+    reader.open(f"{written.url}/jobs/{over.id}")
+    reader.sees("#edit-notes", "Edit notes")
+    reader.press("n")
+    reader.press("mine")
+    with written.client as client:
+        client.patch(over.id, JobPatch(labels={"seen": "no"}))
+        client.patch(over.id, JobPatch(annotations={"notes": "theirs"}))
+    reader.press(Keys.CONTROL + Keys.ENTER)
+    reader.sees("#notes-theirs", "theirs")
+    assert reader.run("document.getElementById('notes-text').value") == "mine", "what was written stays"
+    assert written.store.get_job(over.id).spec.annotations == {"notes": "theirs"}
+    reader.click("#notes-both")
+    reader.press(Keys.CONTROL + Keys.ENTER)
+    reader.until(lambda: reader.text("#notes").split() == ["mine", "theirs"], "both")
+    assert written.store.get_job(over.id).spec.annotations == {"notes": "mine\n\ntheirs"}
+
+    reader.press("n")
+    reader.press(" again")
+    with written.client as client:
+        client.patch(over.id, JobPatch(labels={"other": "yes"}))
+    reader.press(Keys.CONTROL + Keys.ENTER)
+    reader.until(lambda: not reader.count("#notes-editor:not([hidden])"), "a label is no conflict")
+    assert written.store.get_job(over.id).spec.annotations == {"notes": "mine\n\ntheirs again"}
+    assert [one for one in reader.complaints() if "412" not in one] == []
+
+
+def test_a_viewer_reads_labels_and_notes_and_has_no_way_to_change_them(
+    stranger: Browser, written: Service, jobs: list[JobView]
+) -> None:
+    with written.client as client:
+        client.patch(jobs[2].id, JobPatch(labels={"team": "speech"}, annotations={"notes": "for all"}))
+        token = client.create_token(TokenRequest(name="eve", role=Role.VIEWER)).token
+    stranger.open("about:blank")
+    with Client(written.url, token=token) as eve:
+        stranger.log_in(f"{written.url}{eve.session_link().path}")
+    stranger.open(f"{written.url}/jobs/{jobs[2].id}")
+    stranger.sees("#notes", "for all")
+    stranger.until(lambda: stranger.run("document.getElementById('archive').disabled"), "the role is known")
+    assert stranger.count("#labels button") == 0 and stranger.count("#edit-notes:not([hidden])") == 0
+    stranger.click("#notes p")
+    assert stranger.count("#notes-editor:not([hidden])") == 0

@@ -2,9 +2,10 @@
 // it comes from this page; who is not logged in any more is sent to the login page.
 let csrf = null;
 
-export async function request(path, { method = "GET", body, type = "application/json", anonymous = false } = {}) {
+export async function request(path, { method = "GET", body, type = "application/json", anonymous = false, ifMatch } = {}) {
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = type;
+  if (ifMatch !== undefined) headers["If-Match"] = ifMatch;
   if (method !== "GET" && !(method === "POST" && path === "/v1/session")) headers["X-CSRF-Token"] = await csrfToken();
   const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   const answer = await fetch(path, { method, headers, body: text });

@@ -1,49 +1,141 @@
 // What people have written about a job: labels, tags and notes, edited in place, also after the job has ended; and whether it is archived.
-import { $, element, refill } from "./dom.js";
+// Notes are saved only over those that the writer has seen: if somebody else has saved others meanwhile, both are shown, and
+// the writer chooses. A label is a change of its own, so two people who add labels disturb nobody.
+import { $, element, fill } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { moment } from "./format.js";
+import { onKey } from "./keys.js";
 import { markdown } from "./markdown.js";
 import { ENDED } from "./states.js";
 
-const NOTES = "notes", MOST = 4096;
-let shown = null, changed = null;
+const NOTES = "notes", MOST = 4096, PRECONDITION_FAILED = 412;
+let shown = null, changed = null, base = null, may = false;  // base: the notes that the writer has seen; null: nobody writes
 
 // Called with the job after each change: the stream of a job that has ended says nothing any more.
 export function whenDescribed(handle) { changed = handle; }
 
 export function showDescription(job) {
   shown = job;
-  const labels = Object.entries(job.spec.labels ?? {}), notes = job.spec.annotations?.[NOTES] ?? "";
-  refill($("labels"), labels.map(([name, value]) => element("span", value === "" ? name : `${name}=${value}`, { class: "badge" })));
+  showLabels(Object.entries(job.spec.labels ?? {}));
+  const notes = notesOf(job);
   if ($("notes").dataset.text !== notes) { $("notes").dataset.text = notes; $("notes").replaceChildren(...markdown(notes)); }
-  $("undescribed").hidden = labels.length > 0 || Boolean(notes);
+  if (base !== null && notes !== base) showConflict(notes);
+  $("undescribed").hidden = Boolean(notes) || base !== null;
   const archived = job.archived_at !== null && job.archived_at !== undefined;
   $("archive").hidden = !ENDED.has(job.status.state);
   $("archive").textContent = archived ? "Unarchive" : "Archive";
   $("archived-at").textContent = archived ? `Archived ${moment(job.archived_at)}: lists leave the job out.` : "";
 }
 
-const patch = async (body) => changed(await request(jobPath(shown.id), { method: "PATCH", body }));
+const notesOf = (job) => job.spec.annotations?.[NOTES] ?? "";
+const patch = async (body, ifMatch) => changed(await request(jobPath(shown.id), { method: "PATCH", body, ifMatch }));
 
-$("edit-notes").addEventListener("click", () => {
-  const field = element("textarea", shown.spec.annotations?.[NOTES] ?? "", { id: "dialog-value", rows: 12, maxlength: MOST, "aria-label": "Notes" });
-  ask({ title: "Notes", confirm: "Save", input: [field], words: async (text) => `Markdown, for all who see the job: ${text.length} of ${MOST} letters. It is kept as the annotation \`${NOTES}\`.`,
-    send: (text) => patch({ annotations: { [NOTES]: text.trim() ? text : null } }) });
-});
+function showLabels(labels) {
+  const key = JSON.stringify([may, labels]);
+  if ($("labels").dataset.shown === key) return;
+  $("labels").dataset.shown = key;
+  fill("labels", labels.map(([name, value]) => {
+    const words = value === "" ? name : `${name}=${value}`;
+    return element("span", [words, ...(may ? [element("button", "×", { type: "button", class: "quiet", "aria-label": `Remove the label ${words}`, click: () => setLabels({ [name]: null }) })] : [])], { class: "badge" });
+  }));
+}
 
-// A line for each label; a line without a sign is a tag, a label without a value.
-$("edit-labels").addEventListener("click", () => {
-  const before = shown.spec.labels ?? {};
-  const lines = Object.entries(before).map(([name, value]) => value === "" ? name : `${name}=${value}`);
-  const field = element("textarea", lines.join("\n"), { id: "dialog-value", rows: 8, "aria-label": "Labels", spellcheck: "false" });
-  ask({ title: "Labels and tags", confirm: "Save", input: [field], words: async () => "A line for each: NAME=VALUE, or NAME alone for a tag. Jobs are found by them: label.NAME in a condition.",
-    send: (text) => {
-      const after = Object.fromEntries(text.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => { const [, name, value] = /^([^=]*)=?(.*)$/.exec(line); return [name.trim(), value]; }));
-      const gone = Object.fromEntries(Object.keys(before).filter((name) => !(name in after)).map((name) => [name, null]));
-      return patch({ labels: { ...after, ...gone } });
-    } });
+async function setLabels(labels) {
+  $("label-error").textContent = "";
+  try { await patch({ labels }); return true; } catch (error) { $("label-error").textContent = error.message; return false; }
+}
+
+$("add-label").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [, name, value] = /^([^=]*)=?(.*)$/.exec($("label").value.trim());
+  if (name.trim() && await setLabels({ [name.trim()]: value.trim() })) $("label").value = "";
 });
+$("label").addEventListener("keydown", (event) => { if (event.key === "Escape") { $("label").value = ""; $("label-error").textContent = ""; $("label").blur(); } });
+
+function write() {
+  if (!may || !shown || base !== null) return;
+  base = notesOf(shown);
+  $("notes-text").value = base;
+  $("notes-error").textContent = "";
+  $("notes-editor").hidden = false;
+  $("notes").hidden = $("undescribed").hidden = $("edit-notes").hidden = $("notes-conflict").hidden = true;
+  preview();
+  $("notes-text").focus();
+}
+
+function close() {
+  base = null;
+  $("notes-editor").hidden = true;
+  $("notes").hidden = $("edit-notes").hidden = false;
+  showDescription(shown);
+  $("edit-notes").focus();
+}
+
+function preview() {
+  const text = $("notes-text").value;
+  $("notes-preview").replaceChildren(...markdown(text));
+  $("notes-length").textContent = `Markdown, ${text.length} of ${MOST} letters`;
+}
+
+// What somebody else has saved while one writes; it may be what one has written, too.
+function showConflict(theirs) {
+  if (theirs === $("notes-text").value) { base = theirs; $("notes-conflict").hidden = true; return; }
+  $("notes-theirs").textContent = theirs || "(nothing)";
+  $("notes-conflict").hidden = false;
+}
+
+async function save() {
+  const text = $("notes-text").value;
+  if (notesOf(shown) !== base) return showConflict(notesOf(shown));
+  $("save-notes").disabled = true;
+  try {
+    await patch({ annotations: { [NOTES]: text.trim() ? text : null } }, `"${shown.etag}"`);
+    close();
+  } catch (error) {
+    if (error.status !== PRECONDITION_FAILED) $("notes-error").textContent = error.message;
+    else { changed(await request(jobPath(shown.id))); if (notesOf(shown) === base) return save(); }  // another setting has changed, not the notes
+  } finally { $("save-notes").disabled = false; }
+}
+
+function settle(text) {
+  base = notesOf(shown);
+  $("notes-text").value = text;
+  $("notes-conflict").hidden = true;
+  preview();
+  $("notes-text").focus();
+}
+
+async function leave() {
+  const isChanged = $("notes-text").value !== base;
+  if (!isChanged) return close();
+  ask({ title: "Leave the notes as they were", confirm: "Throw away", words: async () => "What you have written since you began is lost.", send: async () => close() });
+}
+
+$("notes-text").maxLength = MOST;
+$("notes-text").addEventListener("input", preview);
+$("notes-editor").addEventListener("submit", (event) => { event.preventDefault(); save(); });
+$("notes-editor").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); save(); }
+  if (event.key === "Escape") { event.preventDefault(); leave(); }
+});
+$("leave-notes").addEventListener("click", leave);
+$("edit-notes").addEventListener("click", write);
+$("notes").addEventListener("click", (event) => { if (!event.target.closest("a") && !String(getSelection())) write(); });
+$("notes-both").addEventListener("click", () => settle(`${$("notes-text").value.trimEnd()}\n\n${notesOf(shown)}`));
+$("notes-mine").addEventListener("click", () => { settle($("notes-text").value); save(); });
+$("notes-take").addEventListener("click", () => settle(notesOf(shown)));
+addEventListener("beforeunload", (event) => { if (base !== null && $("notes-text").value !== base) event.preventDefault(); });
+onKey("n", "write notes", () => { if (may && shown) { $("tab-overview").click(); write(); } });
+onKey("l", "add a label", () => { if (may && shown) { $("tab-overview").click(); $("label").focus(); } });
+
+request("/v1/whoami").then((me) => {
+  may = me.permissions.includes("jobs:change");
+  $("add-label").hidden = $("edit-notes").hidden = !may;
+  $("archive").disabled = !may;
+  $("notes").classList.toggle("writable", may);
+  if (shown) showDescription(shown);
+}, () => {});
 
 $("archive").addEventListener("click", () => {
   const verb = shown.archived_at ? "unarchive" : "archive";
