@@ -30,7 +30,7 @@ MAX_ITEMS = 16
 """Histograms, tables and texts of one call that are kept, of each kind."""
 MAX_COPIED_BYTES = 768 << 10
 """Bytes of images that one call copies on the training thread; larger images are thinned out first."""
-MAX_TOUCHED_LINES = 1 << 14
+MAX_TOUCHED_LINES = 3 << 12
 """Cache lines of 64 bytes that one call reads of images. Of a large image that is thinned out each value is in a line
 of its own, so their number, and not that of the bytes, says how long the copy takes."""
 MAX_DEVICE_BYTES = 4 << 20

@@ -116,7 +116,7 @@ def test_a_script_of_ray_train_finds_the_cluster_of_its_worker(launcher: str, ad
     assert ("RANK" in found) == (launcher != "python")
 
 
-def test_a_rank_whose_media_are_kept_is_told_where_to() -> None:
+def test_a_rank_whose_media_are_kept_learns_their_directory() -> None:
     target = MediaTarget.from_text(environment(0, PLACES, generation=3)[MEDIA])
     assert (target.root, target.attempt, target.generation, target.rank) == ("/checkpoints/job-7", 1, 3, 0)
     assert MEDIA not in environment(1, PLACES)

@@ -67,6 +67,8 @@ class CapturedImage:
     content: Pixels | Path | Any
     """A copy of its values (a tensor, an array, or an image of PIL), or the path of its file."""
     note: str = ""
+    index: int | None = None
+    """Which of the images of `content` it is; None: that is one image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,7 @@ def capture(
         found.num_bytes += min(len(words), MAX_TEXT_CHARS)
     copies = _copied(found, plan.sources, staging or Staging())
     for name, what, index, note in plan.images:
-        content: Any = copies[what] if isinstance(what, int) else what
-        found.images.append(CapturedImage(name, content if index is None else content[index], note))
+        found.images.append(CapturedImage(name, copies[what] if isinstance(what, int) else what, note, index))
     for name, values, num_values in plan.tensors:
         sample = copies[values] if isinstance(values, int) else values
         found.tensors.append(CapturedTensor(name, sample, num_values))
@@ -429,21 +430,23 @@ def _table(found: Captured, name: str, rows: Any) -> CapturedTable:
         cells = [tuple(row[: len(columns)]) for row in kept]
         titles = tuple(f"column {number + 1}" for number in columns)
     of_cells = set(map(type, chain.from_iterable(cells)))
-    if str in of_cells or not of_cells <= _CONSTANT:
+    if not of_cells <= _CONSTANT:
         cells = _constant(found, name, cells)
+    elif str in of_cells:
+        found.num_bytes += sum([len(cell) for row in cells for cell in row if cell.__class__ is str])
     found.num_bytes += 8 * len(cells) * len(columns)
     return CapturedTable(name, titles, tuple(cells), len(rows))
 
 
 def _constant(found: Captured, name: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The same cells, where what could change is replaced by what it is now, and long texts are cut."""
+    """The same cells, where what could change is replaced by what it is now."""
     until, num_late, made = time.perf_counter() + _MAX_OTHER_S, 0, []
     for row in rows:
         cells = []
         for value in row:
             kind = type(value)
             if kind is str:
-                cell = value if len(value) <= MAX_CELL_CHARS else value[:MAX_CELL_CHARS]
+                cell = value
                 found.num_bytes += len(cell)
             elif kind in _CONSTANT or isinstance(value, np.generic):
                 cell = value

@@ -51,15 +51,26 @@ def fetched(captured: Captured) -> Captured:
 
 
 def _on_host(captured: Captured) -> Captured:
+    there: dict[int, Tensor] = {}
+    """What was fetched, by the identity of the copy: several images are parts of one."""
+
     def moved(value: Any) -> Any:
-        return value.cpu() if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in there:
+            there[id(value)] = value.cpu()
+        return there[id(value)]
 
     return replace(
         captured,
-        images=[replace(one, content=moved(one.content)) for one in captured.images],
+        images=[_single(one, moved(one.content)) for one in captured.images],
         tensors=[replace(one, sample=moved(one.sample)) for one in captured.tensors],
         tables=[replace(one, rows=tuple(tuple(map(moved, row)) for row in one.rows)) for one in captured.tables],
     )
+
+
+def _single(image: CapturedImage, content: Any) -> CapturedImage:
+    return replace(image, content=content if image.index is None else content[image.index], index=None)
 
 
 def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
