@@ -24,6 +24,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def export(
     for name, path in described.get("files", {}).items():
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}, the model's {name}, is not on this machine. Export where it can be read.")
-        write(Path(name).name, lambda target, path=path: shutil.copyfile(path, target))
+        write(Path(name).name, partial(shutil.copyfile, path))
     file_of: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):
