@@ -92,8 +92,9 @@ def test_the_lineage_of_a_version_leads_to_the_page_of_each_part(
         *(f"/jobs/{child.id}", f"/jobs/{child.id}{at}"),
         *("/models#project=default&model=speech&version=2", "#get"),
     ]
-    words = reader.text(".graph")
-    assert "pretrained" in words and "tuned" in words and "corpus python-stdlib" in words
+    words = reader.run("[...document.querySelectorAll('.graph a')].map((one) => one.getAttribute('aria-label'))")
+    assert f"job: pretrained, {parent.id}" in words and f"job: tuned, {child.id}" in words
+    assert words.count("data: corpus python-stdlib") == 2 and "checkpoint: step 10, /tmp/x/step-10" in words
     assert "loss" in reader.text("#version-facts") and "shoal model get speech@2" in reader.text("#get-cli")
     reader.driver.find_element("link text", "step 10 of pretrained").click()  # its parent: one click
     reader.sees("#title", "pretrained")
@@ -172,6 +173,7 @@ def test_the_registry_is_used_without_a_mouse(reader: Browser, written: Service,
         reached.append(reader.run("document.activeElement.getAttribute('aria-label')"))
     reader.press(Keys.ENTER)
     reader.sees("#dialog-words", "speech@prod is version 1 now")
+    reader.press(Keys.TAB)
     reader.press(Keys.ENTER)
     reader.until(lambda: reader.count("dialog[open]") == 0, "the alias is set")
     focused = "document.activeElement.getAttribute('aria-label')"

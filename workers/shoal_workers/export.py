@@ -10,7 +10,9 @@
 One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
 the exported tensors and the content of config.json (`export_config` in engine/task/task.py). The optimizer's state is
 not exported. If it has averages of the weights (`optimizer.ema_decay`), these are exported in their place, unless
-`--raw` asks for the weights. Called by `shoal export`.
+`--raw` asks for the weights. With `--resume` the directory has a manifest too (`export_manifest.py`): an export that
+was broken off goes on, and a repeated one verifies and repairs. Called by `shoal export`, and with `--resume` by `shoal
+model get`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.optimizers import EMA
+from shoal_workers.export_manifest import Manifest
 
 FILE_BYTES = 4 << 30
 _PREFIX = "model."
@@ -58,10 +62,17 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="directory to write; it must be empty, or not exist")
     parser.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32", help="of the tensors that are written")
     parser.add_argument("--raw", action="store_true", help="the weights, also if the checkpoint has their averages")
+    parser.add_argument("--resume", action="store_true", help="keep a manifest; go on with an export of the same model")
     parser.add_argument("--json", action="store_true", help="one line of JSON about the result on standard output")
     arguments = parser.parse_args()
     try:
-        done = export(arguments.checkpoint, arguments.out, dtype=_DTYPES[arguments.dtype], raw=arguments.raw)
+        done = export(
+            arguments.checkpoint,
+            arguments.out,
+            dtype=_DTYPES[arguments.dtype],
+            raw=arguments.raw,
+            resume=arguments.resume,
+        )
     except (CheckpointError, OSError, ImportError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -78,6 +89,7 @@ def export(
     dtype: torch.dtype = torch.float32,
     file_bytes: int = FILE_BYTES,
     raw: bool = False,
+    resume: bool = False,
 ) -> Exported:
     """Write the model of a checkpoint, or of the newest one under a job's directory.
 
@@ -85,15 +97,21 @@ def export(
         dtype: of floating-point tensors; others keep their dtype.
         file_bytes: largest size of a file, unless it contains a single larger tensor.
         raw: the weights, also if the checkpoint has their averages.
+        resume: keep a manifest. Files that a former export of the same model has left whole are not written again; if
+            all are there, the checkpoint is not read.
 
     Raises:
         DamagedCheckpoint: a file differs from what was written.
         ValueError: it does not describe its model.
-        FileExistsError: `out` is not empty.
+        FileExistsError: `out` is not empty; with `resume`, and not an export of this model with these settings.
         ImportError: safetensors is not installed.
     """
     save_file = _writer()
     source = _find(checkpoint)
+    settings = {"dtype": str(dtype).removeprefix("torch."), "raw": raw, "file_bytes": file_bytes}
+    manifest = Manifest(out, {"checkpoint": source, **settings}) if resume else None
+    if manifest is not None and (done := manifest.result) is not None:
+        return Exported(**{**done, "files": tuple(done["files"])})
     shapes, extra = read_catalogue(source)
     described = extra.get("export")
     if not isinstance(described, dict):
@@ -110,36 +128,50 @@ def export(
         names = {_average_of(name, shapes): given for name, given in names.items()}
         scalars = {_average_of(name, shapes) for name in scalars}
     out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
+    if manifest is None and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
+
+    def write(name: str, content: Callable[[Path], object]) -> None:
+        if manifest is None:
+            content(out / name)
+        elif not manifest.has(name):
+            manifest.write(name, content)
+
     limit = file_bytes if adapter is None else sys.maxsize  # peft reads one file
     groups = list(_groups({name: shapes[name] for name in names}, dtype, limit))
     kind = "model" if adapter is None else "adapter_model"
-    config_file = out / ("config.json" if adapter is None else "adapter_config.json")
-    config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
-    config_file.write_text(json.dumps(config if adapter is None else adapter["config"], indent=2) + "\n")
+    config_name = "config.json" if adapter is None else "adapter_config.json"
+    config = {**described.get("config", {}), "dtype": settings["dtype"]} if adapter is None else adapter["config"]
+    write(config_name, lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
     for name, path in described.get("files", {}).items():
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}, the model's {name}, is not on this machine. Export where it can be read.")
-        shutil.copyfile(path, out / Path(name).name)
+        write(Path(name).name, partial(shutil.copyfile, path))
     file_of: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):
         file = f"{kind}.safetensors" if len(groups) == 1 else f"{kind}-{number:05d}-of-{len(groups):05d}.safetensors"
-        state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
-        load(state, directory=source)
-        tensors = {
-            names[name]: (tensor.view(()) if name in scalars else tensor).to(_written(tensor, dtype))
-            for name, tensor in state.items()
-        }
-        save_file(tensors, out / file, metadata={"format": "pt"})
-        shutil.copymode(config_file, out / file)  # safetensors creates files that only their owner can read
-        file_of |= dict.fromkeys(tensors, file)
-        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+
+        def save(path: Path, group: Sequence[str] = group) -> None:
+            state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
+            load(state, directory=source)
+            tensors = {
+                names[name]: (tensor.view(()) if name in scalars else tensor).to(_written(tensor, dtype))
+                for name, tensor in state.items()
+            }
+            save_file(tensors, path, metadata={"format": "pt"})
+            shutil.copymode(out / config_name, path)  # safetensors creates files that only their owner can read
+
+        write(file, save)
+        file_of |= dict.fromkeys((names[name] for name in group), file)
+        num_bytes += sum(shapes[name].numel() * _written(shapes[name], dtype).itemsize for name in group)
     if len(groups) > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of}
-        (out / f"{kind}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    return Exported(source, len(file_of), num_bytes, tuple(sorted(set(file_of.values()))))
+        write(f"{kind}.safetensors.index.json", lambda path: path.write_text(json.dumps(index, indent=2) + "\n"))
+    result = Exported(source, len(file_of), num_bytes, tuple(sorted(set(file_of.values()))))
+    if manifest is not None:
+        manifest.complete(asdict(result))
+    return result
 
 
 def _find(url: str) -> str:

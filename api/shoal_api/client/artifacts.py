@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from urllib.parse import quote
 
+from shoal_api.client.errors import Disconnected, NotFound
 from shoal_api.client.transport import JSON_CONTENT, Endpoint, job_path
 from shoal_service.artifact_views import AliasRequest, LineageView, MediaPage, ModelRequest, ModelVersion
 from shoal_service.views import Page
+
+_NOT_MODIFIED = 304
 
 
 class Artifacts(Endpoint):
@@ -35,6 +39,30 @@ class Artifacts(Endpoint):
     def model(self, project: str, name: str, which: str = "latest") -> ModelVersion:
         """Return a version of a model, by number or alias."""
         return self._get(f"{_model_path(project, name)}/{quote(which, safe='')}", ModelVersion)
+
+    def follow_model(
+        self, project: str, name: str, which: str = "latest", *, every_s: float = 10.0
+    ) -> Iterator[ModelVersion]:
+        """Yield the version that an alias names, then each other one that it names later; for servers of models.
+
+        It asks every `every_s` seconds with the ETag of the last answer. It goes on while the service cannot be
+        reached, or the alias names nothing after it has named something; `close` ends it.
+        """
+        path, tag, shown = f"{_model_path(project, name)}/{quote(which, safe='')}", "", None
+        while True:
+            try:
+                response = self._transport.send("GET", path, headers={"If-None-Match": tag} if tag else None)
+            except (Disconnected, NotFound):
+                if shown is None:
+                    raise
+            else:
+                if response.status_code != _NOT_MODIFIED:
+                    tag, found = response.headers["ETag"], ModelVersion.model_validate_json(response.content)
+                    if found.version != shown:
+                        shown = found.version
+                        yield found
+            if not self._transport.pause(every_s):
+                return
 
     def register_model(self, name: str, request: ModelRequest) -> ModelVersion:
         """Register a checkpoint as the next version of a model."""

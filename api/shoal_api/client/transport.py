@@ -79,6 +79,10 @@ class Transport:
         self._closed.set()
         self._http.close()
 
+    def pause(self, seconds: float) -> bool:
+        """Wait; return False at once if the client is closed."""
+        return not self._closed.wait(seconds)
+
     def send(
         self,
         method: str,

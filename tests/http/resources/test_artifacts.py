@@ -6,7 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal_service.views import CheckpointView
+import pytest
+
+from shoal_api.client import Client
+from shoal_api.client.credentials import find_token
+from shoal_api.client.errors import ApiError, Conflict, NotFound
+from shoal_service.access_views import TokenRequest
+from shoal_service.artifact_views import ModelRequest
+from shoal_service.core.access import Role
+from shoal_service.store import models
+from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.media import FOLDER, MediaImage, MediaRecord, MediaText, RecordName
 
 NAME = "step-000000000010-a1-g1"
@@ -92,3 +101,71 @@ def test_a_checkpoint_is_registered_and_found_by_its_alias(service: Any, supervi
     assert service.http.put("/v1/models/default/speech/aliases/9x", json={"version": 1}).status_code == 422
     assert service.http.delete("/v1/models/default/speech/versions/1").status_code == 204
     assert service.http.get("/v1/models/default/speech/prod").status_code == 404
+
+
+def test_the_client_registers_names_follows_and_removes_a_version(service: Any, supervise: Callable[..., str]) -> None:
+    later = CHECKPOINT.model_copy(update={"step": 20, "url": "/c/step-000000000020-a1-g1", "bytes": 7000})
+    job_id, client = supervise(checkpoints=(CHECKPOINT, later)), service.client
+    first = client.register_model("voice", ModelRequest(job=job_id, step=10, description="of step 10"))
+    second = client.register_model("voice", ModelRequest(job=job_id))
+    assert [(one.version, one.step, one.bytes) for one in (first, second)] == [(1, 10, 0), (2, 20, 7000)]
+    assert client.set_model_alias("default", "voice", "prod", 1).aliases == ("prod",)
+    with Client(service.url, token=find_token(service.url)) as server:  # of models
+        followed = server.follow_model("default", "voice", "prod", every_s=0.01)
+        assert next(followed).step == 10
+        client.set_model_alias("default", "voice", "staging", 1)  # nothing to load anew
+        client.remove_model_alias("default", "voice", "prod")
+        client.set_model_alias("default", "voice", "prod", 2)
+        assert next(followed).step == 20
+    assert list(followed) == [], "a closed client follows nothing any more"
+    assert client.models(project="default", name="voice")[0] == client.model("default", "voice", "latest")
+    assert [one.version for one in client.lineage(job_id).registered] == [1, 2]
+    client.remove_model("default", "voice", 2)
+    for which in ("prod", "2"):
+        with pytest.raises(NotFound, match=f"no model 'voice' with a version or alias '{which}'"):
+            client.model("default", "voice", which)
+    with pytest.raises(NotFound):
+        next(client.follow_model("default", "voice", "prod"))
+    with pytest.raises(ApiError):
+        client.register_model("no/slash", ModelRequest(job=job_id))
+
+
+def test_a_version_has_an_etag_until_it_changes(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise(checkpoints=(CHECKPOINT,))
+    service.client.register_model("tagged", ModelRequest(job=job_id))
+    for path in ("/v1/models/default/tagged/latest", "/v1/models?name=tagged"):
+        tag = service.http.get(path).headers["etag"]
+        same = service.http.get(path, headers={"If-None-Match": tag})
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
+        service.client.set_model_alias("default", "tagged", "prod", 1)
+        assert service.http.get(path, headers={"If-None-Match": tag}).status_code == 200
+        service.client.remove_model_alias("default", "tagged", "prod")
+
+
+def test_an_alias_is_refused_for_a_checkpoint_that_serving_cannot_read(
+    service: Any, supervise: Callable[..., str]
+) -> None:
+    job_id = supervise(checkpoints=(CHECKPOINT,))
+    service.client.register_model("broken", ModelRequest(job=job_id))
+    supervise(job_id, checkpoints=(CHECKPOINT.model_copy(update={"state": CheckpointState.DAMAGED}),))
+    assert service.client.model("default", "broken").state == "damaged"
+    with pytest.raises(Conflict, match="is damaged: an alias needs a version that can be read"):
+        service.client.set_model_alias("default", "broken", "prod", 1)
+
+
+def test_a_version_says_nothing_about_jobs_of_projects_that_the_reader_does_not_see(
+    service: Any, supervise: Callable[..., str], spec: dict[str, object]
+) -> None:
+    parent = supervise(checkpoints=(CHECKPOINT,))
+    origin = {"job": parent, "step": 10, "checkpoint": NAME, "url": CHECKPOINT.url}
+    spec |= {"project": "open", "continue_from": origin, "stop": {"steps": 20}}
+    child = supervise(checkpoints=(CHECKPOINT,))
+    service.client.register_model("mixed", ModelRequest(job=child))
+    token = service.client.create_token(TokenRequest(name="eve", role=Role.VIEWER, projects=("open",))).token
+    assert [one.is_known for one in service.store.reading(models.find)("open", "mixed", "1").lineage] == [True, True]
+    with Client(service.url, token=token) as eve:
+        for chain in (eve.model("open", "mixed").lineage, eve.models()[0].lineage, eve.lineage(child).jobs):
+            assert [(one.job_id, one.is_known, one.name) for one in chain] == [
+                (child, True, "tiny"),
+                (parent, False, ""),
+            ]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client.errors import Conflict, NotFound
+from shoal_service.artifact_views import ModelRequest
 from shoal_service.clock import SystemClock
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
@@ -81,6 +82,27 @@ def test_pinned_checkpoints_stay_and_so_do_files_that_are_not_the_jobs(service: 
     assert view.kept == (f"{root}/{NAMES[10]}",)
     assert sorted(path.name for path in root.iterdir()) == ["job-of-another", "notes.txt", NAMES[10]]
     assert (root / NAMES[10] / MARKER_NAME).exists()
+
+
+def test_retention_deletes_no_checkpoint_that_a_version_names_until_it_is_removed(
+    service: Any, ended: Callable[..., Any]
+) -> None:
+    old, root = ended(days=4000)  # older than every rule
+    service.client.register_model("kept", ModelRequest(job=old, step=10))
+    service.client.gc()
+    assert (root / NAMES[10] / MARKER_NAME).exists() and not (root / NAMES[20]).exists()
+    assert service.client.model("default", "kept").state is CheckpointState.COMMITTED
+    assert service.client.job(old).id == old, "nor the job, whose page the lineage leads to"
+    service.client.delete_job(old)
+    assert (root / NAMES[10] / MARKER_NAME).exists() and not (root / NAMES[30]).exists()
+    assert service.client.model("default", "kept").state is None
+    young, young_root = ended(days=100)
+    service.client.register_model("kept", ModelRequest(job=young, step=10))
+    service.client.gc()
+    assert sorted(path.name for path in young_root.iterdir()) == ["profiles", NAMES[10], NAMES[30]]
+    service.client.remove_model("default", "kept", 2)
+    service.client.gc()
+    assert sorted(path.name for path in young_root.iterdir()) == ["profiles", NAMES[30]]
 
 
 def test_the_files_stay_if_they_are_to(service: Any, ended: Callable[..., Any]) -> None:

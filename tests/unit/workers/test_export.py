@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,52 @@ def test_a_directory_that_is_not_empty_is_refused(checkpoint: Any, tmp_path: Pat
     (tmp_path / "out" / "mine.txt").write_text("keep")
     with pytest.raises(FileExistsError, match="is not empty"):
         export(checkpoint({"export": EXPORT}), tmp_path / "out")
+
+
+def test_an_export_that_was_broken_off_goes_on_with_the_files_that_it_lacks(checkpoint: Any, tmp_path: Path) -> None:
+    source, out = checkpoint({"export": EXPORT}), tmp_path / "out"
+    [payload] = Path(source).glob("*.bin")
+    whole = payload.read_bytes()
+    export(source, tmp_path / "expected", file_bytes=30)
+    at = whole.index(STATE["model.head.weight"].numpy().tobytes())
+    payload.write_bytes(whole[:at] + b"\x01" + whole[at + 1 :])
+    with pytest.raises(DamagedCheckpoint, match=r"has crc32 .* for model\.head\.weight"):
+        export(source, out, file_bytes=30, resume=True)
+    assert not (out / "model.safetensors.index.json").exists(), "the export is not complete"
+    written = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+    assert len(written) == 2 and not list(out.glob("*.part"))
+    payload.write_bytes(whole)
+    done = export(source, out, file_bytes=30, resume=True)
+    assert {name: (out / name).stat().st_mtime_ns for name in written} == written, "what was whole is not written again"
+    for file in (tmp_path / "expected").iterdir():
+        assert (out / file.name).read_bytes() == file.read_bytes(), file.name
+    assert export(source, out, file_bytes=30, resume=True) == done
+
+
+def test_a_repeated_export_verifies_what_is_there_and_repairs_what_differs(checkpoint: Any, tmp_path: Path) -> None:
+    source, out = checkpoint({"export": EXPORT}), tmp_path / "out"
+    done = export(source, out, resume=True)
+    expected = (out / "model.safetensors").read_bytes()
+    for damage in (expected[:-1], expected[:-1] + b"?"):
+        (out / "model.safetensors").write_bytes(damage)
+        assert export(source, out, resume=True) == done
+        assert (out / "model.safetensors").read_bytes() == expected
+    (out / "model.safetensors").unlink()
+    shutil.rmtree(source)
+    with pytest.raises(DamagedCheckpoint, match=r"step-000000000003-a1-g1 is damaged: .* is missing"):
+        export(source, out, resume=True)
+    (out / "model.safetensors").write_bytes(expected)
+    assert export(source, out, resume=True) == done, "a complete directory needs its checkpoint no more"
+
+
+def test_a_directory_of_another_model_is_never_written_to(checkpoint: Any, tmp_path: Path) -> None:
+    source, out = checkpoint({"export": EXPORT}), tmp_path / "out"
+    export(source, out, resume=True)
+    with pytest.raises(FileExistsError, match=r"holds an export of .*dtype float32.*not of .*dtype bfloat16"):
+        export(source, out, dtype=torch.bfloat16, resume=True)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export(source, out)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export(source, tmp_path / "mine", resume=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal_api.cli.commands.export import Dtype
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
 
 if TYPE_CHECKING:
@@ -53,14 +54,15 @@ def list_models(
 ) -> None:
     """List the versions of models with their aliases, the newest version first."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.terminal import clock, new_table
+        from shoal_api.cli.render.terminal import clock, new_table, number
 
         with session.open_client() as client:
             found = client.models(project=project, name=name)
-        table = new_table("project", "model", "version", "aliases", "job", "step", "registered", "by")
+        table = new_table("project", "model", "version", "aliases", "job", "step", "loss", "val", "registered", "by")
         for one in found:
             cells = (one.project, one.name, str(one.version), ", ".join(one.aliases), one.job_id, str(one.step))
-            table.add_row(*cells, clock(one.registered_at), one.registered_by)
+            measured = (number(one.metrics.get("loss")), number(one.metrics.get("val_loss")))
+            table.add_row(*cells, *measured, clock(one.registered_at), one.registered_by)
         session.output.document(found, lambda: table if found else "No model is registered.")
 
 
@@ -102,22 +104,30 @@ def remove(
 def get(
     reference: Reference,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="Also write it there, as `shoal export` does.")
+        str | None,
+        typer.Option("--to", metavar="DIR", help="Also write it there. Repeat the command if it was broken off."),
     ] = None,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
     project: ProjectOption = "default",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show where a version is and what it comes from; with --to, write it as safetensors and config.json."""
+    """Show where a version is and what it comes from; with --to, write it as safetensors and config.json.
+
+    Every byte that is read is compared with its checksum. A directory that is complete already is verified.
+    """
     with command(url, as_json) as session:
         from shoal_api.cli.commands.export import run_export
+        from shoal_service.views import CheckpointState
 
         with session.open_client() as client:
             found = _found(client, project, reference)
         if to is not None:
-            run_export([found.url, to])
-        where = found.url if to is None else to
+            written = run_export([found.url, to, "--resume", "--dtype", dtype])
+        where = found.url if to is None else f"{to}, {written['tensors']} tensors, {written['bytes']:,} bytes"
         words = [f"{found.name}@{found.version}: {where}", f"step {found.step} of job {found.job_id}"]
+        if found.state not in (None, CheckpointState.COMMITTED):
+            words.append(f"the checkpoint is {found.state}: serving cannot read it")
         words += [f"data {one.data}" for one in found.lineage[:1] if one.data]
         words += [f"code {one.code_sha256}" for one in found.lineage[:1] if one.code_sha256]
         words += [f"goes on from job {one.job_id}" for one in found.lineage[1:]]

@@ -29,7 +29,7 @@ export function lineageGraph(version) {
   chain.forEach((job, at) => {
     const next = chain[at + 1]?.parent, last = at === chain.length - 1;
     if (job.is_known) {
-      const inputs = [["code", job.code || "–", job.code_sha256], ["data", job.data_source || "of its task", job.data], ["spec", `version ${job.spec_version}`, job.spec_sha256]];
+      const inputs = [["code", job.code.split(":").at(-1) || "–", job.code_sha256], ["data", job.data_source || "of its task", job.data], ["spec", `version ${job.spec_version}`, job.spec_sha256]];
       inputs.forEach(([kind, words, hash], row) => {
         const top = y + row * (SMALL + GAP);
         boxes.push(draw({ x: 1, y: top, width: LEFT, height: SMALL, kind: hash ? `${kind} ${hash.slice(0, 12)}` : kind, words, more: hash, href: specPage(job) }));

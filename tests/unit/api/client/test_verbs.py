@@ -116,7 +116,18 @@ WITHOUT_METHOD = {
     *("POST /v1/jobs/{job_id}/attempts/{attempt}/reports", "GET /v1/jobs/{job_id}/attempts/{attempt}/directive"),
 }
 """Documentation, and what only browsers, gateways and supervisors need."""
-COMBINED = {"jobs", "save_series", "events", "wait", "scale", "update_code", "change_weights", "close", "base_url"}
+COMBINED = {
+    "jobs",
+    "save_series",
+    "events",
+    "wait",
+    "scale",
+    "update_code",
+    "change_weights",
+    "follow_model",
+    "close",
+    "base_url",
+}
 """Methods that call other methods, or send no request."""
 
 
