@@ -111,9 +111,9 @@ function again() {
 }
 
 function sayNum() {
-  const num = list.blocks.reduce((sum, block) => sum + block.lines.length, 0), isTold = () => lines.some((line) => $("log-events").checked || !isEvent(line));
+  const num = list.blocks.reduce((sum, block) => sum + block.lines.length, 0), isPrinted = () => lines.some((line) => $("log-events").checked || !isEvent(line));
   $("log-said").textContent = FILTERS.some(isSet) ? `${whole(num)} of ${plural(lines.length, "line")}` : "";
-  $("log-none").textContent = num ? "" : isTold() ? "No line passes the filters." : "The task has printed nothing.";
+  $("log-none").textContent = num ? "" : isPrinted() ? "No line passes the filters." : "The task has printed nothing.";
 }
 
 const isSet = (name) => name !== "log-events" && $(name).value !== "";
