@@ -5,10 +5,11 @@
     booking_us    microseconds that a change of phase takes longer because its time is booked (training thread)
     measure_ms    milliseconds of one measurement, which a worker makes every 5 s on a thread of its own
     add_ms        milliseconds in which the store takes one sample of all ranks and rolls up
+    add_cpu_ms    the same in CPU time of this process, which other programs on the machine do not change
     read_ms       milliseconds in which it reads one metric of all ranks over the whole time
     row_bytes     bytes of one sample of all ranks and metrics; a job has at most `max_rows` of them
 
-The last line is JSON. Times are medians, except add_ms, which is a mean because every fourth sample is rolled up. The
+The last line is JSON. Times are medians, except of `add`, which are means because every fourth sample is rolled up. The
 database is SQLite, or an empty one of PostgreSQL that `--database` names.
 """
 
@@ -81,21 +82,23 @@ def _stored(database: str, num_ranks: int, num_samples: int) -> dict[str, float]
     store = Store.open(database)
     spec = JobSpec.model_validate({"task": "m:T", "data": {"paths": ["a"]}, "stop": {"steps": 12}})
     job = store.writing(submissions.create)(spec, idempotency_key=None, now=1.0)[0]
-    took = []
+    took, cpu = [], []
     with store.read() as tx:
         job_num = num_of(tx, job.id)
     for number in range(num_samples):
         values = {metric.value: tuple(draw.random() for _ in range(num_ranks)) for metric in SystemMetric}
         sample = SystemSample(at=1e6 + 10.0 * number, generation=1, values=values)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         with store.write() as tx:
             system_samples.add(tx, job_num, [sample])
         took.append(time.perf_counter() - start)
+        cpu.append(time.thread_time() - cpu_start)
     read = _seconds(lambda: store.reading(system_samples.read)(job.id, SystemMetric.BUSY))
     with store.read() as tx:
         size = tx.execute(select(func.avg(func.length(table.c.data)))).scalar_one()
     return {
         "add_ms": round(1e3 * statistics.fmean(took), 2),
+        "add_cpu_ms": round(1e3 * statistics.fmean(cpu), 2),
         "read_ms": round(1e3 * read, 1),
         "row_bytes": round(float(size)),
     }
