@@ -616,7 +616,7 @@ class FleetTimeline(Frozen):
     decisions: tuple[TimelineChange, ...]
     """The newest first, at most 500, of these jobs."""
     edges: tuple[float, ...] = ()
-    """Of the intervals of `by_interval`."""
+    """The edges of the intervals of `by_interval`, in rising order."""
     projects: tuple[ProjectGoodput, ...]
     """By name. They count the 300 newest jobs that had an attempt and had not ended before `since`."""
 

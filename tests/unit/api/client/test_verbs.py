@@ -85,6 +85,7 @@ METHODS = {
     "GET /v1/projects": "projects",
     "GET /v1/projects/{name}": "project",
     "PUT /v1/projects/{name}": "set_project",
+    "POST /v1/projects/{name}/dry-run": "try_project",
     "DELETE /v1/projects/{name}": "delete_project",
     "GET /v1/users": "users",
     "GET /v1/users/{name}": "user",
