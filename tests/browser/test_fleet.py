@@ -256,7 +256,8 @@ def test_a_page_that_is_open_follows_a_quota_the_death_of_a_worker_and_that_of_a
     run.wait_for_step(3)
     browser.open(f"http://127.0.0.1:{shoal_server.port}/fleet")
     browser.run("(window.opened = 'once', 1)")
-    card = f"[...document.querySelectorAll('.node')].find((one) => one.textContent.startsWith('{NODE}')).textContent"
+    found = f"[...document.querySelectorAll('.node')].find((one) => one.textContent.startsWith('{NODE}'))"
+    card = f"{found}?.textContent ?? ''"
     browser.until(lambda: "ranks 0, 1" in browser.run(card), "what runs on the node")
     browser.until(lambda: browser.count("#decisions [data-kind=start]"), "its start")
 
