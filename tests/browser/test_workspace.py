@@ -23,7 +23,7 @@ LABEL = "document.querySelector('.panel canvas').getAttribute('aria-label')"
 PICTURE = "document.querySelector('.panel canvas').toDataURL()"
 HIDE = "[data-key='{}'] input[type=checkbox]"
 EXTENTS = {"time": "1 s to 40 s", "tokens": "100 to 4000", "samples": "32 to 1280"}
-"""Of the jobs below: a step a second, 4,000 tokens in 40 steps, and 32 samples each."""
+"""Ends of the axis for the jobs below: a step a second, 4,000 tokens in 40 steps, and 32 samples each."""
 WIDTHS = (420, 1024, 1400, 2560)
 
 

@@ -78,7 +78,16 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
     links.feed(text)
     entry = re.search(r'src="/static/(\w+\.js)" type="module"', text)
     assert entry is not None or page == "runbook.html"
-    made_later = {"dialog-value", "profile-steps", "view-project", "window-nodes", "window-begins", "window-ends"}
+    made_later = {
+        "dialog-value",
+        "profile-steps",
+        "view-project",
+        "window-nodes",
+        "window-begins",
+        "window-ends",
+        "drain-minutes",
+    }
+    made_later |= {f"quota-{name}" for name in ("name", "limit", "guaranteed", "weight", "running", "queued", "parent")}
     modules = _modules(entry[1], set()) if entry else ()
     sought = {name for module in modules for name in _ids(STATIC.joinpath(module).read_text())}
     assert sought - made_later <= links.ids
@@ -107,7 +116,7 @@ def test_scripts_parse(service: Any, tmp_path: Path, path: str) -> None:
 
 
 def test_every_category_and_phase_has_a_column_and_a_colour(service: Any) -> None:
-    script, style = (service.http.get(path).text for path in ("/static/goodput.js", "/static/style.css"))
+    script, style = (service.http.get(path).text for path in ("/static/stripe.js", "/static/style.css"))
     found = re.findall(r"^export const ([A-Z]+) = (\[.+\]);$", script, re.M)
     shown = {name: json.loads(values) for name, values in found}
     assert shown["CATEGORIES"] == [category.value for category in Category]

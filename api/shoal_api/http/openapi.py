@@ -128,7 +128,7 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"\w+ /v1/nodes/{", (Kind.NODE_NOT_FOUND,)),
     (r"(POST|DELETE) /v1/nodes/{", (Kind.REQUEST_CONFLICT,)),
     (r"\w+ /v1/projects/{", (Kind.PROJECT_NOT_FOUND,)),
-    (r"(PUT|DELETE) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
+    (r"(PUT|DELETE|POST) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
     (r"\w+ /v1/users/{", (Kind.USER_NOT_FOUND,)),
     (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
     (r"(GET|POST) /v1/clusters/{cluster}/(reports|orders)", (Kind.GATEWAY_REFUSED,)),

@@ -1,23 +1,7 @@
 // Goodput: a job's accounts as a stripe with its key.
-import { $, element, svg } from "./dom.js";
+import { $ } from "./dom.js";
 import { percent, seconds, words } from "./format.js";
-
-export const CATEGORIES = ["productive", "recomputed", "checkpoint_stall", "recovering", "resizing", "degraded", "starting", "queued", "idle"];
-export const PHASES = ["detect", "quiesce", "plan", "form", "restore", "first_step"];
-
-export function stripe(parts, width, height, name) {
-  const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
-  let left = 0;
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": name, class: "phases" }, parts.map(([part, amount]) => {
-    const wide = total ? width * amount / total : 0;
-    const shape = svg("rect", { x: left, y: 0, width: wide, height, class: part });
-    const title = svg("title", {});
-    title.textContent = `${words(part)} ${seconds(amount)}`;
-    shape.append(title);
-    left += wide;
-    return shape;
-  }));
-}
+import { CATEGORIES, key, stripe } from "./stripe.js";
 
 export function showAccounts(goodput) {
   const total = goodput ? goodput.total : 0;
@@ -28,6 +12,3 @@ export function showAccounts(goodput) {
   $("categories").replaceChildren(...parts.map(([name, amount]) => key(name, `${percent(amount / total)}, ${seconds(amount)}`,
     name === "recovering" ? Object.entries(goodput.recovering).map(([cause, part]) => `${words(cause)} ${seconds(part)}`).join(", ") : "")));
 }
-
-export const key = (name, amount = "", detail = "") => element("li", [element("span", "", { class: `swatch ${name}` }), words(name), " ",
-  element("span", amount, { class: "dim" }), element("span", detail && ` (${detail})`, { class: "dim" })]);

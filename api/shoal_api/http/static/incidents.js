@@ -1,7 +1,7 @@
 // The incidents of a job, newest first, with what each phase of the recovery took.
 import { $, element, fill, row } from "./dom.js";
 import { bytes, clock, moment, number, seconds, words } from "./format.js";
-import { key, PHASES, stripe } from "./goodput.js";
+import { key, PHASES, stripe } from "./stripe.js";
 
 export function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;

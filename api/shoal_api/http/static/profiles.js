@@ -2,7 +2,7 @@
 import { $, element, fill, link, row } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { bytes, moment, percent, seconds, whole } from "./format.js";
-import { key, stripe } from "./goodput.js";
+import { key, stripe } from "./stripe.js";
 
 export const PARTS = ["compute", "communication", "data", "optimizer", "snapshot", "checkpoint", "validation", "other"];
 const COLOURS = { requested: "dim", done: "done", failed: "bad" };

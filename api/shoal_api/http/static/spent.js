@@ -1,7 +1,7 @@
 // Goodput by project: where the worker-seconds of the chosen time went, by cause, as a whole and over time.
 import { $, element, fill, row, said, svg } from "./dom.js";
 import { brief, percent, seconds, words } from "./format.js";
-import { CATEGORIES, key, stripe } from "./goodput.js";
+import { CATEGORIES, key, stripe } from "./stripe.js";
 
 const WIDTH = 1000, HEIGHT = 60;
 

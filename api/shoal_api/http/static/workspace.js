@@ -39,8 +39,7 @@ async function load() {
     let document;
     try { document = await request(`/v1/curves?${query({ points })}`); } catch (error) { if (mine === turn) { asking = ""; problem(error.message); } return; }
     if (mine !== turn) return;
-    problem("");
-    grid.isCoarse = points === COARSE;
+    problem(""); grid.isCoarse = points === COARSE;
     take(document, true);
     show();
   }
@@ -67,6 +66,7 @@ function show() {
 
 // What was typed is taken with any change, also before the pause after it is over.
 function changed() { if (typing !== null) state.where = $("where").value.trim(); forgetTyping(); remember(); grid.show(); controls(); show(); return load(); }
+function forgetTyping() { clearTimeout(typing); typing = null; }
 
 function remember() {
   const kept = new URLSearchParams(view ? { view } : {});
@@ -101,12 +101,10 @@ function detail() {
     if (!(until > after)) return;
     const parameters = query({ after_step: Math.max(-1, after), until_step: until, points: drawn.length > 20 ? 60 : 250 });
     for (const job of drawn) parameters.append("job", job.id);
-    let found;
-    try { found = await request(`/v1/curves?${parameters}`); } catch { return; }  // the points that are known stay
-    if (zoom !== state.zoom || mine !== turn) return;
+    const found = await request(`/v1/curves?${parameters}`).catch(() => null);
+    if (!found || zoom !== state.zoom || mine !== turn) return;  // without an answer the points that are known stay
     for (const { id, curve } of found.items) { const one = jobs.get(id), finer = unpack(curve); if (one && finer.step.length > 1) one.detail = finer; }
-    workspace.version += 1;
-    grid.redraw();
+    workspace.version += 1; grid.redraw();
   }, DETAIL_MS);
 }
 
@@ -116,8 +114,6 @@ function controls() {
   $("project").value = state.project; $("of-band").hidden = !state.group;
   $("log-x").checked = state.log_x; $("unzoom").disabled = !state.zoom;
 }
-
-function forgetTyping() { clearTimeout(typing); typing = null; }
 
 async function open(key) {
   forgetTyping();
@@ -142,13 +138,12 @@ $("log-x").addEventListener("change", () => { state.log_x = $("log-x").checked; 
 $("group").addEventListener("change", () => { state.group = $("group").value.trim(); state.hidden.clear(); state.colours = {}; changed(); });
 $("unzoom").addEventListener("click", () => zoomTo(null));
 setUpNewPanel(state, changed, problem);
-onThemeChange(() => grid.redraw());
-addEventListener("resize", () => grid.redraw());
+for (const listen of [onThemeChange, (redraw) => addEventListener("resize", redraw)]) listen(() => grid.redraw());
 setUpViews(state, open, (key) => { view = key; remember(); });
-const address = new URLSearchParams(location.search);
+const address = new URLSearchParams(location.search), named = address.get("view");
 for (const name of ["where", "project", "search"]) state[name] = address.get(name) ?? "";
-(address.get("view") ? open(address.get("view")) : changed()).then(async () => {
-  if (!address.get("view")) await loadViews(view, state.project);
+(named ? open(named) : changed()).then(async () => {
+  if (!named) await loadViews(view, state.project);
   await offerProjects();
   controls();
   await offerNames();

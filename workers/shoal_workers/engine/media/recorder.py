@@ -73,7 +73,7 @@ class Recorder:
         # Each counter is written by one thread and read by both: neither waits for the other.
         self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
         self._num_put = self._bytes_put = self._num_dropped = 0
-        """Of all calls so far; training thread."""
+        """Sums over all calls so far; training thread."""
         self._num_done = self._bytes_taken = 0
         """Recorder thread."""
         self._num_lost = self._num_said_dropped = 0
