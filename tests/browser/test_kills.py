@@ -120,7 +120,7 @@ _LANE = "document.querySelectorAll('#timeline tr[data-id=\"JOB\"] rect title').l
 _STATES = (
     "[...document.querySelectorAll('#timeline tr[data-id=\"JOB\"] rect title')].map((one) => one.textContent).join()"
 )
-_RUN = "Number(document.querySelector('#runs [data-key=\"JOB\"]')?.innerText.match(/\\d+(?=\\D*$)/)?.[0])"
+_RUN = "Number(document.querySelector('#runs [data-key=\"JOB\"]')?.innerText.match(/(\\d+)(?=, \\d+ incident)/)?.[1])"
 _SERVED: dict[str, Look] = {
     "/": Look("/", _trains("jobs"), _all_of(_trains("jobs"), _has_had_one_incident("jobs"))),
     "/workspace": Look(
@@ -136,6 +136,7 @@ _SERVED: dict[str, Look] = {
         _trains("jobs"),
         _all_of(_trains("jobs"), _has_had_one_incident("jobs"), _curve_passes(_CURVES.format("curves-chart"))),
     ),
+    "/models": Look("/models", _says("main", "No model is registered"), _finds_the_job_with_its_state),
     "/fleet": Look("/fleet", _is(f"{_LANE} > 0"), _is(f"{_LANE} > 2 && /RECOVERING/.test({_STATES})")),
     "/account": Look("/account", _says("#me", "admin"), _finds_the_job_with_its_state),
     "/docs": Look("/docs", _says("#api", "/v1/jobs"), _finds_the_job_with_its_state),

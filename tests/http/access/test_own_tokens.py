@@ -22,19 +22,19 @@ def person(service: Any, name: str, **fields: Any) -> Any:
 
 
 def test_a_person_makes_lists_and_revokes_tokens_and_nobody_elses(service: Any) -> None:
-    ada, eve = person(service, "ada", projects=("vision",)), person(service, "eve")
+    ada, eve = person(service, "marie", projects=("vision",)), person(service, "sofia")
     with Client(service.url, token=ada.token) as client, Client(service.url, token=eve.token) as other:
         me = client.whoami()
         assert me.makes_tokens and "tokens:own" in me.permissions and "tokens:manage" not in me.permissions
         made = client.create_token(TokenRequest(name="laptop", role=Role.VIEWER, expires_in_s=3600.0))
-        assert (made.name, made.projects, made.user, made.parent) == ("ada/laptop", ("vision",), "ada", ada.id)
+        assert (made.name, made.projects, made.user, made.parent) == ("marie/laptop", ("vision",), "marie", ada.id)
         assert [one.id for one in client.tokens()] == [made.id, ada.id]
         assert {one.id for one in other.tokens()} == {eve.id}
         for strange in (ada.id, made.id):
             with pytest.raises(NotFound):
                 other.revoke_token(strange)
         with Client(service.url, token=made.token) as child:
-            assert child.whoami().name == "ada/laptop" and not child.whoami().makes_tokens
+            assert child.whoami().name == "marie/laptop" and not child.whoami().makes_tokens
             assert {one.id for one in child.tokens()} == {made.id}
             with pytest.raises(Forbidden, match="made for a program"):
                 child.create_token(TokenRequest(name="more"))

@@ -231,4 +231,4 @@ def goodput_of_a_project(person: Person, service: Service) -> None:
 def keys(person: Person, service: Service) -> None:
     person.browser.until(lambda: person.browser.count("#site-search"), "the page")
     person.press("?")
-    person.sees("search jobs, projects, nodes, sweeps and pages", "dialog[open]")
+    person.sees("search everything", "dialog[open]")

@@ -16,7 +16,7 @@ export class Panel {
   // workspace: { state, version, shown(), curveOf, zoomTo(range), point(x) }; another version: other lines.
   constructor(spec, workspace) {
     this.spec = spec; this.workspace = workspace; this.lines = []; this.view = null; this.raster = null; this.version = null;
-    this.canvas = element("canvas", null, { tabindex: "0", role: "img" });
+    this.canvas = element("canvas", null, { tabindex: "0", role: "img", "aria-label": spec.y });
     this.over = element("canvas", null, { class: "over", "aria-hidden": "true" });
     this.words = element("div", null, { class: "words", hidden: true });
     this.body = element("div", [this.canvas, this.over, this.words], { class: "plot" });

@@ -1,6 +1,9 @@
 // The panels in their places: arranged with the pointer (drag a title, or an edge) or with the buttons of each, by keyboard too.
 import { $, element } from "./dom.js";
+import { describeKeys } from "./keys.js";
 import { Panel } from "./panel.js";
+
+describeKeys("+ - 0 ← →", "in a panel of curves: zoom in and out, the whole axis, move");
 
 const COLUMN_PX = 400, MAX_WIDTH = 4, MAX_HEIGHT = 3, SLICE_MS = 8;
 
