@@ -280,7 +280,7 @@ def test_pages_say_that_the_control_plane_is_away_and_go_on_when_it_is_back(worl
     browser = world.at("tab curves")
     browser.until(lambda: max(browser.run(_POINTS)) > step, "the curve goes on")
     points = browser.run(_POINTS)
-    assert points == list(range(1, len(points) + 1)), "each step once"
+    assert points == sorted(set(points)), "no step twice; a long curve has means of several steps"
     for name in ("/", "tab overview"):
         browser = world.at(name)
         browser.until(lambda: LOOKS[name].after(browser, world), f"{name} is as it was")  # noqa: B023
