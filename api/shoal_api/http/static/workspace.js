@@ -131,7 +131,7 @@ async function open(key) {
 $("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(changed, PAUSE_MS); });
 $("conditions").addEventListener("submit", (event) => event.preventDefault());
 $("axis").addEventListener("change", () => { state.axis = $("axis").value; state.zoom = null; dropDetail(); changed(); });
-for (const name of ["smoothing", "band"]) $(name).addEventListener("input", () => { state[name] = name === "band" ? $(name).value : Number($(name).value); workspace.version += 1; grid.redraw(); });
+for (const [name, event] of [["smoothing", "input"], ["band", "change"]]) $(name).addEventListener(event, () => { state[name] = name === "band" ? $(name).value : Number($(name).value); workspace.version += 1; grid.redraw(); });
 $("project").addEventListener("change", () => { state.project = $("project").value; showViews(view, state.project); changed(); });
 $("limit").addEventListener("change", () => { if ($("limit").reportValidity()) { state.limit = Number($("limit").value); changed(); } });
 $("log-x").addEventListener("change", () => { state.log_x = $("log-x").checked; grid.redraw(); });
