@@ -1,8 +1,8 @@
 """How the workers of jobs change over time: from whom a job gets them, and to whom they go.
 
 The events of each job say what the scheduler gave and took at one time (`Change`). What it took from one job for
-another one is recorded with the decision. Workers that come free when a job ends, pauses or returns to the queue are
-nobody's until a later decision gives them to a job. `connected` joins the two: it goes through the changes in their
+another one is recorded with the decision. Workers that come free when a job ends, pauses or returns to the queue have
+no receiver until a later decision gives them to a job. `connected` joins the two: it goes through the changes in their
 order and keeps, for each cluster, the workers that came free less than FRESH_S ago. Older ones, and those of nodes that
 join, are only called free: the events do not say where they came from.
 

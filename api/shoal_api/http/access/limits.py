@@ -128,7 +128,7 @@ def _asker(scope: Scope) -> str:
     principal: Principal | None = scope.get(_PRINCIPAL)
     if principal is None:
         return _address(scope)
-    # tokens that a token has made share its limits, so that nobody has more by making more
+    # a token and those that it has made count as one, so making tokens raises no limit
     return f"token {principal.parent or principal.token_id}" if principal.token_id else f"user {principal.name}"
 
 
