@@ -3,7 +3,8 @@
     bytes    zlib( length | {"busy": 1024, "data": 1024, ...} | busy of rank 0, 1, ... | data of rank 0, 1, ... | ... )
 
 NaN: not measured. Columns stay arrays from the bytes of one row to those of the next one: a job with 1,024 ranks has
-18,432 numbers a row, and as Python objects, averaged and rounded one at a time, they took most of the time of `add`. `store/system_samples.py` decides which rows are read, written and deleted.
+18,432 numbers a row, and as Python objects, averaged and rounded one at a time, they took most of the time of `add`.
+`store/system_samples.py` decides which rows are read, written and deleted.
 """
 
 from __future__ import annotations
