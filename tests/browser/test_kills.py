@@ -263,9 +263,10 @@ def test_a_page_shows_what_is_true_after_a_kill_without_a_reload(world: World, n
 
 
 def test_pages_say_that_the_control_plane_is_away_and_go_on_when_it_is_back(world: World, shoal_server: Server) -> None:
-    words = {name: world.at(name).run(_LIVE) for name in LOOKS}
-    streamed = [name for name, word in words.items() if word == "live"]
-    assert set(LOOKS) - set(streamed) == {"/account", "/docs", "/runbook"}, words
+    streamed = [name for name in LOOKS if name not in ("/account", "/docs", "/runbook")]
+    for name in streamed:
+        browser = world.at(name)  # one that was hidden opens its stream again
+        browser.until(lambda: browser.run(_LIVE) == "live", f"{name} is live")  # noqa: B023
     try:
         shoal_server.kill()
         for name in streamed:

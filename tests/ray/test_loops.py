@@ -37,7 +37,7 @@ def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp
             "elasticity": {"min_workers": 2, "max_workers": 2},
         }
     )
-    until(lambda: client.job(job.id).status.step >= GATED - 1, f"step {GATED - 1}")  # the next is being committed
+    until(lambda: client.job(job.id).status.step >= GATED, f"step {GATED}")
     before = {worker.rank: worker.pid for worker in client.workers(job.id)}
     readers = readers_of(before.values())
     assert len(readers) == 4, "each worker has two"

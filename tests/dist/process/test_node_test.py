@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kit.processes.fleet import PATIENCE_S
 from shoal_service.gateway.on_nodes import NodeTestActor
 from shoal_workers import node_test
 
 _HALF = """
 import sys
 from shoal_workers import node_test
-print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=30.0))
+print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=120.0))
 """
 _LYING = str(Path(__file__).parents[2] / "kit" / "programs" / "lying_partner.py")
 
@@ -37,12 +38,12 @@ def test_a_partner_that_sends_a_wrong_bit_is_found() -> None:
 
 def _start(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _output_of(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
     return output.strip()
 
 

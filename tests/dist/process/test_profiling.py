@@ -55,7 +55,7 @@ def test_a_profile_changes_no_number_and_its_table_and_files_are_complete(make_j
     assert steps in ([3, 4, 5], [4, 5, 6]), "rank 1 may not have begun step 3 when rank 0 waits in it"
     assert all(0 < one.seconds[Category.COMPUTE] < one.total_s for one in profiled.times)
     assert all(one.seconds[Category.COMMUNICATION] > 0 for one in profiled.times)
-    assert 0 < profiled.held_s < 30 and profiled.peak_bytes is not None and profiled.peak_bytes > 0
+    assert profiled.held_s > 0 and profiled.peak_bytes is not None and profiled.peak_bytes > 0
     place = tmp_path / "job" / "profiles" / "profile-000001"
     found = {file.name: place / file.name for file in profiled.files}
     assert sorted(found) == ["memory-rank1-g1.json.gz", "trace-rank1-g1.json.gz"]

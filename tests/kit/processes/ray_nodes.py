@@ -122,6 +122,7 @@ class Nodes:
         ]
         environment = {**os.environ, **self.environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         log_path = self._state_dir / f"added-{ip}.log"
+        log_path.touch(mode=0o600)  # beside the files of a service, which are their owner's alone
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
