@@ -1,6 +1,7 @@
 // The one stream of a page. The browser connects again by itself, with the id of the last event, and the service sends
 // what was missed. The word in the header says how the connection is. A browser opens at most six connections to a server,
-// so a page that nobody looks at gives its stream up, and is sent everything anew when it is looked at again.
+// so a page that nobody looks at gives its stream up, and is sent everything anew when it is looked at again. One that was
+// left does so at once: the browser keeps it, with its connection, for the way back.
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 
@@ -10,6 +11,8 @@ export class Live {
   constructor(handlers) {
     this.handlers = handlers; this.source = null; this.url = null; this.timer = null;
     document.addEventListener("visibilitychange", () => this.look());
+    addEventListener("pagehide", () => this.pause());
+    addEventListener("pageshow", ({ persisted }) => { if (persisted) this.look(); });
   }
 
   open(url) {
@@ -36,7 +39,13 @@ export class Live {
     clearTimeout(this.timer);
     if (!this.url) return;
     if (!document.hidden) { if (!this.source) { say("connecting", "dim"); this.connect(); } return; }
-    this.timer = setTimeout(() => { this.source?.close(); this.source = null; say("paused", "dim"); }, HIDDEN_MS);
+    this.timer = setTimeout(() => this.pause(), HIDDEN_MS);
+  }
+
+  pause() {
+    if (!this.source) return;
+    this.source.close(); this.source = null;
+    say("paused", "dim");
   }
 
   // For good: it is not opened again when the page is looked at.
