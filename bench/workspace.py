@@ -11,6 +11,7 @@ first paint    from the navigation to the first frame with all curves, and to th
                just started (first visit) and at one that has answered this before (new profile), and on later visits
 interaction    from a real key or movement of the pointer to the next frame: the longest `event` entry of a
                PerformanceObserver (Event Timing, rounded to 8 ms by the browser; one below 16 ms counts as 16)
+jobs           GET /v1/overview, the first 50 jobs with their small curves, which the page of all jobs reads
 Plotly         the same curves as SVG by the plotly.js that other pages use: one `Plotly.react` of all panels
 
 The last line is JSON.
@@ -108,6 +109,7 @@ def main() -> None:
                         found |= _paint(tab, address, arguments.jobs, arguments.rounds)
                         found |= _interact(tab, arguments.rounds) | _plotly(tab, address, arguments.jobs)
                 print(f"{name}: all curves {found[name][0]} ms, all points {found[name][1]} ms; load {_load()}")
+            found["jobs_p50_ms"] = _jobs_ms(address, token, arguments.rounds)
         store.close()
     print(json.dumps({"jobs": arguments.jobs, "steps": arguments.steps, "machine": machine, "load": _load(), **found}))
 
@@ -115,6 +117,18 @@ def main() -> None:
 def _load() -> str:
     """Programs that ran or waited for a core in the last minute, on average: this one's and others'."""
     return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def _jobs_ms(address: str, token: str, rounds: int) -> float:
+    times_s = []
+    with Client(address, token=token) as client:
+        for _ in range(rounds):
+            begun_mono = time.monotonic()
+            assert len(client.overview_of_all(limit=50).items) == 50
+            times_s.append(time.monotonic() - begun_mono)
+    found = round(statistics.median(times_s) * 1e3, 1)
+    print(f"GET /v1/overview, 50 jobs with small curves: p50 {found} ms, longest {max(times_s) * 1e3:.1f} ms")
+    return found
 
 
 def _enter(tab: Browser, address: str, token: str) -> None:

@@ -15,16 +15,18 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, cast, func, or_, select, union_all
 from sqlalchemy.types import JSON, Double
 
+from shoal_service.core.downsampling import bucket_steps
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector, search_words
 from shoal_service.core.where.language import Selection
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
-from shoal_service.store import curves
+from shoal_service.store import curve_points, curves
 from shoal_service.store.database import Transaction
 from shoal_service.store.errors import InvalidCursor
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
@@ -348,9 +350,20 @@ def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) ->
 
 
 def _with_curve(tx: Transaction, num: int, job: FleetJob) -> FleetJob:
-    curve = curves.read_curve(tx, num, after_step=-1, until_step=None, max_points=_MAX_CURVE)
-    losses = tuple(float(f"{point.loss:.4g}") if math.isfinite(point.loss) else None for point in curve)
-    return job.model_copy(update={"losses": losses, "world_sizes": tuple(point.world_size for point in curve)})
+    points = curve_points.points_of(tx, num, ("loss", "world_size"), least=_MAX_CURVE, last_step=job.step)
+    if not points:
+        return job
+    first = points[0].step
+    width = bucket_steps(first, points[-1].step, _MAX_CURVE)
+    parts = [list(part) for _, part in groupby(points, lambda point: (point.step - first) // width)]
+    losses = tuple(_mean_loss([point.loss for point in part]) for part in parts)
+    return job.model_copy(update={"losses": losses, "world_sizes": tuple(part[-1].world_size for part in parts)})
+
+
+def _mean_loss(losses: Sequence[float | None]) -> float | None:
+    """To four digits; None if one of them is not finite, so that this stays visible."""
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    return float(f"{math.fsum(known) / len(known):.4g}") if len(known) == len(losses) else None
 
 
 def _document(text: str) -> dict[str, Any]:

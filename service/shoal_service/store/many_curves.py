@@ -1,10 +1,7 @@
-"""Curves of many jobs at once, for a workspace: few points of each, read from the roll-ups of `curves.py`.
+"""Curves of many jobs at once, for a workspace: few points of each, as `curve_points.py` reads them.
 
-    least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
-
-A read takes the widest buckets that give a curve at least `least` points, so it has at most eight times as many, and
-some thirty for the end that is not rolled up yet. A curve is kept until its job changes: the curves of ended jobs are
-read once for all who look at them. Called by the HTTP edge on worker threads.
+A curve is kept until its job changes: the curves of ended jobs are read once for all who look at them. Called by the
+HTTP edge on worker threads.
 """
 
 from __future__ import annotations
@@ -18,26 +15,24 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import select
 
 from shoal_service.core.where.language import parse_columns
 from shoal_service.fleet_views import Curve, FleetJob, JobCurves
 from shoal_service.store import job_lists
-from shoal_service.store.curves import WIDTHS
+from shoal_service.store.curve_points import MAX_STEP, points_of
 from shoal_service.store.database import Transaction
 from shoal_service.store.job_conditions import values_of
 from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.tables import jobs, series, series_rollups
+from shoal_service.store.tables import jobs
 
 PLAIN_METRICS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
 NESTED_METRICS = {"metric": "metrics", "val": "val_metrics"}
 """The task's own metrics are named `metric.NAME` and `val.NAME`, as in conditions."""
 _KEPT = 2_000
 _KEPT_POSITIONS = 200
-_MAX_STEP = 2**62
 Versions = dict[str, tuple[float, int, str]]
 """What was read of each job, by id: the time of its newest change, its step and its state."""
 _BATCH_SIZE = parse_columns("batch.global_size")
@@ -50,7 +45,7 @@ class Wanted:
     metrics: tuple[str, ...]
     """Names of PLAIN_METRICS, `metric.NAME` and `val.NAME`."""
     after_step: int = -1
-    until_step: int = _MAX_STEP
+    until_step: int = MAX_STEP
     least: int = 60
     """Points of each curve at least, if it has as many steps."""
     packed: bool = False
@@ -125,70 +120,20 @@ class ManyCurves:
 
 def _rows(tx: Transaction, num: int, last_step: int, wanted: Wanted) -> list[Any]:
     """Step, time and the wanted columns of each point."""
-    columns = _columns(wanted.metrics)
-    num_steps = min(last_step, wanted.until_step) - max(wanted.after_step, 0)
-    coarsest = max((width for width in WIDTHS if num_steps // width >= wanted.least), default=0)
-    while True:
-        rows = _pyramid(tx, num, coarsest, columns, wanted)
-        # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
-        if coarsest == 0 or len(rows) >= wanted.least:
-            return rows
-        coarsest //= WIDTHS[0]
-        coarsest = coarsest if coarsest in WIDTHS else 0
-
-
-def _pyramid(tx: Transaction, num: int, coarsest: int, columns: tuple[str, ...], wanted: Wanted) -> list[Any]:
-    """From the coarsest level as far as it is written, and from finer ones after that. Retention deletes steps, but not
-    their roll-ups, so the finest level comes first if there are no steps at the beginning."""
-    rows: list[Any] = []
-    done = wanted.after_step
-    for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
-        bounds = {
-            "of_job": num,
-            "of_width": width,
-            "from_bucket": max(done, 0) // width,
-            "to_bucket": wanted.until_step // width,
-        }
-        found = tx.execute(_rolled(columns), bounds).all()
-        rows += [row for row in found if row[0] > done]
-        done = max(done, found[-1][0]) if found else done
-    steps = tx.execute(_steps(columns), {"of_job": num, "after": done, "until": wanted.until_step}).all()
-    if coarsest == 0 and not (steps and steps[0][0] <= max(done, 0) + WIDTHS[0]):
-        pruned_until = steps[0][0] if steps else wanted.until_step
-        bounds = {"of_job": num, "of_width": WIDTHS[0], "from_bucket": max(done, 0) // WIDTHS[0]}
-        bounds["to_bucket"] = pruned_until // WIDTHS[0]
-        rows += [row for row in tx.execute(_rolled(columns), bounds) if done < row[0] < pruned_until]
-    return rows + list(steps)
+    return points_of(
+        tx,
+        num,
+        _columns(wanted.metrics),
+        least=wanted.least,
+        after_step=wanted.after_step,
+        until_step=wanted.until_step,
+        last_step=last_step,
+    )
 
 
 def _columns(metrics: Sequence[str]) -> tuple[str, ...]:
     """Names of the database's columns that hold these metrics."""
     return tuple(sorted({NESTED_METRICS.get(name.partition(".")[0], name) for name in metrics}))
-
-
-@cache
-def _rolled(columns: tuple[str, ...]) -> Select[Any]:
-    of = series_rollups.c
-    return (
-        select(of.step, of.at, *(of[name] for name in columns))
-        .where(
-            of.job_num == bindparam("of_job"),
-            of.width == bindparam("of_width"),
-            of.bucket >= bindparam("from_bucket"),
-            of.bucket < bindparam("to_bucket"),
-        )
-        .order_by(of.bucket)
-    )
-
-
-@cache
-def _steps(columns: tuple[str, ...]) -> Select[Any]:
-    of = series.c
-    return (
-        select(of.step, of.at, *(of[name] for name in columns))
-        .where(of.job_num == bindparam("of_job"), of.step > bindparam("after"), of.step <= bindparam("until"))
-        .order_by(of.step)
-    )
 
 
 def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:

@@ -53,8 +53,11 @@ export class PanelGrid {
       if (performance.now() - begun > SLICE_MS) break;
     }
     if (this.waiting.size) this.frame = requestAnimationFrame(() => this.slice());
-    else performance.mark(this.isCoarse ? "workspace-coarse" : "workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) });
+    else { performance.mark(this.isCoarse ? "workspace-coarse" : "workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) }); this.isDrawn?.(); }
   }
+
+  // Fulfilled once what was shown last is on the screen. A page that nobody looks at has no frames.
+  drawn() { return document.hidden ? Promise.resolve() : new Promise((fulfil) => { this.isDrawn = fulfil; }); }
 
   // What follows the pointer, in all panels, once with the next frame.
   over() { this.overFrame ||= requestAnimationFrame(() => { this.overFrame = 0; for (const panel of this.inView) if (panel.raster) panel.drawOver(); }); }

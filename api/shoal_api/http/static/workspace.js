@@ -40,8 +40,8 @@ async function load() {
     try { document = await request(`/v1/curves?${query({ points })}`); } catch (error) { if (mine === turn) { asking = ""; problem(error.message); } return; }
     if (mine !== turn) return;
     problem(""); grid.isCoarse = points === COARSE;
-    take(document, true);
-    show();
+    take(document, true); show();
+    if (points === COARSE) await grid.drawn();  // the next answer does not compete with the picture for the machine
   }
   asked = wanted; asking = "";
   live.open(`/v1/curves?${query({ since: position })}`);
