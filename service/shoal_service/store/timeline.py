@@ -23,7 +23,8 @@ from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.worker_changes import Change, ChangeKind, connected
 from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineChange, TimelineJob, WorkerFlow
 from shoal_service.store.database import Transaction
-from shoal_service.store.tables import events, job_samples, jobs
+from shoal_service.store.tables import events, incidents, job_samples, jobs
+from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause, JobState
 
 MAX_JOBS = 100
@@ -32,6 +33,8 @@ MAX_COUNTED = 300
 MAX_CHANGES = 500
 NUM_INTERVALS = 48
 _MAX_OF_JOB = 100
+_SAME_S = 1.0
+"""Between an incident and its event, whose time may be that of another clock."""
 _TYPES = tuple(one.type for one in (JobGranted, JobPreempted, JobStateChanged, IncidentOpened, IncidentClosed))
 _COLUMNS = (job_samples.c.at, job_samples.c.workers, job_samples.c.granted, job_samples.c.state, job_samples.c.seconds)
 
@@ -103,8 +106,12 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
     granted = lane.granted[0] if lane.at and lane.at[0] <= since else 0
     in_group = 0
     found = []
+    known: list[IncidentView] | None = None
     for event in reversed(newest):
         data = json.loads(event.data)
+        if event.type == IncidentOpened.type and not data["ranks"]:
+            known = _incidents(tx, row.num) if known is None else known
+            data |= _learned(event.at, data["id"], known)
         change = _change(row, event.at, event.type, data, granted, in_group)
         if event.type == IncidentOpened.type:
             in_group = data["workers"] - len(data["ranks"])
@@ -114,6 +121,19 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
         if change.kind not in (ChangeKind.LOST, ChangeKind.RECOVERED):
             granted = change.after
     return found
+
+
+def _incidents(tx: Transaction, num: int) -> list[IncidentView]:
+    query = select(incidents.c.document).where(incidents.c.job_num == num)
+    newest = query.order_by(incidents.c.attempt.desc(), incidents.c.id.desc()).limit(_MAX_OF_JOB)
+    return [IncidentView.model_validate_json(text) for text in tx.execute(newest).scalars()]
+
+
+def _learned(at: float, number: int, known: Sequence[IncidentView]) -> dict[str, Any]:
+    """What an incident that opened at this time has learned since: a survivor may report that its collective failed
+    before anybody knows which worker was lost. Numbers begin anew with each attempt."""
+    same = [one for one in known if one.id == number and abs(one.at - at) < _SAME_S]
+    return {"cause": same[0].cause, "ranks": same[0].ranks, "message": same[0].message} if same else {}
 
 
 def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, in_group: int) -> Change | None:

@@ -13,6 +13,7 @@ from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.worker_changes import ChangeKind
 from shoal_service.fleet_views import WorkerFlow
 from shoal_service.store import Lease, Store, driving, timeline
+from shoal_service.views import IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]
@@ -113,6 +114,39 @@ def test_a_lost_worker_and_the_group_after_it_are_changes_with_their_cause(
     assert (lost.kind, lost.before, lost.after, lost.free) == (ChangeKind.LOST, 4, 2, 0)
     assert "node_died" in lost.reason and "its node is gone" in lost.reason
     assert (back.kind, back.before, back.after) == (ChangeKind.RECOVERED, 2, 3)
+
+
+def test_a_worker_that_is_known_to_be_lost_only_after_its_incident_opened_is_a_change(
+    store: Store, submit: Submit, begin: Begin, lease: Lease
+) -> None:
+    job = submit()
+    incident = IncidentView(
+        id=1,
+        cause=IncidentCause.WORKER_DIED,
+        witness="rank 0",
+        ranks=(1,),
+        worker_ids=("worker-1",),
+        generation=1,
+        at=20.0,
+        from_workers=2,
+        closed=False,
+        message="process 7 was killed",
+    )
+    begin(job).report(JobState.RUNNING, incidents=(incident,))
+    opened = IncidentOpened(
+        id=1,
+        cause=IncidentCause.COLLECTIVE_FAILED,
+        witness="rank 0",
+        ranks=(),
+        message="",
+        generation=1,
+        workers=2,
+        step=7,
+    )
+    store.writing(driving.record_event, lease.epoch)(job, opened, now=20.1)
+    lost, *_ = store.reading(timeline.read)(since=0.0, until=100.0).decisions
+    assert (lost.kind, lost.before, lost.after) == (ChangeKind.LOST, 2, 1)
+    assert "worker_died of rank 1" in lost.reason and "process 7 was killed" in lost.reason
 
 
 def test_goodput_of_a_project_is_that_of_the_window_by_interval_and_by_cause(
