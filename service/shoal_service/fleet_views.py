@@ -382,7 +382,7 @@ class CurveAxis(StrEnum):
 
 
 class Band(StrEnum):
-    """What surrounds the mean of the jobs of a group."""
+    """What surrounds the mean of the jobs of a group, or their median."""
 
     MIN_MAX = "min_max"
     """From the smallest to the largest value."""
@@ -390,6 +390,8 @@ class Band(StrEnum):
     """The standard deviation of the sample, above and below the mean; zero for one job."""
     STD_ERROR = "std_error"
     """The standard deviation, divided by the square root of the number of jobs."""
+    MEDIAN = "median"
+    """The median instead of the mean, and the quartiles around it."""
     NONE = "none"
 
 

@@ -119,6 +119,15 @@ def test_a_log_has_elements_only_for_lines_near_to_those_in_view(reader: Browser
     assert reader.count("#lines .line") < 1_000
     reader.fill("#log-search", "line 77")
     reader.until(lambda: "111 of 15,0" in reader.text("#log-said"), "77, 770 to 779, 7700 to 7799")
+    reader.fill("#log-search", "/LINE 77(00|99)$/")
+    reader.until(lambda: "2 of 15,0" in reader.text("#log-said"), "7700 and 7799")
+    reader.click("#lines .line:first-child a")
+    reader.fill("#log-search", "l\b")  # emptied, as a user does
+    reader.until(lambda: reader.run("document.activeElement.value") == "", "no word is looked for")
+    reader.sees("#lines .chosen", "line 7700")
+    reader.sees("#lines", "line 7701")
+    reader.fill("#log-search", "/(/")
+    reader.sees("#lines", "Invalid regular expression")
     reader.fill("#log-search", "none")
     reader.sees("#lines", "No line passes the filters.")
     assert reader.complaints() == []

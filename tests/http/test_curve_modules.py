@@ -57,21 +57,22 @@ def test_smoothing_is_a_mean_whose_weights_halve_and_gaps_stay_gaps(tmp_path: Pa
     assert found == pytest.approx([4, None, (2 * 2 + 4) / 3, (4 * 1 + 2 * 2 + 4) / 7])
 
 
-@pytest.mark.parametrize("band", ["min_max", "std", "std_error", "none"])
-def test_a_group_has_the_mean_and_the_chosen_band(tmp_path: Path, band: str) -> None:
+@pytest.mark.parametrize("band", ["min_max", "std", "std_error", "median", "none"])
+def test_a_group_has_the_middle_and_the_chosen_band(tmp_path: Path, band: str) -> None:
     values = [[4.0, 3.0, 2.0, 1.0], [5.0, 3.5, 2.0, 0.5], [9.0, 8.0, 7.0, 6.0]]
     curves = ", ".join(f"{{ xs: {STEPS}, ys: {one} }}" for one in values)
     made = f"Object.entries(data.together([{curves}], '{band}'))"
     found = ran(tmp_path, f"Object.fromEntries({made}.map(([name, column]) => [name, [...column]]))")
     for at, first in ((0, [4.0, 5.0, 9.0]), (-1, [1.0, 0.5, 6.0])):
         mean, spread = statistics.mean(first), statistics.stdev(first)
-        low, high = {
-            "min_max": (min(first), max(first)),
-            "std": (mean - spread, mean + spread),
-            "std_error": (mean - spread / math.sqrt(3), mean + spread / math.sqrt(3)),
-            "none": (mean, mean),
+        middle, low, high = {
+            "min_max": (mean, min(first), max(first)),
+            "std": (mean, mean - spread, mean + spread),
+            "std_error": (mean, mean - spread / math.sqrt(3), mean + spread / math.sqrt(3)),
+            "median": [statistics.quantiles(first, method="inclusive")[at] for at in (1, 0, 2)],
+            "none": (mean, mean, mean),
         }[band]
-        expected = pytest.approx([mean, low, high], rel=1e-6)
+        expected = pytest.approx([middle, low, high], rel=1e-6)
         assert [found[name][at] for name in ("ys", "least", "most")] == expected
 
 

@@ -61,7 +61,8 @@ export function valueAt(xs, ys, x) {
 }
 
 // Mean of several curves [{ xs, ys }] and the band around it, at positions between the first and the last point of any.
-// band: "min_max", "std" (of the sample), "std_error" or "none". The squares are summed as Welford (1962) does.
+// band: "min_max", "std" (of the sample), "std_error" or "none"; "median": the median instead of the mean, and the quartiles.
+// The squares are summed as Welford (1962) does.
 export function together(curves, band = "min_max") {
   const whole = curves.filter(({ xs }) => xs.length);
   const low = Math.min(...whole.map(({ xs }) => xs[0])), high = Math.max(...whole.map(({ xs }) => xs[xs.length - 1]));
@@ -70,16 +71,25 @@ export function together(curves, band = "min_max") {
   for (let at = 0; at < num; at += 1) {
     const x = xs[at] = num > 1 ? low + (high - low) * at / (num - 1) : low;
     let average = 0, squares = 0, count = 0, smallest = Infinity, largest = -Infinity;
+    const all = [];
     for (const curve of whole) {
       const value = valueAt(curve.xs, curve.ys, x);
       if (value !== value) continue;
+      if (band === "median") all.push(value);
       const before = value - average;
       count += 1; average += before / count; squares += before * (value - average); smallest = Math.min(smallest, value); largest = Math.max(largest, value);
     }
+    if (all.length) { all.sort((a, b) => a - b); least[at] = quantile(all, 0.25); mean[at] = quantile(all, 0.5); most[at] = quantile(all, 0.75); continue; }
     const away = band === "none" || count < 2 ? 0 : Math.sqrt(squares / (count - 1)) / (band === "std_error" ? Math.sqrt(count) : 1), isRange = band === "min_max";
     mean[at] = count ? average : NaN; least[at] = count ? isRange ? smallest : average - away : NaN; most[at] = count ? isRange ? largest : average + away : NaN;
   }
   return { xs, ys: mean, least, most };
+}
+
+// Of numbers in their order; between two of them a part of their difference, as NumPy does by default.
+function quantile(sorted, share) {
+  const at = share * (sorted.length - 1), low = Math.floor(at);
+  return sorted[low] + (sorted[Math.ceil(at)] - sorted[low]) * (at - low);
 }
 
 // A colour of its own for each id, the same whatever else is shown.

@@ -5,14 +5,14 @@ import { $, element } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { clock, moment, plural, whole } from "./format.js";
 import { LineList } from "./line_list.js";
+import { finder, isEvent, prepared } from "./log_filter.js";
 
 const MAX_LINES = 100000, SLACK = 1000, PER_ANSWER = 10000;
 const FILTERS = ["log-search", "log-rank", "log-level", "log-from", "log-events"];
-const ERROR = /\b(error|exception|traceback|critical|fatal|failed)\b/i, WARNING = /\bwarn(ing)?\b/i;
-let lines = [], filter = null, search = "", wanted = null, job = null;
+let lines = [], filter = null, search = null, wanted = null, job = null;
 let isWhole = false, reading = null, isCatchingUp = false, wasSent = false;
 const list = new LineList($("lines"), $("log-lines"), lineElement, () => readOlder());
-for (const name of FILTERS) $(name).addEventListener("input", () => { again(); readOlder(); });
+for (const name of FILTERS) $(name).addEventListener("input", () => { again(); const line = shownOf(wanted?.number); if (line) list.reveal(line); readOlder(); });
 $("follow").addEventListener("input", () => { if ($("follow").checked) list.toEnd(); });
 
 // The line that the address names, as soon as it is there; 0: none. `go(number)`: puts a line into the address.
@@ -21,8 +21,8 @@ export async function goToLine(number, go) {
   if (!lines.length) return;
   if (!number) { if ($("follow").checked) list.toEnd(); return; }
   $("follow").checked = false;
-  if (!lines.some((line) => line.seq === number)) await readOlder();
-  const line = lines.find((one) => one.seq === number);
+  if (!numbered(number)) await readOlder();
+  const line = numbered(number);
   if (line && !accepted()(line)) for (const name of FILTERS) { if (name === "log-events") $(name).checked = isEvent(line); else $(name).value = ""; }
   again();
   if (line) list.reveal(line); else $("log-said").textContent = `There is no line ${number}.`;
@@ -104,7 +104,6 @@ function trim() {
 // All lines are filtered anew.
 function again() {
   filter = accepted();
-  search = $("log-search").value.toLowerCase();
   list.replace(lines.filter(filter));
   sayNum();
   if ($("follow").checked) list.toEnd();
@@ -113,31 +112,31 @@ function again() {
 function sayNum() {
   const num = list.blocks.reduce((sum, block) => sum + block.lines.length, 0), isPrinted = () => lines.some((line) => $("log-events").checked || !isEvent(line));
   $("log-said").textContent = FILTERS.some(isSet) ? `${whole(num)} of ${plural(lines.length, "line")}` : "";
-  $("log-none").textContent = num ? "" : isPrinted() ? "No line passes the filters." : "The task has printed nothing.";
+  $("log-none").textContent = num ? "" : $("log-search").validationMessage ? $("log-search").validationMessage : isPrinted() ? "No line passes the filters." : "The task has printed nothing.";
 }
 
 const isSet = (name) => name !== "log-events" && $(name).value !== "";
-const isEvent = (line) => line.stream === "shoal";
-const levelOf = (line) => ERROR.test(line.text) ? "error" : WARNING.test(line.text) ? "warning" : "info";
-// What filters look at is made once for a line, when it comes.
-const prepared = (line) => ({ ...line, low: line.text.toLowerCase(), level: levelOf(line) });
+const numbered = (number) => lines.find((one) => one.seq === number);
+const shownOf = (number) => { const line = number && numbered(number); return line && filter(line) ? line : null; };
 
 function accepted() {
-  const text = $("log-search").value.toLowerCase(), rank = $("log-rank").value, level = $("log-level").value, withEvents = $("log-events").checked;
+  const { find, mistake } = finder($("log-search").value), rank = $("log-rank").value, level = $("log-level").value, withEvents = $("log-events").checked;
   const from = $("log-from").value ? new Date($("log-from").value).getTime() / 1000 : -Infinity;
-  return (line) => (withEvents || !isEvent(line)) && (rank === "" || String(line.rank) === rank) && line.at >= from && line.low.includes(text)
+  search = find;
+  $("log-search").setCustomValidity(mistake);
+  return (line) => (withEvents || !isEvent(line)) && (rank === "" || String(line.rank) === rank) && line.at >= from && find(line) !== null
     && (!level || line.level === "error" || level === "warning" && line.level === "warning");
 }
 
 function lineElement(line) {
   const time = element("a", clock(line.at), { href: `#tab=logs&line=${line.seq}`, title: `line ${line.seq}, ${moment(line.at)}`, click: (event) => { event.preventDefault(); wanted.go(line.seq); } });
-  return element("div", [time, element("span", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `, { class: "dim" }), ...marked(line.text.trimEnd())],
+  return element("div", [time, element("span", ` ${line.rank === null ? "-" : `rank ${line.rank}`} `, { class: "dim" }), ...marked(line)],
     { class: ["line", line.level === "error" ? "bad" : line.level === "warning" ? "warn" : "", line.seq === wanted?.number ? "chosen" : ""].join(" ").trim() });
 }
 
-function marked(text) {
-  const at = search ? text.toLowerCase().indexOf(search) : -1;
-  return at < 0 ? [text] : [text.slice(0, at), element("mark", text.slice(at, at + search.length)), text.slice(at + search.length)];
+function marked(line) {
+  const [at, length] = search(line) ?? [0, 0], text = line.text.trimEnd();
+  return length ? [text.slice(0, at), element("mark", text.slice(at, at + length)), text.slice(at + length)] : [text];
 }
 
 filter = accepted();
