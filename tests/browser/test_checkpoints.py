@@ -35,8 +35,11 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser.until(lambda: client.job(run.id).status.observed_generation == 2, "the directive has arrived")
     run.release("step-10-0")
     run.finish()
-    kept = [(one.step, one.pinned) for one in client.checkpoints(run.id) if one.state == "committed"]
-    assert kept == [(8, True), (24, False)]
+
+    def kept() -> list[tuple[int, bool]]:
+        return [(one.step, one.pinned) for one in client.checkpoints(run.id) if one.state == "committed"]
+
+    browser.until(lambda: kept() == [(8, True), (24, False)], "the others are deleted")
 
     browser.sees("#live", "ended")
     browser.click('[data-checkpoint="unpin-8"]')

@@ -222,9 +222,9 @@ def who_took_workers(person: Person, service: Service) -> None:
 @task("Read the goodput of a project, and where the rest went", LOOKING)
 def goodput_of_a_project(person: Person, service: Service) -> None:
     person.click("Fleet")
-    person.sees("speech", "#projects")
-    person.sees("%", "#projects")
-    person.sees_picture("productive")
+    person.sees("speech", "#spent")
+    person.sees("productive", "#spent")
+    person.sees_picture("Worker time of speech by cause")
 
 
 @task("See the keys that the pages know", LOOKING)
