@@ -5,7 +5,7 @@ A family is a `model_type`. The tensor styles are those of the model's own `base
 Shoal's styles can express; `test_families.py` compares them with the installed transformers. What a family lacks, and
 why, is in `without`. A model type that is not here runs on the data axes.
 
-Pure data and functions of the content of a config.json. `plan_of_hugging_face` makes a ParallelPlan of them.
+Pure data and functions of the content of a config.json. `hugging_face_plan` makes a ParallelPlan of them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.prepare import prepare_corpus
 
