@@ -18,7 +18,7 @@ from shoal_workers.data.prepare import prepare_corpus
 SHARD_BYTES = 16384
 CHILD = """
 import os, sys
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import Sharing, prepare_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer
 
