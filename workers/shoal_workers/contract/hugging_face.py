@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen, exactly_one_of
-from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS, FAMILIES, TAKEN_FOR_EXPERTS
+from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS, FAMILIES, taken_for_experts
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
@@ -257,20 +257,8 @@ def dropout_of(settings: PretrainedConfig) -> tuple[str, float] | None:
     return next((one for one in found if one[1] > 0), None)
 
 
-def isolates_packed(model_type: str) -> bool:
-    """Whether it is known that examples in one sample do not see each other where positions begin anew."""
-    family = FAMILIES.get(model_type)
-    return family is not None and family.isolates_packed
-
-
 def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:
     """Whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
     if lora.target_modules == "all-linear":
         return linear.rpartition(".")[2] not in taken_for_experts(model_type)
     return any(f".{linear}".endswith(f".{target}") for target in lora.target_modules)
-
-
-def taken_for_experts(model_type: str) -> frozenset[str]:
-    """Layers that get no adapter; empty for a model without experts, and for a type that is no family."""
-    family = FAMILIES.get(model_type)
-    return TAKEN_FOR_EXPERTS if family is not None and family.mixture is not None else frozenset()

@@ -16,7 +16,6 @@ from shoal_workers.contract.hugging_face import (
     PREFIX,
     REFERENCE,
     HuggingFaceConfig,
-    PreferenceModelConfig,
     PretrainedConfig,
     architecture_of,
     config_of,
@@ -39,7 +38,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
     block = f"{decoder}{family.blocks}.*."
     embedding, head = f"{decoder}{family.embedding}", f"{PREFIX}lm_head"
     has_stages = "pp" not in _lacks(settings)
-    experts = f"{block}mlp.experts" if sizes.num_experts and sizes.num_dense_layers < sizes.num_hidden_layers else ""
+    experts = f"{block}mlp.experts" if sizes.has_experts else ""
     tensor = {} if "tp" in family.without else _tensor_of_family(settings, sizes, block, (embedding, head))
     if settings.has_reference:
         tensor |= {name.replace(PREFIX, REFERENCE, 1): style for name, style in tensor.items()}
@@ -89,9 +88,9 @@ def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None
     the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters, a
     reference)."""
     sizes = sizes_of(settings)
-    if sizes is None or sizes.num_experts or sizes.family.has_latent_attention or settings.lora is not None:
+    if sizes is None or sizes.num_experts or sizes.family.has_latent_attention:
         return None
-    if isinstance(settings, PreferenceModelConfig):
+    if settings.lora is not None or settings.has_reference:
         return None
     width = sizes.intermediate_size if sizes.family.is_gated else max(1, 2 * sizes.intermediate_size // 3)
     try:
@@ -124,9 +123,9 @@ def _tensor_of_family(
     if sizes.num_dense_layers:
         column += family.dense_column
         row += family.dense_row
-    if family.mixture is not None and family.mixture.shared and sizes.num_dense_layers < sizes.num_hidden_layers:
-        column += [f"{family.mixture.shared}.{name}" for name in ("gate_proj", "up_proj")]
-        row.append(f"{family.mixture.shared}.down_proj")
+    if sizes.shared_expert:
+        column += [f"{sizes.shared_expert}.{name}" for name in ("gate_proj", "up_proj")]
+        row.append(f"{sizes.shared_expert}.down_proj")
     styles: dict[str, TensorStyle] = {}
     for name in column:
         styles |= _with_adapter(f"{block}{name}", TensorStyle.COLUMN, settings)
@@ -150,7 +149,7 @@ def _widths_of_family(sizes: Sizes) -> dict[str, int]:
     """Sizes that tp must divide, besides the heads."""
     widths = {"intermediate_size": sizes.intermediate_size} if sizes.num_dense_layers else {}
     mixture = sizes.family.mixture
-    if mixture is not None and mixture.shared and sizes.num_dense_layers < sizes.num_hidden_layers:
+    if mixture is not None and sizes.shared_expert:
         widths[" x ".join(mixture.shared_width)] = sizes.shared_width
     return widths
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_of, isolates_packed
+from shoal_workers.contract.families import isolates_packed
+from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_of
 from shoal_workers.contract.text_data import AnswersConfig
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset

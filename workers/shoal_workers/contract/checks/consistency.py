@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, pretrained_of
-from shoal_workers.contract.families import FAMILIES
+from shoal_workers.contract.families import FAMILIES, isolates_packed
 from shoal_workers.contract.hugging_face import (
     SFT_TASK,
     TOKENIZER_NAME,
@@ -20,7 +20,6 @@ from shoal_workers.contract.hugging_face import (
     architecture_of,
     config_of,
     hugging_face_of,
-    isolates_packed,
     lacks_tokenizer,
     quantized,
     slow_tokenizer_of,
