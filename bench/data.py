@@ -36,7 +36,7 @@ from tokenizers import models, pre_tokenizers, trainers
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 from measurements.machine import describe
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.machine_limits import allowed_cores
 

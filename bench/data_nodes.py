@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from data import library_sources, trained_tokenizer
 from measurements.machine import describe
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import Sharing, prepare_corpus
 
 _MIB = 1 << 20

@@ -28,7 +28,7 @@ from shoal_service.core.hardware_profile import DeviceKind
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.shape import shape_of_language_model
-from shoal_workers.contract.model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.spec import Precision
 from under_torchrun import run_engine, run_plain_loop
 

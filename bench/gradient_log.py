@@ -35,8 +35,8 @@ sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tes
 
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from kit.worlds import log_partner
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import LM_TASK
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, encode

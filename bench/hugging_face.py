@@ -32,8 +32,8 @@ from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.families import FAMILIES
+from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model import HF_TASK
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, plan_of
 from shoal_workers.engine.sample_order import training_order

@@ -25,8 +25,8 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from measurements.machine import describe
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.model import LM_TASK
 
 _STEPS = 4
 _COLUMNS = ("forming", "building", "restoring", "first step", "later step")

@@ -33,7 +33,7 @@ from measurements.machine import describe
 from planner import measure_planner
 from shoal_service.control.hardware_profiles import measure_profile
 from shoal_service.planner import HardwareProfile
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 _PARTS = ("relayout", "moving", "reality", "techniques", "planner")

@@ -24,9 +24,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from layouts.moving_rank import Interval, Passage, RankMove, serve
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.model import LM_TASK
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 LEAST_SHARE = 0.5

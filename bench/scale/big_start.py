@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase
-from shoal_workers.contract.model import LM_TASK
 from shoal_workers.contract.worker_reports import SavedPart
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer

@@ -35,7 +35,7 @@ from kit.processes.fleet import Fleet, Job
 from measurements.machine import describe
 from shoal_service.planner import plan
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.model import LM_TASK
+from shoal_workers.contract.language_model import LM_TASK
 
 _GIB = 1 << 30
 _RANKS = 8

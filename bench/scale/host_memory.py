@@ -27,8 +27,8 @@ from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.planner import plan
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import LM_TASK
 
 _GIB = 1 << 30
 _WORLD = 4

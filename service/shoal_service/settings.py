@@ -24,7 +24,7 @@ from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOL
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.placing import CLUSTER_PATTERN
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.spec import SECRET_VARIABLE, is_reference
+from shoal_workers.contract.webhooks import SECRET_VARIABLE, is_reference
 
 SECRETS_DIR = "SHOAL_SECRETS_DIR"
 """A directory with secrets as files, as containers mount them: the file `shoal_database_url` has the value of

@@ -29,10 +29,12 @@ from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.layout import Layout, ParallelismSpec, fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.spec import ContinueFrom, ElasticitySpec, JobSpec, LoopSpec, plan_of
+from shoal_workers.contract.spec import ContinueFrom, JobSpec, plan_of
+from shoal_workers.contract.user_code import LoopSpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,

@@ -23,7 +23,7 @@ from shoal_api.cli.accelerate_config import default_config, read_config
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_workers.contract.placing import is_job_name
-from shoal_workers.contract.spec import Launcher
+from shoal_workers.contract.user_code import Launcher
 
 _EXAMPLE = "for example: shoal submit train.py --workers 2:8 -- --lr 3e-4"
 _MAX_NAME = 63

@@ -50,7 +50,8 @@ from shoal_service.supervisor.config import Directive, StacksRequest, Supervisor
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec, settings_of
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.training_settings import settings_of
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25

@@ -25,7 +25,7 @@ from pydantic import Field, field_validator
 
 from shoal_service.core.events.catalogue import CATALOGUE
 from shoal_workers.contract.placing import is_label
-from shoal_workers.contract.spec import WebhookSpec
+from shoal_workers.contract.webhooks import WebhookSpec
 
 OF_JOBS = "jobs"
 """Name in metrics of the hooks of all specs together."""

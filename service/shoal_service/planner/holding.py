@@ -22,16 +22,9 @@ from enum import StrEnum
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shoal_workers.contract.model import (
-    HuggingFaceConfig,
-    LanguageModelConfig,
-    expert_dim,
-    feed_forward_dim,
-    hugging_face_of,
-    is_adapted,
-    num_expert_layers,
-    sizes_of,
-)
+from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_of, is_adapted
+from shoal_workers.contract.hugging_face_plan import sizes_of
+from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim, feed_forward_dim, num_expert_layers
 from shoal_workers.contract.optimizers import MUON, OptimizerSpec, group_of, known
 from shoal_workers.contract.spec import JobSpec, language_model_of
 

@@ -45,9 +45,11 @@ from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Flo
 from shoal_service.planner.gpus import CPU
 from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
+from shoal_workers.contract.fault_tolerance import GradientLogMode
+from shoal_workers.contract.hugging_face import HF_TASKS
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.model import HF_TASKS, LM_TASK
-from shoal_workers.contract.spec import GradientLogMode, JobSpec, Precision
+from shoal_workers.contract.spec import JobSpec, Precision
 
 SENT_COPIES = {True: 3, False: 2}
 """Copies of the state besides the own snapshots, by whether the state is double-buffered."""

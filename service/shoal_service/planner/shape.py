@@ -12,19 +12,12 @@ from dataclasses import dataclass, replace
 
 from shoal_service.planner.holding import latent_layers
 from shoal_workers.contract.families import Sizes
-from shoal_workers.contract.model import (
-    HuggingFaceConfig,
-    LanguageModelConfig,
-    as_language_model,
-    expert_dim,
-    feed_forward_dim,
-    hugging_face_of,
-    num_expert_layers,
-    sizes_of,
-)
+from shoal_workers.contract.hugging_face import HuggingFaceConfig, hugging_face_of
+from shoal_workers.contract.hugging_face_plan import as_language_model, sizes_of
+from shoal_workers.contract.language_model import LanguageModelConfig, expert_dim, feed_forward_dim, num_expert_layers
 from shoal_workers.contract.spec import JobSpec, language_model_of
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 
-_BYTES_VOCABULARY = 257
 _TOKENIZER_VOCABULARY = 65_536
 """Assumed for a tokenizer file, which the planner cannot read, if model.vocab_size is not set."""
 
@@ -139,13 +132,13 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
             return _of_family(hugging_face, on_gpu=spec.worker.gpus > 0)
     if config is None:
         return None
-    tokenizer = spec.data.get("tokenizer", "bytes")
-    vocab_size = _BYTES_VOCABULARY if tokenizer == "bytes" else _TOKENIZER_VOCABULARY
+    tokenizer = spec.data.get("tokenizer", BYTE_TOKENIZER)
+    vocab_size = BYTE_VOCABULARY if tokenizer == BYTE_TOKENIZER else _TOKENIZER_VOCABULARY
     return shape_of_language_model(config, vocab_size, on_gpu=spec.worker.gpus > 0)
 
 
 def shape_of_language_model(
-    config: LanguageModelConfig, vocab_size: int = _BYTES_VOCABULARY, *, on_gpu: bool = False
+    config: LanguageModelConfig, vocab_size: int = BYTE_VOCABULARY, *, on_gpu: bool = False
 ) -> ModelShape:
     """`vocab_size`: of the tokenizer; model.vocab_size takes precedence. `on_gpu`: fused norms save less."""
     head_dim = config.head_dim or config.dim // config.num_heads

@@ -53,8 +53,9 @@ from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus,
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.mixture_weights import earliest_step, planned
-from shoal_workers.contract.model import TEXT_TASKS
-from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec, weight_changes_of
+from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec
+from shoal_workers.contract.text_data import TEXT_TASKS
+from shoal_workers.contract.training_settings import weight_changes_of
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}

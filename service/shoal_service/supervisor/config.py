@@ -13,11 +13,13 @@ from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec, TrainingSettings
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.training_settings import TrainingSettings
 from shoal_workers.contract.validation import Standing
 
 

@@ -13,8 +13,8 @@ from torch.nn import Parameter
 
 from shoal_service.planner.memory import saved_bytes
 from shoal_service.planner.shape import shape_of_language_model
+from shoal_workers.contract.language_model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.engine.parallel.recompute import apply_recompute
 from shoal_workers.tasks.transformer import Transformer
 

@@ -13,8 +13,8 @@ import pytest
 
 from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
-from shoal_workers.contract.model import LM_TASK
 from shoal_workers.libc_tunables import tunables
 from shoal_workers.standalone import layout_for
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kit.worlds import layout_cases, plain_reference
+from shoal_workers.contract.language_model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
 _STEPS = 5

@@ -11,9 +11,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from kit.processes.worker_pool import Plain
 from kit.worlds import layout_cases
+from shoal_workers.contract.language_model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel, fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, StepReport, StepSkipped
 from shoal_workers.engine.task.returned import Metrics, Share
 

@@ -10,9 +10,10 @@ import torch
 
 from kit.worlds.whole_states import whole
 from shoal_workers.checkpoint.reader import load
+from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import HF_TASK, LM_TASK
 from shoal_workers.export import export
 from shoal_workers.tasks.hf import HuggingFaceLM
 from shoal_workers.tasks.lm import LanguageModel

@@ -16,9 +16,9 @@ from kit.worlds.hugging_face_configs import save_small_llama
 from shoal_workers.checkpoint.reader import read_catalogue
 from shoal_workers.contract.batch_partition import sample_at, sample_positions
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import HF_TASK
 from shoal_workers.contract.worker_reports import SnapshotCost
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import LM_TASK
-from shoal_workers.contract.spec import TrainingSettings, settings_of
+from shoal_workers.contract.training_settings import TrainingSettings, settings_of
 from shoal_workers.contract.worker_reports import GroupFormed
 
 STEPS = 8

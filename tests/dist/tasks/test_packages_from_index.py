@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.spec import CodeSpec
+from shoal_workers.contract.user_code import CodeSpec
 from shoal_workers.engine.process.packages import PackagesNotInstalled, installed
 
 PACKAGE, VERSION = "inflection", "0.5.1"

@@ -19,7 +19,7 @@ import s3fs
 from moto.server import ThreadedMotoServer
 from pyarrow import parquet
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.errors import MissingTextError
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.sources import find_sources

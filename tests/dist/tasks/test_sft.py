@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from shoal_workers.contract.hugging_face import SFT_TASK
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.model import SFT_TASK
 
 pytest.importorskip("transformers")
 

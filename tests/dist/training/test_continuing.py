@@ -15,7 +15,8 @@ import pytest
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.schedules import ScheduleSpec
-from shoal_workers.contract.spec import StopSpec, TrainingSettings, ValidationSpec
+from shoal_workers.contract.spec import StopSpec, ValidationSpec
+from shoal_workers.contract.training_settings import TrainingSettings
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 SPEC: dict[str, Any] = {

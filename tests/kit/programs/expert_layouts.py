@@ -21,7 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-from shoal_workers.contract.model import LanguageModelConfig, ParallelPlan
+from shoal_workers.contract.language_model import LanguageModelConfig
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.head_tail import own_part
 from shoal_workers.tasks.feed_forward import MixtureOfExperts, share_of_step, sum_load

@@ -22,8 +22,9 @@ from typing import Any
 
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.model import LM_TASK, ParallelPlan
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec, plan_of
 
 WORLDS = (1, 2, 3, 4, 8)

@@ -11,7 +11,7 @@ import pytest
 from kit.worlds import plain_reference
 from shoal_api.client import ApiError, Client
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.model import LM_TASK
+from shoal_workers.contract.language_model import LM_TASK
 
 STEPS = 200
 

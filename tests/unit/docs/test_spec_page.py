@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from shoal_workers.contract.model import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.text_data import TextDataConfig
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

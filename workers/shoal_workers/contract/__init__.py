@@ -1,7 +1,8 @@
 """The contract: the spec, the messages between supervisor and workers, the layout, and pure functions of them.
 
-Imported by every package; `checks/` decides whether a spec can be accepted, `model` describes the built-in models.
-It imports only the standard library and pydantic (an import contract enforces this), so the service needs no torch.
+Imported by every package; `checks/` decides whether a spec can be accepted. `language_model`, `hugging_face` and
+`encoders` have the settings of the models that Shoal's own tasks train. It imports only the standard library and
+pydantic (an import contract enforces this), so the service needs no torch.
 """
 
 from shoal_workers.contract.released_paths import register

@@ -19,14 +19,8 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.model import (
-    HF_TASKS,
-    BadRows,
-    PretrainedConfig,
-    TextDataConfig,
-    TextFormat,
-    hugging_face_of,
-)
+from shoal_workers.contract.hugging_face import HF_TASKS, PretrainedConfig, hugging_face_of
+from shoal_workers.contract.text_data import BadRows, TextDataConfig, TextFormat
 
 MASKED_TASK = "shoal_workers.tasks.masked_lm:MaskedLanguageModel"
 SEQ2SEQ_TASK = "shoal_workers.tasks.seq2seq:SequenceToSequence"

@@ -5,7 +5,7 @@ A family is a `model_type`. The tensor styles are those of the model's own `base
 Shoal's styles can express; `test_families.py` compares them with the installed transformers. What a family lacks, and
 why, is in `without`. A model type that is not here runs on the data axes.
 
-Pure data and functions of the content of a config.json. `plan_of_hugging_face` makes a ParallelPlan of them.
+Pure data and functions of the content of a config.json. `hugging_face_plan` makes a ParallelPlan of them.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ DROPOUTS_OF_ENCODERS: dict[str, Mapping[str, float]] = {
 """Dropouts that are not zero by default, of model types that are no family: of encoders, with or without a decoder."""
 
 
-TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+_TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Layers that get no adapter in a family with experts: peft takes these names, also in an exported adapter, for the
 weights of the experts and of the router, which transformers has stacked since its version 5."""
 
@@ -242,6 +242,16 @@ class Sizes(Frozen):
     def family(self) -> Family:
         return FAMILIES[self.model_type]
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether a block of the model has experts."""
+        return self.num_dense_layers < self.num_hidden_layers
+
+    @property
+    def shared_expert(self) -> str:
+        """The dense layer beside the experts, below a block; empty: no block has one."""
+        return self.family.mixture.shared if self.family.mixture is not None and self.has_experts else ""
+
 
 def sizes_in(config: Mapping[str, Any]) -> Sizes | None:
     """Sizes in the content of a config.json; None: the type is no family, a size is missing, or it is quantized.
@@ -266,6 +276,18 @@ def sizes_in(config: Mapping[str, Any]) -> Sizes | None:
         return Sizes.model_validate(known)
     except (KeyError, TypeError, ValueError, ValidationError):
         return None
+
+
+def isolates_packed(model_type: str) -> bool:
+    """Whether it is known that examples in one sample do not see each other where positions begin anew."""
+    family = FAMILIES.get(model_type)
+    return family is not None and family.isolates_packed
+
+
+def taken_for_experts(model_type: str) -> frozenset[str]:
+    """Layers that get no adapter; empty for a model without experts, and for a type that is no family."""
+    family = FAMILIES.get(model_type)
+    return _TAKEN_FOR_EXPERTS if family is not None and family.mixture is not None else frozenset()
 
 
 _HEADS_ALONE = frozenset({"gpt2", "gpt_neox"})

@@ -29,8 +29,8 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.plain_text import OfTask, plain_line
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
-from shoal_workers.contract.spec import TrainingSettings
 from shoal_workers.contract.suspects import Collective, Link, Suspect
+from shoal_workers.contract.training_settings import TrainingSettings
 from shoal_workers.contract.validation import Standing
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
 

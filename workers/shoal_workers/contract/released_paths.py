@@ -14,10 +14,10 @@ from typing import Any
 
 _CONTRACT = "shoal_workers.contract"
 MOVED = {
-    "code.spec": "spec",
+    "code.spec": "user_code",
     "course.best": "validation",
     "course.continuing": "spec",
-    "course.settings": "spec",
+    "course.settings": "training_settings",
     "course.sweep": "spec",
     "course.training": "spec",
     "errors.classes": "exception_causes",
@@ -27,7 +27,7 @@ MOVED = {
     "model.plan": "model",
     "model.shape": "model",
     "profiling.messages": "profiles",
-    "webhooks.spec": "spec",
+    "webhooks.spec": "webhooks",
     "worker_use": "messages",
 }
 """A module that a release had -> the module that has its classes now; both below `shoal_workers.contract`."""

@@ -1,15 +1,13 @@
 """JobSpec: what a user requests. Validated once at the edge of the system, then passed as a value.
 
-One class per section, all in this file: it is long because a spec is one document, which its reader sees whole and in
-this order in docs/reference/spec.md. `placing` has what a worker reserves and where it runs, `layout` the degrees of
-the parallel axes, `optimizers` and `schedules` the optimizer and its rate (also under their old path here, which
-pickles of earlier releases name). Use `checks.spec_errors.parse_spec` to make a spec: it also checks `model` and `data`
-of the built-in tasks. Messages of rules over several fields contain the arithmetic. No secret is in a spec, only where
-it is: `engine/process/secrets.py` reads those of a job on the worker's node, the control plane those of webhooks.
+A spec is one document, which its reader sees whole in docs/reference/spec.md. Here are JobSpec, its sections about the
+training of a task, and the rules over several sections, whose messages contain the arithmetic. The other sections are
+in modules of their own: `user_code`, `optimizers`, `schedules`, `layout`, `placing`, `fault_tolerance`, `webhooks`,
+`media`. `model` and `data` are a task's own: use `checks.spec_errors.parse_spec` to make a spec, which also checks
+those of the built-in tasks. `plan_of` says how the model of a spec may be split.
 
-`TrainingSettings` are the part that a running job may change at a step boundary, without losing a step:
-
-PATCH -> spec of the job -> Directive -> attempt machine: the group yields -> Assignment -> engine
+Pickles of earlier releases name most sections and their enums under this path. The sections are imported for JobSpec
+anyway, the enums for pickles alone (tests/unit/workers/contract/test_released_paths.py).
 """
 
 from __future__ import annotations
@@ -17,37 +15,37 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_serializer,
     model_validator,
 )
-from pydantic.config import JsonDict
 
 from shoal_workers.contract.base import Frozen, PositiveInt, exactly_one_of, if_set, whole
+from shoal_workers.contract.fault_tolerance import (
+    CheckpointSpec,
+    DamagePolicy,  # noqa: F401  pickles name it here
+    ElasticitySpec,
+    GradientLogMode,  # noqa: F401  pickles name it here
+    HealthSpec,
+    NonFinitePolicy,  # noqa: F401  pickles name it here
+    RetrySpec,
+    SnapshotSpec,
+    TimeoutsSpec,
+)
+from shoal_workers.contract.hugging_face import HF_TASKS, hugging_face_of
+from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
+from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig, plan_of_language_model
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import MediaSpec
-from shoal_workers.contract.mixture_weights import WeightChange
-from shoal_workers.contract.model import (
-    HF_TASKS,
-    LM_TASK,
-    TEXT_TASKS,
-    LanguageModelConfig,
-    ParallelPlan,
-    hugging_face_of,
-    plan_of_hugging_face,
-    plan_of_language_model,
-)
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.placing import (
     JOB_NAME,
@@ -64,103 +62,8 @@ from shoal_workers.contract.placing import (
     is_user,
 )
 from shoal_workers.contract.schedules import ScheduleSpec
-
-MAX_VARIABLES = 128
-MAX_ENV_CHARS = 32_768
-_OF_THE_SERVICE = ("SHOAL_", "RAY_")
-
-
-def _is_variable(name: str) -> str:
-    if not (name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit()) or len(name) > 255:
-        raise ValueError(f"{name[:80]!r} is not the name of a variable: use letters, digits and underscores.")
-    if name.startswith(_OF_THE_SERVICE):
-        raise ValueError(f"{name}: the service sets variables that begin with SHOAL_ or RAY_. Choose another name.")
-    return name
-
-
-def _is_requirement(text: str) -> str:
-    if not _REQUIREMENT.fullmatch(text.strip()):
-        raise ValueError(
-            f'code.pip {text[:80]!r}: use a name, with versions or not, for example "einops==0.8.1". Options, URLs '
-            "and paths are not accepted: name an index in pip's own configuration on the nodes, files in code.wheels."
-        )
-    return text.strip()
-
-
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._, -]+\])?[ A-Za-z0-9.,<>=!~*+()-]*(;[^/\\]*)?")
-Requirement = Annotated[
-    str,
-    Field(min_length=1, max_length=500, json_schema_extra={"pattern": whole(rf"\s*{_REQUIREMENT.pattern}\s*")}),
-    AfterValidator(_is_requirement),
-]
-_VARIABLE = whole(rf"(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}")
-VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
-"""Rule for the JSON Schema of an object whose keys are names of environment variables."""
-VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]
-
-
-class CodeSpec(Frozen):
-    """Where the user's own modules come from, and the variables of the processes that run them."""
-
-    model_config = ConfigDict(
-        json_schema_extra=if_set("wheels", {"required": ["pip"], "properties": {"pip": {"minItems": 1}}})
-    )
-
-    working_dir: str | None = Field(None, max_length=4096)
-    """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
-    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`). The client sets it."""
-    env: dict[VariableName, str] = Field(
-        default_factory=dict, max_length=MAX_VARIABLES, json_schema_extra=VARIABLE_NAMES
-    )
-    """Environment variables of the workers, at most 32,768 characters in all. They are stored and shown with the spec:
-    what must stay secret belongs into `secrets`."""
-
-    pip: tuple[Requirement, ...] = Field((), max_length=100)
-    """Packages of the workers, as pip's requirements: ["einops==0.8.1"]. Installed once per node, into a directory that
-    only processes of jobs with the same list see. Only if the server allows it (SHOAL_ALLOW_PIP)."""
-    wheels: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
-    """A directory of wheels that every node can read: `pip` takes packages from there alone, and needs no network."""
-
-    @model_validator(mode="after")
-    def _has_packages_for_wheels(self) -> CodeSpec:
-        if self.wheels is not None and not self.wheels.startswith("/"):
-            raise ValueError(f"code.wheels {self.wheels!r} must be an absolute directory that every node can read.")
-        if self.wheels is not None and not self.pip:
-            raise ValueError("code.wheels is set, and code.pip names no package. Name those that the task needs.")
-        return self
-
-    @model_validator(mode="after")
-    def _is_small(self) -> CodeSpec:
-        size = sum(len(name) + len(value) + 2 for name, value in self.env.items())
-        if size > MAX_ENV_CHARS:
-            raise ValueError(
-                f"code.env has {size} characters; {MAX_ENV_CHARS} are allowed. Put large values into a file of "
-                "code.working_dir."
-            )
-        return self
-
-
-class SecretSource(Frozen):
-    """Where the value of a secret is on the nodes: exactly one of the keys."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "env"))
-
-    file: str | None = Field(None, max_length=4096, json_schema_extra={"pattern": "^/"})
-    """Absolute path of a file on the worker's node, of 64 KiB at most. A line end at its end is left out."""
-    env: VariableName | None = None
-    """A variable in the environment of the Ray node."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> SecretSource:
-        if (self.file is None) == (self.env is None):
-            raise ValueError('a secret has exactly one of file and env, for example {file: "/run/secrets/hub"}.')
-        if self.file is not None and not self.file.startswith("/"):
-            raise ValueError(f"the file of a secret, {self.file!r}, must be an absolute path on the worker's node.")
-        return self
-
-
-Secrets = dict[VariableName, SecretSource]
+from shoal_workers.contract.user_code import CodeSpec, LoopSpec, ProgramFile, ScriptSpec, Secrets
+from shoal_workers.contract.webhooks import MAX_WEBHOOKS, WebhookSpec
 
 
 class StopSpec(Frozen):
@@ -233,8 +136,6 @@ class ContinueFrom(Frozen):
 
 SWEEP_LABEL = "sweep"
 """Each job of a sweep has this label; its value is the name of the sweep."""
-
-
 SWEEP_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 
@@ -286,87 +187,6 @@ class MetricsSpec(Frozen):
         return hook
 
 
-MAX_WEBHOOKS = 8
-"""Largest number of webhooks of one job."""
-SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
-"""Prefix of the service's environment variables that may hold the secret of a webhook."""
-_WEBHOOK_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
-_EVENT_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
-_WEBHOOK_URL = whole(r"apprise:|[hH][tT][tT][pP][sS]?://[^\s@/?#\\]+([/?#][!-~]*)?")
-APPRISE = "apprise:"
-"""The `url` of a webhook for mail or chat. Its secret is then the URL of the account or chat, as apprise writes it."""
-EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern": whole(_EVENT_PATTERN.pattern)})]
-
-
-def is_reference(secret: str) -> bool:
-    """Whether the text has the form that names a secret of the service."""
-    return _WEBHOOK_SECRET.fullmatch(secret) is not None
-
-
-class WebhookSpec(Frozen):
-    """A receiver of events over HTTP."""
-
-    url: str = Field(max_length=2048, json_schema_extra={"pattern": _WEBHOOK_URL})
-    """Address of the receiver, http or https, without a user name and a password. Redirects are not followed. Or
-    `apprise:`, for mail and chat: `secret` then names the apprise URL."""
-    events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
-    """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
-    secret: str = Field(max_length=96, json_schema_extra={"pattern": whole(_WEBHOOK_SECRET.pattern)})
-    """Where the service finds the secret that signs, or the apprise URL: `env:SHOAL_WEBHOOK_SECRET_NAME`, an
-    environment variable of the service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
-
-    @property
-    def receiver(self) -> str:
-        """Scheme, host and port of the URL, without its path, which may contain a token. For apprise:
-        `apprise:` and the name of the secret."""
-        if self.is_apprise:
-            return f"{APPRISE}{self.secret}"
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc}"
-
-    @property
-    def is_apprise(self) -> bool:
-        return self.url == APPRISE
-
-    @field_validator("url")
-    @classmethod
-    def _is_http(cls, url: str) -> str:
-        if url == APPRISE:
-            return url
-        try:
-            parts = urlsplit(url)
-            is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_usable = False
-        if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
-            raise ValueError(
-                "is not a valid URL of a receiver: use http:// or https:// with a host, and no spaces; or apprise: for "
-                "mail and chat, with the name of a secret that is the apprise URL."
-            )
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("has a user name or a password: receivers check the signature instead.")
-        return url
-
-    @field_validator("events")
-    @classmethod
-    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            if not _EVENT_PATTERN.fullmatch(pattern):
-                raise ValueError(f'{pattern!r} must be a type of event, such as "job.state", or "incident.*", or "*".')
-        return patterns
-
-    @field_validator("secret")
-    @classmethod
-    def _is_a_reference(cls, secret: str) -> str:
-        if not is_reference(secret):
-            raise ValueError(
-                f"must be env:{SECRET_VARIABLE}NAME or file:NAME; it names a secret of the service and never is one."
-            )
-        return secret
-
-
-_INSIDE = r"(?!.*(?:^|/)\.\.(?:/|$))[^/\x00][^\x00]*"
-_MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 _TASK = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 _CHARACTERS = {
     "name": (is_job_name, "letters, digits, and inner dashes, dots and underscores"),
@@ -435,213 +255,6 @@ class BatchSpec(Frozen):
         return self.global_size // self.micro_size
 
 
-class ElasticitySpec(Frozen):
-    """How far the job may shrink and grow."""
-
-    min_workers: int = Field(1, ge=1, le=100_000)
-    """With fewer workers the job does not train; it waits for capacity."""
-    max_workers: int = Field(1, ge=1, le=100_000)
-    """The job never uses more workers than this."""
-    standby: int = Field(0, ge=0, le=1_000)
-    """Warm spare workers that are ready to replace a dead rank."""
-    wait_s: float = Field(1800.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds that a running job may wait for `min_workers`; then it fails with the reason capacity_timeout."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ElasticitySpec:
-        if self.min_workers > self.max_workers:
-            raise ValueError(
-                f"elasticity.min_workers {self.min_workers} is larger than elasticity.max_workers {self.max_workers}. "
-                f"Set max_workers to at least {self.min_workers}."
-            )
-        return self
-
-
-class DamagePolicy(StrEnum):
-    STOP = "stop"
-    START_OVER = "start_over"
-
-
-class CheckpointSpec(Frozen):
-    """Durable, sharded, asynchronous checkpoints."""
-
-    url: str | None = Field(None, max_length=4096)
-    """An fsspec URL or an absolute directory that every node can reach. Clients on the server's machine take a relative
-    one from their working directory. Default: under the service's own state directory."""
-    every_steps: PositiveInt | None = 100
-    """Steps between two checkpoints; null: by time only."""
-    every_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Seconds between two checkpoints; null: by steps only."""
-    keep: int = Field(3, ge=1, le=10_000)
-    """Number of committed checkpoints to keep, newest first; the newest undamaged one is never deleted."""
-    keep_best: int = Field(0, ge=0, le=1_000)
-    """Number of checkpoints to keep besides, those of the best validations by `validation.metric`. A validation that is
-    among them saves a checkpoint."""
-    wait_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
-    """How long an attempt that looks for its newest checkpoint waits for a storage that does not answer, seconds. It
-    asks again meanwhile; then the job fails."""
-    tensorboard: bool = False
-    """Also write the series as TensorBoard event files, beside the checkpoints. `url` must be a directory then."""
-    all_damaged: DamagePolicy = DamagePolicy.STOP
-    """If checkpoints exist and every one of them is damaged: stop the job, or start over from step 0."""
-
-
-class GradientLogMode(StrEnum):
-    AUTO = "auto"
-    OFF = "off"
-
-
-class SnapshotSpec(Frozen):
-    """Snapshots in memory. With them, an unexpected death of a worker costs at most one step on CPU with an elementwise
-    optimizer, else the steps between two copies of the state."""
-
-    enabled: bool = True
-    """Keep snapshots in shared memory, and a copy of each on another node if there is one."""
-    budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
-    """Fraction of the step time that snapshots may cost. They are taken, and copied to another node, as often as this
-    allows, at most once per step."""
-    gradient_log: GradientLogMode = GradientLogMode.AUTO
-    """Send each step's gradients to another node, which repeats the update if this node is lost: a lost node then costs
-    at most one step. auto: if the job can have it (on CPU, at least two nodes, built-in AdamW or another elementwise
-    optimizer); its cost is not part of `budget`. off: a lost node costs the steps since the last
-    copy."""
-
-
-class NonFinitePolicy(StrEnum):
-    STOP = "stop"
-    SKIP = "skip"
-    ROLL_BACK = "roll_back"
-
-
-class HealthSpec(Frozen):
-    """When a worker or a step counts as faulty, and what happens then."""
-
-    hang_factor: float = Field(10.0, ge=2, le=1e6, allow_inf_nan=False)
-    """A group counts as hung if it makes no progress for this many median step times, for four times its slowest step,
-    and for `hang_floor_s`. In the first steps of a group, and while it validates, for 30 s at least."""
-    hang_floor_s: float = Field(3.0, gt=0, le=86400, allow_inf_nan=False)
-    """Minimum time without progress before a group counts as hung, seconds."""
-    non_finite: NonFinitePolicy = NonFinitePolicy.STOP
-    """If a loss or gradient is not finite: stop the job, skip the step, or roll back to the newest durable checkpoint
-    and skip the step when it is reached again."""
-    max_non_finite: int = Field(3, ge=1, le=10_000)
-    """The job stops after this many consecutive skipped steps or rollbacks."""
-    straggler_factor: float | None = Field(2.0, gt=1, le=1e6, allow_inf_nan=False)
-    """A rank is a straggler if it computes longer than this many times the group's median; null: never."""
-    straggler_steps: int = Field(20, ge=1, le=1_000_000)
-    """A straggler is replaced after this many consecutive slow steps, if a spare worker or a node is available."""
-    replay_every_steps: PositiveInt | None = None
-    """Check for silent corruption: steps after which each rank recomputes another rank's micro-batch and compares
-    the bits; null: never."""
-    checksum_every_steps: PositiveInt | None = 100
-    """Check for silent corruption: steps after which ranks that hold the same parameters and optimizer state compare
-    checksums of them; null: never. Needs dp_replicate or tp above 1."""
-    probation_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds for which the job avoids a node that it suspects; then, and once before, the node is tested. The job uses
-    it again only after a test passes."""
-
-
-class TimeoutsSpec(Frozen):
-    """How long each wait may last without progress, seconds: progress of what is waited for moves the deadline on. The
-    wait for lost workers is `elasticity.wait_s`; hangs of a training group are `health.hang_*`."""
-
-    start_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """Time for `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
-    form_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """Time for a group to meet and to build its model."""
-    restore_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
-    """Time for a group to read its state from memory or from a checkpoint."""
-    save_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """The longest wait for the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and
-    training goes on."""
-    commit_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
-    """The longest wait for a commit marker. The wait for the storage to list its checkpoints is `checkpoint.wait_s`."""
-
-
-class RetrySpec(Frozen):
-    """Failures of the user's code or of the whole job. A lost worker is not a failure: the group re-forms."""
-
-    max_failures: int = Field(2, ge=0, le=10_000)
-    """Number of restarts from the newest checkpoint, each only if steps were completed since the last failure."""
-    max_recoveries: int = Field(1000, ge=0, le=10**9)
-    """Number of re-formations after lost workers; then the job fails with the reason recovery_budget."""
-
-
-class Launcher(StrEnum):
-    """Whose environment the script's processes get."""
-
-    TORCHRUN = "torchrun"
-    ACCELERATE = "accelerate"
-    DEEPSPEED_ENV = "deepspeed_env"
-    PYTHON = "python"
-    RAY_TRAIN = "ray_train"
-
-
-class ProgressSource(StrEnum):
-    """Where the steps, the curves and the remaining time of a script come from."""
-
-    AUTO = "auto"
-    HOOK = "hook"
-    TENSORBOARD = "tensorboard"
-    NONE = "none"
-
-
-class ProgramFile(Frozen):
-    """What is run as `__main__`, with its arguments."""
-
-    model_config = ConfigDict(json_schema_extra=exactly_one_of("file", "module"))
-
-    file: str | None = Field(None, min_length=1, max_length=4096, json_schema_extra={"pattern": whole(_INSIDE)})
-    """Path of the script below `code.working_dir`."""
-    module: str | None = Field(None, max_length=255, json_schema_extra={"pattern": whole(_MODULE.pattern)})
-    """Name of a module that is run as with `python -m`."""
-    args: tuple[Annotated[str, Field(max_length=8192)], ...] = Field((), max_length=1000)
-    """Arguments of the program."""
-
-    @model_validator(mode="after")
-    def _is_one(self) -> ProgramFile:
-        if (self.file is None) == (self.module is None):
-            raise ValueError("a program has exactly one of file and module, for example {file: train.py}.")
-        if self.file is not None and not re.fullmatch(_INSIDE, self.file):
-            raise ValueError(
-                f"file {self.file!r} must be a path below code.working_dir, without .. and not absolute, for example "
-                "train.py."
-            )
-        if self.module is not None and not _MODULE.fullmatch(self.module):
-            raise ValueError(f"module {self.module!r} is not the name of a module, for example package.train.")
-        return self
-
-    @property
-    def words(self) -> str:
-        """The program as a user types it, without its arguments: `train.py`, or `-m package.train`."""
-        return self.file if self.file is not None else f"-m {self.module}"
-
-
-class LoopSpec(ProgramFile):
-    """A program that keeps its own loop and gives it to Shoal with `shoal.run(train)`: the function is called again, in
-    the same process, when the group changes, and what it tracks comes from memory; see docs/loops.md."""
-
-
-class ScriptSpec(ProgramFile):
-    """A program that trains by itself. Shoal starts one process of it per worker, as torchrun does. When one is lost,
-    it starts the group again with as many workers as there are. The program goes on from its own checkpoint; see
-    docs/porting.md."""
-
-    launcher: Launcher = Launcher.TORCHRUN
-    """Whose environment the processes get. torchrun: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the
-    other variables that torchrun documents; accelerate: also those of `accelerate launch`; deepspeed_env: also
-    LOCAL_SIZE, CROSS_RANK and CROSS_SIZE, which DeepSpeed's launcher sets; python: none of them, for a script that is
-    not distributed, with one worker. ray_train: those of torchrun, for a script with a `TorchTrainer` of Ray Train:
-    rank 0 runs it, and `trainer.fit()` trains on every worker."""
-    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
-    """Seconds that a process has between SIGTERM and SIGKILL when its group ends: at a death, a resize, a pause. A
-    script that saves on SIGTERM needs as long as a save takes; one without a handler ends at once."""
-    progress: ProgressSource = ProgressSource.AUTO
-    """Where steps, curves and the remaining time come from. auto: what `shoal.log` says, and as long as it says
-    nothing, the TensorBoard event files that rank 0 writes below the working directory, the checkpoint directory, or
-    the one that SHOAL_TENSORBOARD names; hook: `shoal.log` only; tensorboard: event files only; none: neither."""
-
-
 KEYS_OF_TASKS = (
     *("task", "model", "data", "batch", "optimizer", "schedule", "precision", "module_precision", "reduce_precision"),
     *("compile", "stop", "init_from", "parallelism", "plan", "validation", "snapshot", "deterministic"),
@@ -675,7 +288,7 @@ class JobSpec(Frozen):
     loop: LoopSpec | None = None
     """A program with a loop of its own instead of a task. It decides what it trains, how, and when it ends."""
     code: CodeSpec = CodeSpec()
-    secrets: Secrets = Field(default_factory=dict, max_length=64, json_schema_extra=VARIABLE_NAMES)
+    secrets: Secrets = Field(default_factory=dict)
     """Environment variables of the workers whose values are not in the spec: `{HUB_TOKEN: {file: "/run/secrets/hub"}}`.
     Each is read on the worker's node when the worker starts, and is neither stored nor shown."""
     model: dict[str, Any] = Field(default_factory=dict)
@@ -819,79 +432,6 @@ class JobSpec(Frozen):
         if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must have the form "module:Name", for example "{LM_TASK}".')
         return task
-
-
-class TrainingSettings(Frozen):
-    """The settings that a running job may change. A generation trains with one value of them."""
-
-    stop: StopSpec | None
-    """None: a loop or a script decides."""
-    schedule: ScheduleSpec
-    validation: ValidationSpec
-    lr: float
-    """`optimizer.lr`."""
-    weight_changes: tuple[WeightChange, ...] = ()
-    """`data.changes` of the built-in tasks."""
-
-
-def settings_of(spec: JobSpec) -> TrainingSettings:
-    return TrainingSettings(
-        stop=spec.stop,
-        schedule=spec.schedule,
-        validation=spec.validation,
-        lr=spec.optimizer.lr,
-        weight_changes=weight_changes_of(spec),
-    )
-
-
-def weight_changes_of(spec: JobSpec) -> tuple[WeightChange, ...]:
-    """`data.changes` of a built-in task that reads text; none for others, whose `data` has the form that they like."""
-    found = spec.data.get("changes", ()) if spec.program is None and spec.task in TEXT_TASKS else ()
-    return tuple(WeightChange.model_validate(one) for one in found)
-
-
-def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
-    """The spec with these settings instead of its own."""
-    return spec.model_copy(
-        update={
-            "stop": settings.stop,
-            "schedule": settings.schedule,
-            "validation": settings.validation,
-            "optimizer": spec.optimizer.model_copy(update={"lr": settings.lr}),
-            "data": _with_weight_changes(spec, settings.weight_changes),
-        }
-    )
-
-
-def _with_weight_changes(spec: JobSpec, changes: tuple[WeightChange, ...]) -> dict[str, Any]:
-    if changes == weight_changes_of(spec):
-        return spec.data
-    return {**spec.data, "changes": [one.model_dump(mode="json") for one in changes]}
-
-
-def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...]:
-    """One text for people per value that differs, for example `stop.steps 120 -> 200`."""
-    old, new = _flat(before), _flat(after)
-    return tuple(
-        f"{key} {_shown(old.get(key))} -> {_shown(new.get(key))}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    )
-
-
-def _flat(settings: TrainingSettings) -> dict[str, Any]:
-    document = settings.model_dump(mode="json")
-    values = {"optimizer.lr": document.pop("lr")}
-    for change in document.pop("weight_changes"):
-        weights = ", ".join(f"{name} {weight:g}" for name, weight in change["weights"].items())
-        values[f"data.weights from step {change['at_step']} on"] = weights
-    for section, keys in document.items():
-        values |= {f"{section}.{key}": value for key, value in (keys or {}).items()}
-    return values
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:

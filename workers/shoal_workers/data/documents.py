@@ -17,7 +17,7 @@ from typing import BinaryIO
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.model import TextDataConfig, TextFormat
+from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.errors import UndecodableTextError
 from shoal_workers.data.rows import rows_of
 from shoal_workers.data.sources import SourceFile

@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 
 from shoal_workers.contract.batch_partition import epoch_key, sample_at
 from shoal_workers.contract.mixture_weights import InForce
-from shoal_workers.contract.model import TextSource
+from shoal_workers.contract.text_data import TextSource
 from shoal_workers.data.dataset import TokenDataset
 
 _ORDERS = 0x4D495854

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from shoal_workers.contract.model import TextDataConfig, TextFormat
+from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.corpus import (
     FORMAT,
     INDEX_NAME,

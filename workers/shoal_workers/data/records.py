@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from shoal_workers.contract.model import TextFormat
+from shoal_workers.contract.text_data import TextFormat
 from shoal_workers.data.errors import BadRowError, MissingTextError
 from shoal_workers.data.sources import SourceFile
 

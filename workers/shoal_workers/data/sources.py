@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from shoal_workers.contract.model import TextDataConfig, TextFormat
+from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.errors import MissingTextError, TextChangedError
 from shoal_workers.data.remote import BLOCK_BYTES, is_url, list_remote, open_remote
 

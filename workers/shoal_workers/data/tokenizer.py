@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.documents import Document, Position
 from shoal_workers.data.errors import TokenizerError
 

@@ -12,7 +12,8 @@ import torch
 
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape, ParallelPlan
-from shoal_workers.contract.spec import JobSpec, plan_of, with_settings
+from shoal_workers.contract.spec import JobSpec, plan_of
+from shoal_workers.contract.training_settings import with_settings
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore

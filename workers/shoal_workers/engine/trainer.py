@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.mixture_weights import InForce
-from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite

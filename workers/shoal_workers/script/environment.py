@@ -19,7 +19,8 @@ from typing import Any
 
 from shoal_workers.contract.media import MediaRanks
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.spec import JobSpec, Launcher
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.user_code import Launcher
 
 HOOK = "SHOAL_HOOK"
 """Address of the socket to which the package `shoal` sends what the script logs."""

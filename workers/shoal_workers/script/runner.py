@@ -30,8 +30,9 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, P
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import ContinueFrom, JobSpec, Launcher, ProgressSource
+from shoal_workers.contract.spec import ContinueFrom, JobSpec
 from shoal_workers.contract.suspects import Collective, Link
+from shoal_workers.contract.user_code import Launcher, ProgressSource
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
 from shoal_workers.engine.group.fence import Fence, GenerationFence

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal_workers.contract.model import ExamplesConfig
+from shoal_workers.contract.text_data import ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, lines_of

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY, TOKENIZER_NAME
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
 
 _ANSWERING = "assistant"

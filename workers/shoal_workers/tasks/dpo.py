@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from shoal_workers.contract.model import REFERENCE, DpoConfig, PreferenceLoss, PreferenceModelConfig, PreferencesConfig
+from shoal_workers.contract.hugging_face import REFERENCE, DpoConfig, PreferenceLoss, PreferenceModelConfig
+from shoal_workers.contract.text_data import PreferencesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.tasks.answers import NO_LABEL, Examples, padded_batch

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shoal_workers.contract.model import BYTE_TOKENIZER, TOKENIZER_NAME, ExamplesConfig, HuggingFaceConfig
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, ExamplesConfig
 from shoal_workers.tasks.answers import Encode, Examples, padded_batch, prepare_examples
 from shoal_workers.tasks.conversations import Encoder, load_encoder
 from shoal_workers.tasks.hf import HuggingFaceModel

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 
 
 class FeedForward(nn.Module):

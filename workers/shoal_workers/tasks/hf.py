@@ -15,7 +15,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import TOKENIZER_NAME, HuggingFaceConfig, TextDataConfig, plan_of_hugging_face
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
+from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.tasks.lora import BASE_RENAMES, add_adapters, export_of_adapters
 from shoal_workers.tasks.pretrained import PretrainedModel, refuse_small_vocabulary
 from shoal_workers.tasks.text import TextTask

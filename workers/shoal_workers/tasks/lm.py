@@ -13,7 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.feed_forward import hidden_dim
 from shoal_workers.tasks.text import TextTask

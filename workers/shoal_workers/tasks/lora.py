@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from shoal_workers.contract.model import LoraConfig, taken_for_experts
+from shoal_workers.contract.families import taken_for_experts
+from shoal_workers.contract.hugging_face import LoraConfig
 
 ADAPTER = "default"
 BASE_RENAMES = [[r"\.base_layer\.", "."]]

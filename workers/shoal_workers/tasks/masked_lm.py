@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal_workers.contract.encoders import MaskedModelConfig, MaskedTextConfig
-from shoal_workers.contract.model import BYTE_TOKENIZER, BYTE_VOCABULARY
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.errors import TokenizerError
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.masking import MaskedSamples, Masking

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from shoal_workers.checkpoint.errors import InitialWeightsUnusable
 from shoal_workers.checkpoint.safetensors_reader import SafetensorsReader
-from shoal_workers.contract.model import (
-    BYTE_TOKENIZER,
+from shoal_workers.contract.hugging_face import (
     CONFIG_NAME,
     PREFIX,
     TOKENIZER_NAME,
@@ -27,6 +26,7 @@ from shoal_workers.contract.model import (
     config_of,
     quantized,
 )
+from shoal_workers.contract.text_data import BYTE_TOKENIZER
 from shoal_workers.data.tokenizer import load_tokenizer
 
 _TOKENIZER_FILES = (

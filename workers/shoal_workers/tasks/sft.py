@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import AnswersConfig, HuggingFaceConfig, architecture_of, isolates_packed
+from shoal_workers.contract.families import isolates_packed
+from shoal_workers.contract.hugging_face import HuggingFaceConfig, architecture_of
+from shoal_workers.contract.text_data import AnswersConfig
 from shoal_workers.data.tokenizer import Split
 from shoal_workers.tasks.answers import NO_LABEL, AnswerDataset
 from shoal_workers.tasks.conversations import answer_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.mixture import Mixture, ValidationMixture

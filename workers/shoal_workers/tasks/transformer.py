@@ -4,7 +4,8 @@ experts, scaled residual init.
 After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings: B
 samples, T tokens, D = dim, H query heads, G key and value heads, K = width of a head, V = vocabulary.
 
-It contains no code for parallelism. Layouts are applied from outside, by the names of its modules (contract/model.py):
+It contains no code for parallelism. Layouts are applied from outside, by the names of its modules
+(contract/language_model.py):
 
     embedding, dropout, blocks.*, norm, head
     blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import Experts, FeedForward, MixtureOfExperts, Router, hidden_dim
 
 _INIT_GAIN = 0.02 * math.sqrt(768)

@@ -191,7 +191,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
-        from shoal_workers.contract.model import LM_TASK
+        from shoal_workers.contract.language_model import LM_TASK
 
         document = load_spec(spec, assignments or ())
         parsed = parse_spec(document)

@@ -174,7 +174,7 @@ def _as_ray_train(
 
     from shoal_api.cli.doors import ray_train_of
     from shoal_api.cli.program import code_directory
-    from shoal_workers.contract.spec import Launcher
+    from shoal_workers.contract.user_code import Launcher
 
     own = program.launcher in (Launcher.TORCHRUN, Launcher.PYTHON) and program.workers is None
     if not own or program.file is None or options["script.launcher"] not in (None, Launcher.RAY_TRAIN.value):

@@ -21,7 +21,7 @@ from shoal_service.fleet_views import (
     UserView,
 )
 from shoal_service.views import QueuePlace
-from shoal_workers.contract.spec import ElasticitySpec
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:

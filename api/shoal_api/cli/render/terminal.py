@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import ProgramFile, ScriptSpec
+from shoal_workers.contract.user_code import ProgramFile, ScriptSpec
 
 STATE_STYLE = {
     JobState.QUEUED: "dim",

@@ -34,9 +34,9 @@ from shoal_service.core.events.training import (
     CheckpointFallback,
     StorageAway,
 )
+from shoal_workers.contract.fault_tolerance import DamagePolicy
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import DamagePolicy
 from shoal_workers.contract.worker_reports import (
     ReplicasEqual,
     SavedPart,

@@ -23,7 +23,7 @@ from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.messages import Assignment, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, proof_for
 from shoal_workers.contract.snapshots import SnapshotSource
-from shoal_workers.contract.spec import changes
+from shoal_workers.contract.training_settings import changes
 
 
 def consider(turn: Turn) -> None:

@@ -38,10 +38,10 @@ from shoal_service.core.events.training import (
 from shoal_service.core.events.workers import WorkerLost
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
+from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
-from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.contract.validation import is_exhausted, why_exhausted
 
 _FRUITLESS_LIMIT = 6

@@ -20,7 +20,7 @@ from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.training import GenerationSwitching
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.spec import changes
+from shoal_workers.contract.training_settings import changes
 
 
 @dataclass(frozen=True, slots=True)

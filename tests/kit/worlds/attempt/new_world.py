@@ -15,7 +15,8 @@ from shoal_service.core.attempt.incidents import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, History, Target
 from shoal_service.core.attempt.state.stages import Opening, Starting
 from shoal_service.core.lost_attempt import LostAttempt
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
+from shoal_workers.contract.spec import JobSpec
 
 
 def make_world(

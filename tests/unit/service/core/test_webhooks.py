@@ -18,7 +18,7 @@ from shoal_service.core.webhooks import (
     selects,
     unknown_patterns,
 )
-from shoal_workers.contract.spec import WebhookSpec
+from shoal_workers.contract.webhooks import WebhookSpec
 
 HOOK = {"url": "https://example.org/hook", "secret": "env:SHOAL_WEBHOOK_SECRET_A"}
 CLOSED = WebhookRules()

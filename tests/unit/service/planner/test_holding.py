@@ -15,8 +15,9 @@ from shoal_service.planner.memory import BytesPart, host_need
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.hugging_face import HuggingFaceConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.model import HuggingFaceConfig, LanguageModelConfig
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.named_optimizer import named_optimizer

@@ -8,8 +8,8 @@ from doubles.event_loop import run, settle
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.executor import TICK_S
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.spec import ElasticitySpec
 
 _WAIT_S = 60.0
 _TWO = SPEC.model_copy(update={"elasticity": ElasticitySpec(min_workers=2, max_workers=2, wait_s=_WAIT_S)})

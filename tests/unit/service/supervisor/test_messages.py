@@ -13,8 +13,9 @@ from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, S
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
 from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, WorkerView
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+from shoal_workers.contract.spec import JobSpec
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T", "data": {"paths": ["a", "b"]}})
 DIRECTIVE = Directive(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from doubles.event_loop import run, until
 from doubles.supervisor_bench import SPEC, SupervisorBench
+from shoal_workers.contract.fault_tolerance import CheckpointSpec
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import CheckpointSpec
 
 KEEPS_ONE = SPEC.model_copy(update={"checkpoint": CheckpointSpec(keep=1)})
 

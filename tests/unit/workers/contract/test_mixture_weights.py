@@ -21,7 +21,7 @@ from shoal_workers.contract.mixture_weights import (
     planned,
     to_json,
 )
-from shoal_workers.contract.spec import changes, settings_of, with_settings
+from shoal_workers.contract.training_settings import changes, settings_of, with_settings
 
 A, B, C = (1.0, 0.0), (0.5, 0.5), (0.0, 2.0)
 STEPS = st.lists(st.integers(1, 40), max_size=4, unique=True).map(sorted)

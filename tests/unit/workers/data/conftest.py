@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 
 
 @pytest.fixture

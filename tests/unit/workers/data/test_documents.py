@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
 from shoal_workers.data.errors import MissingTextError, TextChangedError, UndecodableTextError
 from shoal_workers.data.sources import find_sources, local_source

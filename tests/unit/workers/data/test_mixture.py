@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from shoal_workers.contract.mixture_weights import InForce
-from shoal_workers.contract.model import TextDataConfig, TextSource
+from shoal_workers.contract.text_data import TextDataConfig, TextSource
 from shoal_workers.data.errors import CorpusTooSmallError, MissingTextError
 from shoal_workers.data.mixture import Interleaving, Mixture, MixtureOrder, shares_of
 from shoal_workers.data.tokenizer import Split, split_of

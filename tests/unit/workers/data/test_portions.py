@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.documents import Position, read_documents
 from shoal_workers.data.errors import BadRowError
 from shoal_workers.data.portions import Portions, divided

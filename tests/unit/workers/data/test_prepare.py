@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.__main__ import prepare_with_bar
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.errors import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.prepare import prepare_corpus
 
 SHARD_BYTES = 16384
 CHILD = """
 import os, sys
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import Sharing, prepare_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 ConfigOf = Callable[..., TextDataConfig]
 SHARD_BYTES = 8192
 CHILD = """
 import os, signal, sys
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.tokenizer import ByteTokenizer
 

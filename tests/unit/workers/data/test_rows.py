@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather, parquet
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.documents import Document, Position, read_documents
 from shoal_workers.data.errors import BadRowError, DataError, MissingTextError, UndecodableTextError
 from shoal_workers.data.prepare import PreparePhase, PrepareProgress, prepare_corpus

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.errors import MissingTextError
 from shoal_workers.data.sources import find_sources
 

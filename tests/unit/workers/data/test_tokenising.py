@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import UndecodableTextError
@@ -31,7 +31,7 @@ _WORDS = ("shoal", "Grüße", "日本語", "naïve", "x=1;", "…", "\t", "the",
 _PARENT = """
 import json, os, sys
 from pathlib import Path
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 def report(state):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.model import DPO_TASK, SFT_TASK, DpoConfig
+from shoal_workers.contract.hugging_face import DPO_TASK, SFT_TASK, DpoConfig
 from shoal_workers.data.errors import CorpusTooSmallError, DataError
 from shoal_workers.tasks.dpo import DirectPreferenceOptimization, Side, preference_losses
 from shoal_workers.tasks.sft import SupervisedFineTuning

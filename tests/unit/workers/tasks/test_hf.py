@@ -1,4 +1,4 @@
-"""contract/model.py agrees with the installed transformers on the model types."""
+"""contract/families.py and contract/hugging_face.py agree with the installed transformers on the model types."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.consistency import remarks
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.families import FAMILIES
-from shoal_workers.contract.model import (
-    HF_TASK,
-    OF_OTHER_HEADS,
-    PREFIX,
-    HuggingFaceConfig,
-    TensorStyle,
-    plan_of_hugging_face,
-)
+from shoal_workers.contract.hugging_face import HF_TASK, OF_OTHER_HEADS, PREFIX, HuggingFaceConfig
+from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
+from shoal_workers.contract.model import TensorStyle
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM

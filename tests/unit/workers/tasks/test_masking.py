@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.errors import TokenizerError
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.tasks.masked_lm import MaskedLanguageModel

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import Experts, MixtureOfExperts, grouped_product
 from shoal_workers.tasks.transformer import Transformer
 

@@ -12,7 +12,7 @@ import torch
 from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.families import FAMILIES
-from shoal_workers.contract.model import SFT_TASK
+from shoal_workers.contract.hugging_face import SFT_TASK
 from shoal_workers.data.errors import CorpusTooSmallError, DataError
 from shoal_workers.tasks.answers import NO_LABEL, packed
 from shoal_workers.tasks.conversations import answer_of, load_encoder

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shoal_workers.contract.model import LanguageModelConfig
+from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import default_hidden_dim
 from shoal_workers.tasks.transformer import Transformer, rotate, rotation_table
 

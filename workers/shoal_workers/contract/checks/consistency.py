@@ -11,28 +11,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, pretrained_of
-from shoal_workers.contract.families import FAMILIES
-from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
-from shoal_workers.contract.model import (
-    BYTE_TOKENIZER,
-    BYTE_VOCABULARY,
-    LM_TASK,
+from shoal_workers.contract.families import FAMILIES, isolates_packed
+from shoal_workers.contract.hugging_face import (
     SFT_TASK,
     TOKENIZER_NAME,
     HuggingFaceConfig,
-    LanguageModelConfig,
     PreferenceModelConfig,
-    TextDataConfig,
     architecture_of,
     config_of,
     hugging_face_of,
-    isolates_packed,
     lacks_tokenizer,
     quantized,
     slow_tokenizer_of,
 )
+from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
+from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
 from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.spec import BatchSync, JobSpec, Launcher, Precision, plan_of
+from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextDataConfig
+from shoal_workers.contract.user_code import Launcher
 
 
 @dataclass(frozen=True, slots=True)

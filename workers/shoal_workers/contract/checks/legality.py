@@ -13,6 +13,9 @@ from typing import Literal
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.encoders import SECTIONS, pretrained_of
+from shoal_workers.contract.hugging_face import PretrainedConfig, architecture_of, dropout_of
+from shoal_workers.contract.hugging_face_plan import axes_of_family, why_not
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import (
     MAX_PADDING,
     ContextMethod,
@@ -26,15 +29,7 @@ from shoal_workers.contract.layout import (
     num_stages,
     replicated,
 )
-from shoal_workers.contract.model import (
-    LM_TASK,
-    ParallelPlan,
-    PretrainedConfig,
-    architecture_of,
-    axes_of_family,
-    dropout_of,
-    why_not,
-)
+from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import BatchSync, JobSpec, plan_of, varies_in_length
 
 

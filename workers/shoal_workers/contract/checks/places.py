@@ -19,8 +19,9 @@ from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.encoders import PRETRAINED_TASKS
-from shoal_workers.contract.model import BYTE_TOKENIZER, LM_TASK
+from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.text_data import BYTE_TOKENIZER
 
 LOCAL = "file"
 DEFAULT_PATHS = "/"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from shoal_workers.contract.spec import ProgramFile
+from shoal_workers.contract.user_code import ProgramFile
 
 _state: dict[str, bool] = {"is_capturing": False}
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from shoal_workers.contract.spec import CodeSpec
+from shoal_workers.contract.user_code import CodeSpec
 from shoal_workers.node_lock import node_lock
 from shoal_workers.package_sets import hold, root_of_node
 

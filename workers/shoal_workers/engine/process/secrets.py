@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shoal_workers.contract.spec import SecretSource
+from shoal_workers.contract.user_code import SecretSource
 
 MAX_SECRET_BYTES = 64 << 10
 _SHORTEST = 4

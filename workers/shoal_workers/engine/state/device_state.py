@@ -16,8 +16,8 @@ from typing import Protocol
 from torch import Tensor
 
 from shoal_workers.checkpoint.save_plan import SavePlan
+from shoal_workers.contract.fault_tolerance import GradientLogMode
 from shoal_workers.contract.snapshots import SnapshotSource
-from shoal_workers.contract.spec import GradientLogMode
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.training_state import StateView
 from shoal_workers.engine.step.generation import Generation

@@ -23,9 +23,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from shoal_workers.contract.mixture_weights import InForce, began, in_force, late
-from shoal_workers.contract.model import TextDataConfig
 from shoal_workers.contract.optimizers import OptimizerSpec
 from shoal_workers.contract.spec import BatchSync, JobSpec
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.engine.length_buckets import Bucket, LengthBuckets
 from shoal_workers.engine.parallel.global_norm import synchronise
 from shoal_workers.engine.parallel.sharding import default_shard_units

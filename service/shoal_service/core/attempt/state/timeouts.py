@@ -7,7 +7,7 @@ A module of its own: configurations of earlier releases, which a restarted super
 from __future__ import annotations
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.spec import TimeoutsSpec
+from shoal_workers.contract.fault_tolerance import TimeoutsSpec
 
 
 class Timeouts(Frozen):

@@ -17,8 +17,8 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.fleet_views import ClusterView, DryRun, PlannedSize, QueuedJob, QueueView
 from shoal_service.views import JobStatus, JobSummary, JobView, QueuePlace
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import JobState, UserFailure
-from shoal_workers.contract.spec import ElasticitySpec
 
 NOW = 1_700_000_000.0
 ID = "job-0123456789ab"

@@ -40,11 +40,11 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress, WorkerExit, WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.contract.spec import ElasticitySpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,

@@ -41,10 +41,10 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
+from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
-from shoal_workers.contract.spec import ElasticitySpec
 from shoal_workers.contract.worker_reports import PreemptionNotice, ReplayMismatch, ReplicaMismatch, ReplicasEqual
 
 NewWorld = Callable[..., Any]

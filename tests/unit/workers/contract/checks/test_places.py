@@ -6,7 +6,7 @@ import pytest
 
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_places
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.model import HF_TASK
+from shoal_workers.contract.hugging_face import HF_TASK
 
 ROOTS = AllowedPlaces(
     paths=("/data", "/scratch/shoal"),

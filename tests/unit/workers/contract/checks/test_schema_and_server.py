@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
-from shoal_workers.contract.model import HF_TASK
+from shoal_workers.contract.hugging_face import HF_TASK
 
 SCHEMA = job_spec_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)

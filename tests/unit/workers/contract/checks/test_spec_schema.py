@@ -6,7 +6,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from shoal_workers.contract.checks.spec_errors import job_spec_schema
-from shoal_workers.contract.model import HF_TASK, LM_TASK
+from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.language_model import LM_TASK
 
 STOP = {"stop": {"steps": 1}}
 DATA = {"corpus": "python-stdlib"}

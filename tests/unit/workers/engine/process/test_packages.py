@@ -17,7 +17,7 @@ from shoal_workers.contract.checks.places import AllowedPlaces, PipSource, check
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.exception_causes import Origin
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.spec import CodeSpec
+from shoal_workers.contract.user_code import CodeSpec
 from shoal_workers.engine.process import packages
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.packages import PackagesNotInstalled, add_packages, installed

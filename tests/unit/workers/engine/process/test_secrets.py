@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.contract.messages import LogStream, Phase, Progress
-from shoal_workers.contract.spec import SecretSource
+from shoal_workers.contract.user_code import SecretSource
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import MAX_SECRET_BYTES, Mask, SecretUnreadable, read_secrets
 from shoal_workers.engine.process.tee import Tee

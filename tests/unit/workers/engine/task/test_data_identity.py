@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.contract.model import TextDataConfig
+from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.prepare import prepare_corpus
 from shoal_workers.data.tokenizer import Split

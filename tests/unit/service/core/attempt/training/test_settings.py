@@ -12,7 +12,8 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.mixture_weights import WeightChange
-from shoal_workers.contract.spec import StopSpec, TrainingSettings
+from shoal_workers.contract.spec import StopSpec
+from shoal_workers.contract.training_settings import TrainingSettings
 
 NewWorld = Callable[..., World]
 NAME = "step-000000000007-a2-g3"

@@ -1,0 +1,264 @@
+"""Settings of the models of transformers, and what the content of a config.json says about them.
+
+    PretrainedConfig            any model: a directory, or a config
+    HuggingFaceConfig           a causal language model, with adapters or without
+    PreferenceModelConfig       one that is trained on preferences
+
+What cannot be trained (quantized weights, adapters of the embedding) is refused at submission, in words from here. How
+such a model may be split is in `hugging_face_plan`, the settings of encoders are in `encoders`, and
+`shoal_workers.tasks` builds the models. Called by the submit check, the planner and the tasks. Pure, except that it
+reads the files of a model's directory; it never imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from shoal_workers.contract.base import Frozen, exactly_one_of
+from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS, FAMILIES, taken_for_experts
+
+HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
+SFT_TASK = "shoal_workers.tasks.sft:SupervisedFineTuning"
+DPO_TASK = "shoal_workers.tasks.dpo:DirectPreferenceOptimization"
+HF_TASKS = (HF_TASK, SFT_TASK, DPO_TASK)
+"""The tasks whose model is a causal language model of transformers."""
+PREFIX = "network."
+"""Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
+REFERENCE = "reference."
+"""Prefix of the names of a second, frozen model, with which preferences are compared."""
+CONFIG_NAME = "config.json"
+TOKENIZER_NAME = "tokenizer.json"
+_SLOW_TOKENIZER_NAMES = (
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    *("vocab.json", "merges.txt", "vocab.txt"),
+)
+"""Tokenizer files of SentencePiece, of byte-pair encoding as in GPT-2, and of WordPiece, which Shoal does not read."""
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+class LoraConfig(Frozen):
+    """Low-rank adapters (Hu et al. 2021): they are trained, and the model beside them is frozen."""
+
+    r: int = Field(16, ge=1, le=1 << 16)
+    """Rank of each adapter."""
+    alpha: float = Field(32.0, gt=0, le=1e6)
+    """The output of an adapter is multiplied by alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropout of an adapter's input."""
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Last parts of the names of the layers that get an adapter, for example [q_proj, v_proj]; "all-linear": all linear
+    layers but the head."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_quantization(cls, data: Any) -> Any:
+        found = sorted(_QUANTIZATION & set(data)) if isinstance(data, dict) else []
+        if found:
+            raise ValueError(
+                f"model.lora has {found[0]}: QLoRA is not supported, because Shoal keeps the model beside the adapters "
+                "in fp32 and shards it over the workers. Remove the key; more workers, or parallelism.dp_shard, make "
+                "each worker's part smaller."
+            )
+        targets = data.get("target_modules") if isinstance(data, dict) else None
+        # Behind this validator a strict model takes no list of JSON for a tuple.
+        return {**data, "target_modules": tuple(targets)} if isinstance(targets, list) else data
+
+    @model_validator(mode="after")
+    def _not_the_ends(self) -> LoraConfig:
+        if ends := {"lm_head", "embed_tokens", "wte", "embed_in"} & set(self.target_modules):
+            raise ValueError(
+                f"model.lora.target_modules names {sorted(ends)[0]!r}: adapters of the embedding and of the head are "
+                "not supported. Name linear layers of the blocks."
+            )
+        return self
+
+
+_QUANTIZATION = frozenset({"load_in_4bit", "load_in_8bit", "quantization_config", "quantization", "bits", "qlora"})
+
+
+class PretrainedConfig(Frozen):
+    """A model of transformers from a local directory, with its weights, or from a config, with random weights."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("path", "config"))
+
+    path: str | None = Field(None, min_length=1, max_length=4096)
+    """Directory with config.json and *.safetensors. Every node must be able to read it; nothing is downloaded."""
+    config: dict[str, Any] | None = Field(
+        None, json_schema_extra={"required": ["model_type"], "properties": {"model_type": {"type": "string"}}}
+    )
+    """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PretrainedConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError(
+                "model must contain exactly one of path (a local directory) and config (the content of a config.json)."
+            )
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('model.config must contain a model_type, for example {"model_type": "llama"}.')
+        return self
+
+
+class HuggingFaceConfig(PretrainedConfig):
+    """A causal language model from a local directory, with its weights, or from a config, with random weights."""
+
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+    lora: LoraConfig | None = None
+    """Adapters, by the library peft. Null: the whole model is trained."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a second, frozen model is beside the one that trains."""
+        return False
+
+
+class PreferenceLoss(StrEnum):
+    """What is minimised over the margin between a chosen and a rejected answer."""
+
+    SIGMOID = "sigmoid"
+    """Direct preference optimization (Rafailov et al. 2023)."""
+    IPO = "ipo"
+    """Identity preference optimization (Azar et al. 2023), over the mean log probability of an answer's tokens."""
+    HINGE = "hinge"
+    """Sequence likelihood calibration (Zhao et al. 2023)."""
+
+
+class DpoConfig(Frozen):
+    """How preferences become a loss. The reference model is the one in model.path."""
+
+    loss: PreferenceLoss = PreferenceLoss.SIGMOID
+    """"sigmoid" (Rafailov et al. 2023), "ipo" (Azar et al. 2023) over the mean log probability of an answer's tokens,
+    or "hinge" (Zhao et al. 2023)."""
+    beta: float = Field(0.1, gt=0, le=1e3)
+    """How close the model stays to the reference; larger is closer."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Probability that chosen and rejected are exchanged in a line (Mitchell 2023). Only with the loss "sigmoid"."""
+
+    @model_validator(mode="after")
+    def _smooths(self) -> DpoConfig:
+        if self.label_smoothing and self.loss is not PreferenceLoss.SIGMOID:
+            raise ValueError(
+                f"model.dpo.label_smoothing is {self.label_smoothing}, and model.dpo.loss {str(self.loss)!r} has none. "
+                'Set it to 0, or the loss to "sigmoid".'
+            )
+        return self
+
+
+class PreferenceModelConfig(HuggingFaceConfig):
+    """A causal language model that is trained on preferences."""
+
+    dpo: DpoConfig = DpoConfig()
+    """How preferences become a loss."""
+
+    @property
+    def has_reference(self) -> bool:
+        """With adapters the reference is the model without them."""
+        return self.lora is None
+
+    @model_validator(mode="after")
+    def _begins_somewhere(self) -> PreferenceModelConfig:
+        if self.config is not None and self.lora is None:
+            raise ValueError(
+                "model.config draws random weights, and preferences need a model that gives answers already: name its "
+                "directory in model.path."
+            )
+        return self
+
+
+def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
+    """Settings of a causal language model of transformers; None for another task, and for invalid settings, which the
+    submit check refuses."""
+    if task not in HF_TASKS:
+        return None
+    try:
+        return (PreferenceModelConfig if task == DPO_TASK else HuggingFaceConfig).model_validate(model)
+    except ValidationError:
+        return None
+
+
+def config_of(settings: PretrainedConfig) -> dict[str, Any]:
+    """The content of the model's config.json; {} if it cannot be read here."""
+    return settings.config if settings.config is not None else _read_config(settings.path or "")
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """The content of a model directory's config.json; {} if it does not exist here or cannot be read."""
+    file = Path(path).expanduser() / CONFIG_NAME
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_CONFIG_BYTES:
+            return {}
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def quantized(config: Mapping[str, Any]) -> str:
+    """Why a model with this content of config.json cannot be trained, as a sentence; empty: it is not quantized."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return ""
+    method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else "unknown"
+    return (
+        f"the model's config has a quantization_config (quant_method {method!r}), and Shoal trains fp32 parameters: "
+        "QLoRA and training of quantized weights are not supported. Write the weights in bf16 or fp32 (transformers: "
+        "from_pretrained(..., dtype=torch.bfloat16), model.dequantize(), save_pretrained), and name that directory; "
+        "model.lora then trains adapters beside them."
+    )
+
+
+def lacks_tokenizer(settings: PretrainedConfig) -> bool:
+    """Whether the model's directory is on this machine and has no tokenizer that can be read."""
+    if settings.path is None:
+        return False
+    directory = Path(settings.path).expanduser()
+    return (directory / CONFIG_NAME).is_file() and not (directory / TOKENIZER_NAME).is_file()
+
+
+def slow_tokenizer_of(settings: PretrainedConfig) -> tuple[str, ...]:
+    """Names of the tokenizer files in the model's directory whose format Shoal does not read."""
+    directory = Path(settings.path or "").expanduser()
+    return tuple(name for name in _SLOW_TOKENIZER_NAMES if settings.path and (directory / name).is_file())
+
+
+def architecture_of(settings: PretrainedConfig) -> str:
+    """`model_type` of the config; empty if the config cannot be read here."""
+    return str(config_of(settings).get("model_type", ""))
+
+
+OF_OTHER_HEADS = frozenset({"classifier_dropout", "summary_first_dropout", "summary_last_dropout"})
+"""Dropouts in a config that a causal language model does not have."""
+_DROPOUTS = ("dropout", "pdrop", "drop_path", "layerdrop")
+
+
+def dropout_of(settings: PretrainedConfig) -> tuple[str, float] | None:
+    """Key and value of the first dropout of the model that is larger than 0; None: there is none."""
+    config, architecture = config_of(settings), architecture_of(settings)
+    if isinstance(settings, HuggingFaceConfig):
+        if settings.lora is not None and settings.lora.dropout:
+            return "lora.dropout", settings.lora.dropout
+        defaults = FAMILIES[architecture].dropouts if architecture in FAMILIES else {}
+        others = OF_OTHER_HEADS
+    else:
+        defaults, others = DROPOUTS_OF_ENCODERS.get(architecture, {}), frozenset()
+    values = {**defaults, **config}
+    found = (
+        (key, value)
+        for key, value in values.items()
+        if any(word in key for word in _DROPOUTS) and key not in others and isinstance(value, int | float)
+    )
+    return next((one for one in found if one[1] > 0), None)
+
+
+def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:
+    """Whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
+    if lora.target_modules == "all-linear":
+        return linear.rpartition(".")[2] not in taken_for_experts(model_type)
+    return any(f".{linear}".endswith(f".{target}") for target in lora.target_modules)

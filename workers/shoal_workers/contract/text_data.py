@@ -1,0 +1,244 @@
+"""The text that a task trains on: the data section of a spec for the tasks that read text.
+
+    TextDataConfig       a corpus, files, or a mixture of sources, as token shards: language models
+    AnswersConfig        prompts with answers, or conversations: fine-tuning
+    PreferencesConfig    prompts with a chosen and a rejected answer: direct preference optimization
+
+Which settings go together is decided here; `shoal_workers.data` reads the files. The data sections of the other tasks
+are in `encoders`. Called by the submit check and by the tasks. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from shoal_workers.contract.base import Frozen, exactly_one_of
+from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.language_model import LM_TASK
+from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, InForce, WeightChange
+
+TEXT_TASKS = (LM_TASK, HF_TASK)
+"""The tasks whose data is a `TextDataConfig`."""
+STDLIB_CORPUS = "python-stdlib"
+BYTE_TOKENIZER = "bytes"
+BYTE_VOCABULARY = 257
+"""Size of the byte tokenizer's vocabulary: one token per byte, and one that ends a document."""
+
+
+class TextFormat(StrEnum):
+    """How the text stands in a file."""
+
+    AUTO = "auto"
+    """Decided for each file by its name."""
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+    CSV = "csv"
+
+
+class BadRows(StrEnum):
+    """What happens to a row that has no text in its field."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+class TextSource(Frozen):
+    """A part of a mixture."""
+
+    model_config = ConfigDict(json_schema_extra=exactly_one_of("weight", "epochs"))
+
+    path: str = Field(min_length=1, max_length=4096)
+    """A file, glob, directory or URL, as in `paths`."""
+    name: str | None = Field(None, min_length=1, max_length=63)
+    """What changes of the weights call it; its path if it has no name."""
+    weight: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """Its share of the samples, relative to the weights of the others. All sources have a weight, or all have
+    epochs."""
+    epochs: float | None = Field(None, gt=0, le=1e6, allow_inf_nan=False)
+    """How often it is read while the whole mixture is read once (`stop: {epochs: 1}`)."""
+    field: str | None = Field(None, min_length=1, max_length=1024)
+    """As `data.field`, which is its default."""
+    format: TextFormat | None = None
+    """As `data.format`, which is its default."""
+
+    @property
+    def key(self) -> str:
+        return self.name if self.name is not None else self.path
+
+
+class TextDataConfig(Frozen):
+    """Text as token shards on local disk, prepared once per node and memory-mapped."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["corpus"],
+                    "properties": {
+                        "corpus": {"const": STDLIB_CORPUS},
+                        "paths": {"maxItems": 0},
+                        "sources": {"maxItems": 0},
+                        "changes": {"maxItems": 0},
+                    },
+                },
+                {
+                    "required": ["paths"],
+                    "properties": {
+                        "corpus": {"type": "null"},
+                        "paths": {"minItems": 1},
+                        "sources": {"maxItems": 0},
+                        "changes": {"maxItems": 0},
+                    },
+                },
+                {
+                    "required": ["sources"],
+                    "properties": {"corpus": {"type": "null"}, "paths": {"maxItems": 0}, "sources": {"minItems": 1}},
+                },
+            ]
+        }
+    )
+
+    corpus: str | None = Field(None, max_length=255)
+    """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
+    paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Text files, globs and directories (read recursively), as paths or URLs (`s3://`, `https://` ...). Every node must
+    be able to read them."""
+    sources: tuple[TextSource, ...] = Field((), max_length=1000)
+    """A mixture: [{path, weight}, ...] or [{path, epochs}, ...]. The order of its samples depends on the seed and the
+    step alone, and each source has exactly its share."""
+    changes: tuple[WeightChange, ...] = Field((), max_length=MAX_CHANGED_WEIGHTS)
+    """Other weights from steps on: [{at_step: 500, weights: {web: 0.5, chats: 0.5}}, ...], in the order of their steps.
+    `PATCH /v1/jobs/{id}` and `shoal update --weights` add to them while the job trains."""
+    format: TextFormat = TextFormat.AUTO
+    """"auto": by the name of each file, `.jsonl`, `.ndjson`, `.parquet`, `.arrow`, `.feather`, `.csv`, `.tsv`, and text
+    for any other; all but Parquet and Arrow also with `.gz` or `.zst` behind it. Otherwise all files have this
+    format."""
+    field: str = Field("text", min_length=1, max_length=1024)
+    """Where the text stands in a row of JSON lines, Parquet, Arrow and CSV: a column, or a path such as
+    `message.content` or `turns.0.text`."""
+    bad_rows: BadRows = BadRows.REFUSE
+    """A row that cannot be read or has no text in `field`: "refuse" ends the preparation with its file and number,
+    "skip" leaves it out and counts it."""
+    tokenizer: str = Field(BYTE_TOKENIZER, max_length=4096)
+    """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the documents for validation only, chosen by the hash of their text."""
+    max_bytes: int | None = Field(None, ge=1)
+    """Maximum number of bytes of text to read (whole documents, in order of their paths); default: all."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where token shards are kept. Default: ~/.cache/shoal/data."""
+    encoding_errors: Literal["strict", "replace"] = "replace"
+    """Bytes that are not UTF-8: "strict" refuses the file, "replace" reads U+FFFD instead."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TextDataConfig:
+        if (self.corpus is not None) + bool(self.paths) + bool(self.sources) != 1:
+            raise ValueError(
+                "data must contain exactly one of corpus, paths and sources, for example data: "
+                '{corpus: "python-stdlib"}.'
+            )
+        with_weight = sum(source.weight is not None for source in self.sources)
+        with_epochs = sum(source.epochs is not None for source in self.sources)
+        if (with_weight, with_epochs) not in {(len(self.sources), 0), (0, len(self.sources))}:
+            raise ValueError(
+                f"of the {len(self.sources)} entries of data.sources {with_weight} have a weight and {with_epochs} "
+                "epochs. Give each of them a weight, or each of them epochs."
+            )
+        self._refuse_changes()
+        if self.corpus is not None and self.corpus != STDLIB_CORPUS:
+            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
+        return self
+
+    def _refuse_changes(self) -> None:
+        """Raises ValueError if `changes` do not fit the sources."""
+        keys = [source.key for source in self.sources]
+        if self.changes and not keys:
+            raise ValueError("data.changes is set, and data.sources is not: only the weights of a mixture change.")
+        if self.changes and len(set(keys)) < len(keys):
+            twice = next(key for number, key in enumerate(keys) if key in keys[:number])
+            raise ValueError(
+                f"two entries of data.sources are called {twice!r}, so data.changes cannot name them. Give each a name."
+            )
+        for number, change in enumerate(self.changes):
+            if set(change.weights) != set(keys):
+                raise ValueError(
+                    f"data.changes[{number}].weights names {', '.join(map(repr, change.weights))}, and the sources are "
+                    f"{', '.join(map(repr, keys))}. Name each of them; 0 leaves one out."
+                )
+            if not any(change.weights.values()):
+                raise ValueError(f"data.changes[{number}].weights are all 0. Give one source a weight.")
+            if number and change.at_step <= self.changes[number - 1].at_step:
+                raise ValueError(
+                    f"data.changes[{number}].at_step {change.at_step} is not after that of the change before it, "
+                    f"{self.changes[number - 1].at_step}."
+                )
+        if len(keys) * len(self.changes) > MAX_CHANGED_WEIGHTS:
+            raise ValueError(
+                f"data.changes has {len(self.changes)} changes of {len(keys)} weights each; {MAX_CHANGED_WEIGHTS:,} "
+                "weights are allowed in all, because every checkpoint contains them."
+            )
+
+    @property
+    def wanted_weights(self) -> tuple[InForce, ...]:
+        """The changes, with the weights in the order of the sources."""
+        return tuple(
+            InForce(change.at_step, tuple(change.weights[source.key] for source in self.sources))
+            for change in self.changes
+        )
+
+    def of_each_source(self) -> list[TextDataConfig]:
+        """The settings of each source alone; without a mixture: these."""
+        if not self.sources:
+            return [self]
+        shared = self.model_dump(exclude={"sources", "changes", "paths", "field", "format"})
+        return [
+            TextDataConfig(**shared, paths=(one.path,), field=one.field or self.field, format=one.format or self.format)
+            for one in self.sources
+        ]
+
+
+class ExamplesConfig(Frozen):
+    """Examples as JSON lines: what all tasks that learn from answers have in their data section."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs: a JSON object in each line, or rows of `*.parquet`. Every node must be able to read them."""
+    validation_paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Files of the validation split. Without any, `validation_fraction` of the lines are taken for it."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Fraction of the lines for validation only, chosen by their hash."""
+    max_examples: int | None = Field(None, ge=1)
+    """Most lines of the training and of the validation files to read, in order; default: all."""
+    max_tokens: int | None = Field(None, ge=1, le=1 << 30)
+    """Samples of similar length share a micro-batch, as many as fit into this number of tokens with their padding; then
+    `batch.micro_size` is 1, and the batch, epochs and `validation.samples` count micro-batches. Null: every sample is
+    padded to model.seq_len."""
+    tokenizer: str | None = Field(None, max_length=4096)
+    """Directory with a tokenizer and its chat template; null: model.path. "bytes": one token per byte, for prompts and
+    answers that are texts."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where the tokens are kept. Default: ~/.cache/shoal/data."""
+
+
+class AnswersConfig(ExamplesConfig):
+    """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "completion": text},
+    {"messages": [{"role": ..., "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must
+    be able to read them."""
+    packing: bool = False
+    """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
+
+
+class PreferencesConfig(ExamplesConfig):
+    """Prompts with a chosen and a rejected answer, as JSON lines."""
+
+    paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
+    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "chosen": text,
+    "rejected": text}, or all three as lists of messages; without prompt it is what both answers begin with. Every node
+    must be able to read them."""
