@@ -133,7 +133,7 @@ def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
     over = jobs[2]
     reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     reader.look(width=420, scheme="dark")
-    reader.open(f"{written.url}/?columns=optimizer.lr,label.team&where=lr+%3E+1e-3&order=name&descending=")
+    reader.open(f"{written.url}/?columns=optimizer.lr,label.team&where=lr+%3E+1e-3&order=name&descending=false")
     shows(reader, "fast", "over")
     assert reader.run("document.documentElement.scrollWidth") <= 420
     reader.run("document.getElementById('save-view').focus()")
