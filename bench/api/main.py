@@ -16,9 +16,9 @@ running   `GET /metrics` while 200 jobs report each second
 first     from a submission to the first step
 
 For `scrape`, `page` and `search` the database is filled through the store, and the HTTP edge runs without a control
-loop, since 1,000 jobs do not fit on one machine. For `reports`, `polls` and `running` the service is complete, but for Ray and the
-gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another checkout; for the
-others name its packages in PYTHONPATH. The last line is JSON.
+loop, since 1,000 jobs do not fit on one machine. For `reports`, `polls` and `running` the service is complete, but for
+Ray and the gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another
+checkout; for the others name its packages in PYTHONPATH. The last line is JSON.
 """
 
 from __future__ import annotations
