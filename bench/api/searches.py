@@ -33,7 +33,7 @@ def measure(folder: Path) -> dict[str, Any]:
     with http_edge(store, url) as edge:
         for word, name in ((_RARE, "rare"), (_COMMON, "common")):
             paths = {
-                "jobs": f"/v1/overview?limit=20&search={word}",
+                "jobs": f"/v1/overview?limit=20&jobs_only=true&search={word}",
                 "notes": f"/v1/jobs?limit=8&where={quote(f'annotation.notes ~ {json.dumps(word)}')}",
             }
             for source, path in paths.items():
@@ -67,8 +67,8 @@ def _fill(store: Store) -> None:
                 submissions.request(tx, job.id, Desired.CANCEL, now=now + number)
     for number in range(NUM_TRAINING):
         notes = _NOTES.format(word="run", number=number)
-        job = Attempt(store, f"trains-rate-{number}", labels=document["labels"], annotations={"notes": notes})
-        job.report(step=_POINTS, series=tuple(point(step) for step in range(1, _POINTS + 1)))
+        attempt = Attempt(store, f"trains-rate-{number}", labels=document["labels"], annotations={"notes": notes})
+        attempt.report(step=_POINTS, series=tuple(point(step) for step in range(1, _POINTS + 1)))
 
 
 def _seconds(edge: Edge, path: str) -> float:
