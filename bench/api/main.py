@@ -1,23 +1,24 @@
 """Speed and memory of the control plane: a real `shoal serve` with control loop, SQLite and embedded Ray cluster.
 
-    python bench/api/main.py [--parts posts,lists,memory,scrape,page,streams,reports,polls,running,first] [--seconds 5]
-        [--clients 8] [--pages 200] [--jobs 200] [--polls 1000] [--tree PATH]
+    python bench/api/main.py [--parts posts,lists,memory,scrape,page,search,streams,reports,polls,running,first]
+        [--seconds 5] [--clients 8] [--pages 200] [--jobs 200] [--polls 1000] [--tree PATH]
 
 posts     submissions per second from several clients; the server commits each one before it answers
 lists     latency of the first page of a list of 10,000 jobs
 memory    resident memory with 1,000 finished jobs
 scrape    `GET /metrics` with 1,000 jobs that train, all of which have reported since the last scrape
 page      what the page of a job of 1,000,000 steps asks for: server time, bytes
+search    what the search over everything asks for, with 10,000 jobs
 streams   200 open pages of one job that trains: from a worker's report to the last client; CPU of the control plane
 reports   200 jobs that report each second, with 1 and with 20 steps: CPU of the service, and 200 pages of one of them
 polls     1,000 long polls of supervisors: memory, CPU, and from a request to the supervisor that it is for
 running   `GET /metrics` while 200 jobs report each second
 first     from a submission to the first step
 
-For `scrape` and `page` the database is filled through the store, and the HTTP edge runs without a control loop, since
-1,000 jobs do not fit on one machine. For `reports`, `polls` and `running` the service is complete, but for Ray and the
-gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another checkout; for the
-others name its packages in PYTHONPATH. The last line is JSON.
+For `scrape`, `page` and `search` the database is filled through the store, and the HTTP edge runs without a control
+loop, since 1,000 jobs do not fit on one machine. For `reports`, `polls` and `running` the service is complete, but for
+Ray and the gateway: supervisors are played over HTTP. With `--tree` these three measure the service of another
+checkout; for the others name its packages in PYTHONPATH. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from typing import Any
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
-from api import first_step, reads, requests, streams, supervisors
+from api import first_step, reads, requests, searches, streams, supervisors
 from choices import some_of
 from measurements.machine import describe
 from shoal_server import serving
 
-PARTS = ("posts", "lists", "memory", "scrape", "page", "streams", "reports", "polls", "running", "first")
+PARTS = ("posts", "lists", "memory", "scrape", "page", "search", "streams", "reports", "polls", "running", "first")
 _POINTS = (1, 20)
 
 
@@ -50,6 +51,7 @@ def main() -> None:
         "memory": _memory,
         "scrape": reads.measure_scrape,
         "page": reads.measure_page,
+        "search": searches.measure,
         "streams": lambda folder: streams.measure(folder, pages=arguments.pages),
         "reports": lambda folder: _reports(folder, arguments),
         "polls": lambda folder: supervisors.measure_polls(

@@ -50,11 +50,11 @@ def measure_scrape(folder: Path) -> dict[str, Any]:
                 job.report(step=2 + turn, series=(point(2 + turn),))
             time.sleep(max(0.0, begun_mono + _APART_S - time.monotonic()))
             begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
-            size = len(_get(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
+            size = len(fetch(edge, "/metrics", accept="application/openmetrics-text;version=1.0.0"))
             times_s.append(time.monotonic() - begun_mono)
             cpu_s += cpu_seconds(edge.pid) - before_s if turn else 0.0
     store.close()
-    found = {**_times("scrape", times_s[1:]), "scrape_first_ms": round(times_s[0] * 1e3, 1), "scrape_kb": size // 1000}
+    found = {**times("scrape", times_s[1:]), "scrape_first_ms": round(times_s[0] * 1e3, 1), "scrape_kb": size // 1000}
     found["scrape_cpu_ms"] = round(cpu_s / (_SCRAPES - 1) * 1e3)
     print(
         f"GET /metrics, {NUM_JOBS:,} jobs that train: p50 {found['scrape_p50_ms']} ms, worst {found['scrape_max_ms']} "
@@ -88,12 +88,12 @@ def measure_page(folder: Path) -> dict[str, Any]:
             times_s.append(time.monotonic() - begun_mono)
             cpu_s += cpu_seconds(edge.pid) - before_s
             begun_mono = time.monotonic()
-            _get(edge, f"/v1/jobs/{job.id}/overview")
+            fetch(edge, f"/v1/jobs/{job.id}/overview")
             overview_s.append(time.monotonic() - begun_mono)
     store.close()
     found = {
-        **_times("page", times_s),
-        **_times("overview", overview_s),
+        **times("page", times_s),
+        **times("overview", overview_s),
         "page_cpu_ms": round(cpu_s / _VIEWS * 1e3),
         "page_kb": len(body) // 1000,
         "page_gzip_kb": len(gzip.compress(body)) // 1000,
@@ -242,14 +242,14 @@ def http_edge(store: Store, url: str) -> Iterator[Edge]:
     try:
         assert process.stdout is not None
         edge = Edge(int(process.stdout.readline()), {"Authorization": f"Bearer {token}"}, process.pid)
-        _get(edge, "/healthz")
+        fetch(edge, "/healthz")
         yield edge
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _get(edge: Edge, path: str, *, accept: str = "application/json") -> bytes:
+def fetch(edge: Edge, path: str, *, accept: str = "application/json") -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
     connection.request("GET", path, headers={"Accept": accept, **edge.headers})
     response = connection.getresponse()
@@ -275,7 +275,7 @@ def _first_answer(edge: Edge, path: str) -> bytes:
     return b"".join(lines)
 
 
-def _times(name: str, times_s: list[float]) -> dict[str, float]:
+def times(name: str, times_s: list[float]) -> dict[str, float]:
     return {
         f"{name}_p50_ms": round(statistics.median(times_s) * 1e3, 1),
         f"{name}_max_ms": round(max(times_s) * 1e3, 1),

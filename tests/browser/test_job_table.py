@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet
 import pytest
 from selenium.webdriver.common.keys import Keys
 
@@ -91,12 +93,13 @@ def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
         *("optimizer.lr,label.team", "-optimizer.lr"),
     )
     reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
-    reader.click("#export")
-    file = tmp_path / "jobs.csv"
-    reader.until(file.exists, "the file")
-    with file.open(newline="") as text:
-        rows = [(row["name"], row["optimizer.lr"], row["label.team"]) for row in csv.DictReader(text)]
-    assert rows == [("over", "0.01", ""), ("fast", "0.01", "speech"), ("slow", "0.0001", "speech")]
+    reader.click("#export-csv")
+    assert table_of(reader, tmp_path / "jobs.csv") == [
+        ("over", "0.01", ""),
+        ("fast", "0.01", "speech"),
+        ("slow", "0.0001", "speech"),
+    ]
+    assert "over" in reader.run(NAMES), "the page stays"
 
     reader.open(f"{written.url}/")
     shows(reader, "over", "fast", "slow")
@@ -110,6 +113,72 @@ def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
     with written.client as client:
         assert client.views() == ()
     assert reader.complaints() == []
+
+
+def table_of(reader: Browser, file: Path) -> list[tuple[Any, ...]]:
+    """Reads and removes a file of the table when it has arrived: name, rate and team of each job."""
+    reader.until(file.exists, f"the file {file.name}")
+    if file.suffix == ".csv":
+        with file.open(newline="") as text:
+            rows: list[dict[str, Any]] = list(csv.DictReader(text))
+    else:
+        rows = pyarrow.parquet.read_table(file).to_pylist()
+    file.unlink()
+    return [(row["name"], row["optimizer.lr"], row["label.team"]) for row in rows]
+
+
+def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
+    reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
+) -> None:
+    over = jobs[2]
+    reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    reader.look(width=420, scheme="dark")
+    reader.open(f"{written.url}/?columns=optimizer.lr,label.team&where=lr+%3E+1e-3&order=name&descending=false")
+    shows(reader, "fast", "over")
+    assert reader.run("document.documentElement.scrollWidth") <= 420
+    reader.run("document.getElementById('save-view').focus()")
+    for _ in range(3):  # over the button that deletes a view, if there is one, and the first link
+        if reader.run("document.activeElement.id") != "export-parquet":
+            reader.press(Keys.TAB)
+    assert reader.run("document.activeElement.id") == "export-parquet"
+    reader.press(Keys.ENTER)
+    assert table_of(reader, tmp_path / "jobs.parquet") == [("fast", 0.01, "speech"), ("over", 0.01, None)]
+
+    reader.tick(f"tr[data-id={over.id}] input")
+    reader.sees("#export-csv", "Export 1 as CSV")
+    reader.fill("#where", "lr < 1e-3")
+    shows(reader, "slow")
+    reader.run("document.getElementById('export-csv').focus()")
+    reader.press(Keys.ENTER)
+    assert table_of(reader, tmp_path / "jobs.csv") == [("over", "0.01", "")], "a chosen job need not be shown"
+    reader.run("document.getElementById('choose-none').focus()")
+    reader.press(Keys.ENTER)
+    reader.until(lambda: reader.text("#export-csv") == "Export CSV", "all that match")
+    reader.run("document.getElementById('export-csv').focus()")
+    reader.press(Keys.ENTER)
+    assert table_of(reader, tmp_path / "jobs.csv") == [("slow", "0.0001", "speech")]
+    assert reader.complaints() == []
+
+
+def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_says_why(
+    reader: Browser, written: Service
+) -> None:
+    for number in range(501):
+        written.add_job(name=f"n{number}")
+    reader.open(f"{written.url}/")
+    reader.sees("#range", "of 501")
+    reader.click("#choose-all")
+    reader.sees("#num-chosen", "501 chosen")
+    reader.sees("#export-words", "A file has at most 500 chosen jobs. Choose none, and it has all that match.")
+    assert reader.count("#export-csv[href]") == reader.count("#export-parquet[href]") == 0
+    assert reader.count("#export-csv[aria-disabled=true]") == 1
+    reader.run("document.querySelector('#jobs input').click()")
+    reader.sees("#export-parquet", "Export 500 as Parquet")
+    [status, rows] = reader.driver.execute_async_script(
+        "const done = arguments[0]; fetch(document.getElementById('export-csv').href).then(async (answer) =>"
+        " done([answer.status, (await answer.text()).trim().split('\\n').length]));"
+    )
+    assert (status, rows) == (200, 501)
 
 
 def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(

@@ -130,6 +130,16 @@ def test_the_overview_of_all_jobs_is_filtered_and_streamed(service: Any, spec: d
     assert service.http.get("/v1/overview?label=%3D3").status_code == 422
 
 
+def test_a_search_reads_the_jobs_only(service: Any, supervise: Callable[..., str], points: Points) -> None:
+    job_id = supervise(series=points({1: 3.0, 2: 2.0}), status=JobStatus(state=JobState.RUNNING, step=2, workers=2))
+    everything = service.http.get(f"/v1/overview?search={job_id}").json()
+    found = service.http.get(f"/v1/overview?jobs_only=true&search={job_id}").json()
+    [whole], [plain] = everything["items"], found["items"]
+    assert whole["losses"] and not plain["losses"]
+    assert {**whole, "losses": plain["losses"], "world_sizes": plain["world_sizes"]} == plain
+    assert (found["total"], found["num_by_state"], found["nodes"]) == (1, {}, []) and everything["num_by_state"]
+
+
 def test_every_version_of_a_spec_is_kept(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     service.store.writing(submissions.patch)(job.id, JobPatch(priority=5), if_match=None, now=time.time())

@@ -186,6 +186,26 @@ def test_a_setting_is_that_of_the_newest_version(store: Store, submit: Submit) -
     assert (found(store, "lr == 0.1"), found(store, "lr == 0.01")) == ([], [job_id])
 
 
+@pytest.mark.parametrize(
+    "notes, word, is_found",
+    [
+        ("a Zebra_1 there", "zebra_1", True),
+        ("a zebra 1 there", "zebra_1", False),
+        ("zebra\nfinch", "finch", True),
+        ('say "no" \\ or', '"NO" \\', True),
+        ("größe", "größe", True),
+        ("größe", "GRÖSSE", False),
+        ("lion", "notes", False),
+    ],
+)
+def test_a_text_is_found_in_its_own_setting_only(
+    store: Store, submit: Submit, notes: str, word: str, is_found: bool
+) -> None:
+    job = submit(name="zebra_1-finch", annotations={"notes": notes})
+    quoted = word.replace("\\", "\\\\").replace('"', '\\"')
+    assert found(store, f'annotation.notes ~ "{quoted}"') == ([job] if is_found else [])
+
+
 def test_an_archived_job_is_hidden_until_it_is_asked_for(store: Store, submit: Submit) -> None:
     job_id, other = submit(), submit()
     with pytest.raises(JobNotEnded, match="cannot be archived before it has ended"):

@@ -18,12 +18,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import httpx
 
 from shoal_api.answers import SpecCheck
 from shoal_api.client.artifacts import Artifacts
 from shoal_api.client.credentials import find_ca_file, find_token
-from shoal_api.client.errors import WaitTimeout
+from shoal_api.client.errors import Disconnected, WaitTimeout
 from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
 from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
@@ -261,9 +263,8 @@ class Client(Histories, Fleet, Artifacts):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[JobSummary]:
-        states = [one.value for one in state]
         params = {
-            "state": states,
+            "state": [one.value for one in state],
             "project": project,
             "user": user,
             "label": list(label),
@@ -276,6 +277,55 @@ class Client(Histories, Fleet, Artifacts):
             "cursor": cursor,
         }
         return self._get("/v1/jobs", Page[JobSummary], params)
+
+    def export_jobs(
+        self,
+        out: BinaryIO,
+        *,
+        format: str = "csv",
+        state: Collection[JobState] = (),
+        project: str | None = None,
+        user: str | None = None,
+        label: Collection[str] = (),
+        search: str = "",
+        where: str = "",
+        sort: str = "",
+        columns: str = "",
+        archived: bool = False,
+        job: Collection[str] = (),
+        limit: int | None = None,
+    ) -> int:
+        """Write jobs to a file, as `csv` or `parquet`, a row for each, and return their number. The service makes the
+        file, so it need not fit into memory. The arguments are those of `jobs`.
+
+        Args:
+            columns: names of the columns after id, name and state; empty: the fields of a `JobSummary`.
+            job: only the jobs with these ids, 500 at most, also if they are archived.
+
+        Raises:
+            Disconnected: the answer broke off; `out` has a part of it.
+        """
+        params = {
+            "format": format,
+            "state": [one.value for one in state],
+            "project": project,
+            "user": user,
+            "label": list(label),
+            "search": search or None,
+            "where": where or None,
+            "sort": sort or None,
+            "columns": columns or None,
+            "archived": archived or None,
+            "job": list(job),
+            "limit": limit,
+        }
+        try:
+            with self._transport.stream("/v1/job-export", params, {}) as response:
+                for piece in response.iter_bytes():
+                    out.write(piece)
+                return int(response.headers["X-Total-Count"])
+        except httpx.TransportError as error:
+            raise Disconnected(self.base_url, str(error) or type(error).__name__) from error
 
     def job(self, job_id: str) -> JobView:
         return self._get(job_path(job_id), JobView)

@@ -12,6 +12,7 @@ set.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ _SPEC = (
 )
 _QUEUE = select(queue_places.c.position).where(queue_places.c.job_num == jobs.c.num).correlate(jobs).scalar_subquery()
 _TEXTS = frozenset({Kind.TEXT, Kind.STATE})
+_PLAIN = re.compile(r"[A-Za-z0-9 ._:=-]*")
+"""A text that JSON has as it is, so a value that holds it is in a document that holds it."""
 
 
 def condition_in_sql(tx: Transaction, condition: Condition) -> ColumnElement[bool]:
@@ -138,7 +141,17 @@ class _Values:
             value, operand = self._text(field), literal(compared, String)
         else:
             value, operand = self._number(field), literal(compared, Double)
-        return func.coalesce(self._related(value, relation, operand, compared), literal(0) == literal(1))
+        holds = func.coalesce(self._related(value, relation, operand, compared), literal(0) == literal(1))
+        if relation is Relation.CONTAINS and field.source is Source.SETTING and _PLAIN.fullmatch(str(compared)):
+            # to look for a text is cheaper than to parse the document, and most documents do not have it
+            return case((self._may_hold(str(compared)), holds), else_=literal(0) == literal(1))
+        return holds
+
+    def _may_hold(self, text: str) -> ColumnElement[bool]:
+        """True for each job whose spec has the text somewhere; `_` is any letter on SQLite."""
+        if self._is_sqlite:
+            return _SPEC.like(f"%{text}%")  # ignores case for A to Z only, and is faster than `instr`
+        return self._contains(_SPEC, text)
 
     def _related(self, value: _Sql, relation: Relation, operand: _Sql, compared: Literal) -> ColumnElement[bool]:
         match relation:
@@ -153,12 +166,15 @@ class _Values:
             case Relation.AT_LEAST:
                 return value >= operand
             case Relation.CONTAINS:
-                folded = str(compared).translate(str.maketrans(ascii_uppercase, ascii_lowercase))
-                if self._is_sqlite:
-                    return func.instr(func.lower(value), folded) > 0  # SQLite's lower knows A to Z only
-                return func.strpos(func.translate(value, ascii_uppercase, ascii_lowercase), folded) > 0
+                return self._contains(value, str(compared))
             case _:
                 assert_never(relation)
+
+    def _contains(self, value: _Sql, text: str) -> ColumnElement[bool]:
+        folded = text.translate(str.maketrans(ascii_uppercase, ascii_lowercase))
+        if self._is_sqlite:
+            return func.instr(func.lower(value), folded) > 0  # SQLite's lower knows A to Z only
+        return func.strpos(func.translate(value, ascii_uppercase, ascii_lowercase), folded) > 0
 
     def _is_set(self, field: Field) -> ColumnElement[bool]:
         match field.source:

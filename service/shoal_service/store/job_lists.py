@@ -1,7 +1,8 @@
 """Lists of jobs in SQL: selected by state, project, labels, words and conditions, ordered and cut into pages.
 
 `page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
-that of the overview, with any order and a small curve of each job; `workspaces.py` takes it without them.
+that of the overview, with any order and a small curve of each job; `workspaces.py` takes it without them. A file of
+jobs takes `nums`, and then `summaries` of some of them at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import binascii
 import json
 import math
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from sqlalchemy.types import JSON, Double
 from shoal_service.core.downsampling import bucket_steps
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector, search_words
+from shoal_service.core.where.fields import Field
 from shoal_service.core.where.language import Selection
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
 from shoal_service.store import curve_points, curves
@@ -166,6 +169,7 @@ class FleetQuery:
     states: frozenset[JobState] = frozenset()
     """Empty: all."""
     project: str | None = None
+    user: str | None = None
     visible: frozenset[str] | None = None
     """Only jobs of these projects; None: of all."""
     labels: tuple[LabelSelector, ...] = ()
@@ -179,7 +183,8 @@ class FleetQuery:
     """Used if the selection has no order."""
     descending: bool = True
     offset: int = 0
-    limit: int = 50
+    limit: int | None = 50
+    """None: all."""
 
 
 def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
@@ -216,17 +221,26 @@ def fleet_page(tx: Transaction, query: FleetQuery) -> tuple[FleetJob, ...]:
 def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     """The same page without small curves, by the number of the job."""
     rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
-    if query.selection.order:
-        ordered = rows_of.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
-    else:
-        by = _ordered_by(tx, query.order)
-        direction = by.desc() if query.descending else by.asc()
-        newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
-        ordered = rows_of.order_by(direction.nulls_last(), newest)
-    rows = tx.execute(ordered.offset(query.offset).limit(query.limit)).all()
-    nums = [row.num for row in rows]
-    labels, values = _labels(tx, nums), values_of(tx, nums, query.selection.columns)
+    rows = tx.execute(_part(tx, rows_of, query)).all()
+    found = [row.num for row in rows]
+    labels, values = _labels(tx, found), values_of(tx, found, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
+
+
+def nums(tx: Transaction, query: FleetQuery) -> array[int]:
+    """The numbers of the jobs that match, in the order of the query: 8 bytes for each job."""
+    return array("q", tx.execute(_part(tx, _filtered(tx, select(jobs.c.num), query), query)).scalars())
+
+
+def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = ()) -> tuple[JobSummary, ...]:
+    """The jobs with these numbers, in this order, with the values of the columns. Deleted ones are left out."""
+    rows = {row.num: row for row in tx.execute(select(*SUMMARY_COLUMNS).where(jobs.c.num.in_(nums)))}
+    there = [num for num in nums if num in rows]
+    items = [summary_of(rows[num]) for num in there]
+    if columns:
+        values = values_of(tx, there, columns)
+        items = [item.model_copy(update={"values": values[num]}) for num, item in zip(there, items, strict=True)]
+    return tuple(items)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -279,11 +293,25 @@ def _filtered(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> S
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
     if query.project is not None:
         select_jobs = select_jobs.where(jobs.c.project == query.project)
+    if query.user is not None:
+        select_jobs = select_jobs.where(jobs.c.user == query.user)
     if query.cluster is not None:
         select_jobs = select_jobs.where(jobs.c.cluster == query.cluster)
     if query.visible is not None:
         select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
     return _chosen(tx, selected(select_jobs, query.labels, query.search), query.selection)
+
+
+def _part(tx: Transaction, select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
+    """Orders the jobs, and cuts the page out."""
+    if query.selection.order:
+        ordered = select_jobs.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc())
+    else:
+        by = _ordered_by(tx, query.order)
+        direction = by.desc() if query.descending else by.asc()
+        newest = jobs.c.num.desc() if query.descending else jobs.c.num.asc()
+        ordered = select_jobs.order_by(direction.nulls_last(), newest)
+    return ordered.offset(query.offset).limit(query.limit)
 
 
 def _chosen(tx: Transaction, query: Select[Any], selection: Selection) -> Select[Any]:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_api.http.routes.series import SeriesFormat, columns_of, pieces
+from shoal_api.http.routes.series import columns_of, pieces
+from shoal_api.http.table_files import FileFormat
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
@@ -99,8 +100,8 @@ def test_an_unknown_job_and_an_unknown_format_are_refused_before_anything_is_sen
     assert refused.status_code == 422 and "csv" in refused.text
 
 
-@pytest.mark.parametrize("format", [SeriesFormat.CSV, SeriesFormat.PARQUET])
-def test_a_file_is_made_piece_by_piece(format: SeriesFormat) -> None:
+@pytest.mark.parametrize("format", [FileFormat.CSV, FileFormat.PARQUET])
+def test_a_file_is_made_piece_by_piece(format: FileFormat) -> None:
     asked: list[int] = []
 
     def pages() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
 from shoal_service.core.quantities import count_text
 
 if TYPE_CHECKING:
@@ -71,35 +72,48 @@ def jobs(
                 names = client.job_fields()
                 session.output.document(names, lambda: fields_table(names))
                 return
-            found = list(
-                client.jobs(
-                    state=_states(state or []),
-                    project=project,
-                    user=user,
-                    label=label or (),
-                    search=search,
-                    where=where,
-                    sort=sort,
-                    columns=columns,
-                    archived=archived,
-                    limit=limit or (None if csv or parquet else _SHOWN),
-                )
-            )
-        names_of = [one.strip() for one in columns.split(",") if one.strip()]
-        if csv is not None or parquet is not None:
-            from shoal_api.cli.job_files import write_csv, write_parquet
-
-            if csv is not None:
-                write_csv(csv, found, names_of)
-            if parquet is not None:
-                write_parquet(parquet, found, names_of)
-            files = " and ".join(str(one) for one in (csv, parquet) if one is not None and str(one) != "-")
+            asked: dict[str, Any] = {
+                "state": _states(state or []),
+                "project": project,
+                "user": user,
+                "label": label or (),
+                "search": search,
+                "where": where,
+                "sort": sort,
+                "columns": columns,
+                "archived": archived,
+            }
+            files = {format: path for format, path in (("csv", csv), ("parquet", parquet)) if path is not None}
+            for format, path in files.items():
+                _export(session, client, path, format, asked | {"limit": limit})
             if files:
-                session.output.say(f"{count_text(len(found), 'job')} in {files}")
-            return
+                return
+            found = list(client.jobs(**asked, limit=limit or _SHOWN))
+        names_of = [one.strip() for one in columns.split(",") if one.strip()]
         session.output.document(
             found, lambda: columns_table(found, names_of) if names_of else jobs_table(found, time.time())
         )
+
+
+def _export(session: Session, client: Client, path: Path, format: str, asked: dict[str, Any]) -> None:
+    """Writes the file, or CSV to the standard output if the path is `-`. A file that breaks off is not left behind."""
+    from shoal_api.cli.errors import CliError
+
+    if str(path) == "-":
+        if format != "csv":
+            raise CliError(f"--{format} - writes bytes that are no text", hint=f"name a file: --{format} FILE")
+        client.export_jobs(sys.stdout.buffer, format=format, **asked)
+        return
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            num_jobs = client.export_jobs(file, format=format, **asked)
+        part.replace(path)
+    except OSError as error:
+        raise CliError(f"--{format} {path} cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    session.output.say(f"{count_text(num_jobs, 'job')} in {path}")
 
 
 def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

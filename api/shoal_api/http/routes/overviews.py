@@ -70,6 +70,13 @@ def routes(context: Context) -> APIRouter:
         descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
         offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
         limit: Annotated[int, Query(ge=1, le=200, description="Jobs in the answer.")] = 50,
+        jobs_only: Annotated[
+            bool,
+            Query(
+                description="Only `items`, without small curves, for a search: `total` is their number, and nothing is "
+                "counted or summed over other jobs."
+            ),
+        ] = False,
     ) -> Response:
         """Returns a page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what
         runs on each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
@@ -87,7 +94,7 @@ def routes(context: Context) -> APIRouter:
             offset=offset,
             limit=limit,
         )
-        read = partial(_fleet, context, query)
+        read = partial(_jobs_only if jobs_only else _fleet, context, query)
         if wants_events(request):
             follower = FleetFollower(lambda: read().model_dump_json())
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
@@ -151,6 +158,21 @@ def routes(context: Context) -> APIRouter:
         return Response(page.model_dump_json(), media_type="application/json")
 
     return router
+
+
+def _jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
+    found = context.store.reading(job_lists.plain_fleet_page)(query)
+    return FleetOverview.model_construct(
+        items=tuple(found.values()),
+        total=len(found),
+        num_by_state={},
+        goodput=(),
+        goodput_now=None,
+        nodes=(),
+        clusters=(),
+        connected=context.cluster.snapshot().connected,
+        exposure=context.exposure,
+    )
 
 
 def _fleet(context: Context, query: FleetQuery) -> FleetOverview:

@@ -3,27 +3,30 @@
     columns    the fields of a point, then metrics.NAME and val_metrics.NAME for each metric of the task's own
     rows       one per step, ascending; an absent value, and one that is not finite, is empty (Parquet: null)
 
-Files are written in pieces on worker threads, so that a long job does not fill the memory. pyarrow is imported when a
-Parquet file is asked for, not before.
+Files are written in pieces on worker threads, so that a long job does not fill the memory.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context, JobId
-from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.table_files import (
+    FILES,
+    ColumnType,
+    FileFormat,
+    csv_pieces,
+    file_response,
+    parquet_pieces,
+    require_writer,
+)
 from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.store import Store, histories
@@ -31,7 +34,6 @@ from shoal_service.views import Page
 
 _MAX_POINTS = 1000
 _ROWS_AT_ONCE = 5000
-_TEXT: dict[str, Any] = {"schema": {"type": "string"}}
 
 
 class SeriesFormat(StrEnum):
@@ -42,8 +44,6 @@ class SeriesFormat(StrEnum):
     PARQUET = "parquet"
 
 
-MEDIA_TYPES = {SeriesFormat.CSV: "text/csv; charset=utf-8", SeriesFormat.PARQUET: "application/vnd.apache.parquet"}
-_FILES: dict[str, Any] = {"content": {media_type.partition(";")[0]: _TEXT for media_type in MEDIA_TYPES.values()}}
 _NESTED = ("metrics", "val_metrics")
 _PLAIN = tuple(name for name in SeriesPoint.model_fields if name not in _NESTED)
 _INTEGERS = ("step", "world_size", "generation")
@@ -59,7 +59,7 @@ def routes(context: Context) -> APIRouter:
         dependencies=[needs(Permission.JOBS_READ)],
         response_model=Page[SeriesPoint],
         summary="Loss, speed, world size and the task's own metrics over the steps",
-        responses={200: _FILES},
+        responses={200: FILES},
     )
     async def series(
         job_id: JobId,
@@ -80,8 +80,8 @@ def routes(context: Context) -> APIRouter:
         `csv` and `parquet`: a column for each field, and `metrics.NAME` and `val_metrics.NAME` for the task's own
         metrics. Parquet needs pyarrow on the server.
         """
-        if not can_write(format):
-            raise ProblemError(Kind.NOT_ACCEPTABLE, f"{format} needs pyarrow on the server; csv needs nothing.")
+        if format is not SeriesFormat.JSON:
+            require_writer(FileFormat(format))
         points = await run_in_threadpool(
             store.reading(histories.read_series),
             job_id,
@@ -94,11 +94,8 @@ def routes(context: Context) -> APIRouter:
             return Response(page.model_dump_json(), media_type="application/json")
         # columns come first in a file, so the means of all steps are read before the steps
         pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
-        return StreamingResponse(
-            pieces(format, columns_of(points), pages),
-            media_type=MEDIA_TYPES[format],
-            headers={"Content-Disposition": f'attachment; filename="{job_id}-series.{format}"'},
-        )
+        file = FileFormat(format)
+        return file_response(file, f"{job_id}-series", pieces(file, columns_of(points), pages))
 
     return router
 
@@ -113,11 +110,6 @@ def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Itera
         after_step = page[-1].step
 
 
-def can_write(format: SeriesFormat) -> bool:
-    """Return whether the library that writes this format is installed."""
-    return format is not SeriesFormat.PARQUET or find_spec("pyarrow") is not None
-
-
 def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
     """Return the columns of a file with these points."""
     found: dict[str, set[str]] = {nested: set() for nested in _NESTED}
@@ -127,76 +119,18 @@ def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
     return (*_PLAIN, *(f"{nested}.{name}" for nested in _NESTED for name in sorted(found[nested])))
 
 
-def pieces(format: SeriesFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
+def pieces(format: FileFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
     """Yield the bytes of the file. A metric that is not among `columns` is left out."""
-    yield from (_csv if format is SeriesFormat.CSV else _parquet)(columns, pages)
-
-
-def _csv(columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
     readers = [_reader(name) for name in columns]
-    for page in pages:
-        writer.writerows([read(point) for read in readers] for point in page)
-        yield _taken(text).encode()
-    if rest := _taken(text):
-        yield rest.encode()
-
-
-def _parquet(columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds = [pa.int64() if name in _INTEGERS else pa.float64() for name in columns]
-    schema = pa.schema(list(zip(columns, kinds, strict=True)))
-    readers = [_reader(name) for name in columns]
-    file = _Pipe()
-    with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
-        for page in pages:
-            arrays = [pa.array([read(p) for p in page], kind) for read, kind in zip(readers, kinds, strict=True)]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            yield file.taken()
-    yield file.taken()
+    rows = ([[read(point) for read in readers] for point in page] for page in pages)
+    if format is FileFormat.CSV:
+        return csv_pieces(columns, rows)
+    types = [ColumnType.INTEGER if name in _INTEGERS else ColumnType.NUMBER for name in columns]
+    return parquet_pieces(columns, types, rows)
 
 
 def _reader(column: str) -> Callable[[SeriesPoint], Any]:
     nested, _, name = column.partition(".")
     if name:
         return lambda point: getattr(point, nested).get(name)
-    return lambda point: _finite(getattr(point, column))
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _taken(text: io.StringIO) -> str:
-    value = text.getvalue()
-    text.seek(0)
-    text.truncate()
-    return value
-
-
-class _Pipe(io.RawIOBase):
-    """Collects what pyarrow writes, to be taken away after each piece."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._position = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def write(self, data: Any) -> int:
-        piece = bytes(data)
-        self._pieces.append(piece)
-        self._position += len(piece)
-        return len(piece)
-
-    def taken(self) -> bytes:
-        found, self._pieces = b"".join(self._pieces), []
-        return found
+    return lambda point: getattr(point, column)

@@ -6,7 +6,7 @@ import { plural } from "./format.js";
 import { everyJob } from "./job_query.js";
 
 const chosen = new Map();  // id -> name
-let shown = [], last = null;
+let shown = [], last = null, changed = () => {};
 
 const post = (verb) => (id) => request(`${jobPath(id)}/${verb}`, { method: "POST" });
 const DEEDS = [
@@ -57,6 +57,7 @@ function refresh() {
   $("chosen-bar").hidden = chosen.size === 0;
   $("compare").disabled = chosen.size < 2 || chosen.size > 10;
   $("compare").textContent = `Compare ${chosen.size}`;
+  changed();
 }
 
 // The box of a row. With the shift key all rows between it and the last one are chosen too.
@@ -73,7 +74,11 @@ export function box(job) {
 
 export function showChosen(items) { shown = items; refresh(); }
 
-export function setUpChosen(view) {
+export const chosenIds = () => [...chosen.keys()];
+
+// `onChange` is called after each choice.
+export function setUpChosen(view, onChange) {
+  changed = onChange;
   fill("deeds", DEEDS.map((deed) => element("button", deed.title, { type: "button", class: deed.danger ? "danger" : "", "data-deed": deed.title.toLowerCase(), click: () => open(deed) })));
   $("choose-here").addEventListener("click", () => { for (const one of shown) choose(one.id, one.name, true); refresh(); });
   $("choose-none").addEventListener("click", () => { chosen.clear(); refresh(); $("choose-here").focus(); });

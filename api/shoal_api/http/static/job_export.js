@@ -1,32 +1,22 @@
-// All jobs that match as a file of comma-separated values: with the chosen columns, or the fields of the list.
+// The links that export the table of jobs: the service makes the files, of the chosen jobs, or of all that match.
 import { $ } from "./dom.js";
-import { bare, everyJob, split } from "./job_query.js";
+import { query } from "./job_query.js";
 
-const USUAL = ["id", "name", "state", "project", "user", "priority", "step", "total_steps", "loss", "tokens_per_s", "workers", "goodput", "incidents", "created_at", "updated_at"];
+const MOST = 500;  // jobs that an address names
+const FORMATS = [["csv", "CSV"], ["parquet", "Parquet"]];
 
-export function setUpExport(view) {
-  $("export").addEventListener("click", async () => {
-    $("export").disabled = true;
-    try { save(csv(await everyJob(view), split(view.columns).map(bare))); } finally { $("export").disabled = false; $("export").focus(); }
-  });
-}
-
-export function csv(jobs, columns) {
-  const names = columns.length ? ["id", "name", "state", ...columns.filter((name) => !["id", "name", "state"].includes(name))] : USUAL;
-  const value = (job, name) => ["id", "name", "state"].includes(name) || !columns.length ? job[name] : job.values[name];
-  return [names, ...jobs.map((job) => names.map((name) => value(job, name)))].map((row) => row.map(cell).join(",")).join("\n") + "\n";
-}
-
-function cell(value) {
-  if (value === null || value === undefined) return "";
-  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
-  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-function save(text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  link.download = "jobs.csv";
-  link.click();
-  URL.revokeObjectURL(link.href);
+// `ids`: those of the chosen jobs. They are exported also if the filters do not show them any more.
+export function showExports(view, ids) {
+  const { sort, columns, order, descending, cluster } = view;
+  const asked = ids.length ? query({ sort, columns }, { order, descending }) : query(view, { order, descending, ...(cluster ? { cluster } : {}) });
+  for (const id of ids) asked.append("job", id);
+  const fits = ids.length <= MOST;
+  for (const [format, name] of FORMATS) {
+    const link = $(`export-${format}`);
+    asked.set("format", format);
+    if (fits) link.setAttribute("href", `/v1/job-export?${asked}`); else link.removeAttribute("href");
+    link.setAttribute("aria-disabled", String(!fits));
+    link.textContent = ids.length ? `Export ${ids.length} as ${name}` : `Export ${name}`;
+  }
+  $("export-words").textContent = fits ? "" : `A file has at most ${MOST} chosen jobs. Choose none, and it has all that match.`;
 }

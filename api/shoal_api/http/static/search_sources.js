@@ -22,7 +22,7 @@ export async function find(text) {
 
 // By name, id, project, user or label; then the projects, the labels and the sweeps of those found.
 async function jobs(text, low) {
-  const { items } = await request(`/v1/overview?limit=${JOBS}&search=${encodeURIComponent(text)}`);
+  const { items } = await request(`/v1/overview?limit=${JOBS}&jobs_only=true&search=${encodeURIComponent(text)}`);
   const has = (name) => low && name.toLowerCase().includes(low), unique = (names) => [...new Set(names)].filter(has).slice(0, MOST);
   const labels = items.flatMap((job) => Object.entries(job.labels ?? {}));
   return [

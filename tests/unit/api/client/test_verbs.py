@@ -57,6 +57,7 @@ METHODS = {
     "POST /v1/jobs/{job_id}/unarchive": "unarchive",
     "GET /v1/curves": "curves",
     "GET /v1/job-fields": "job_fields",
+    "GET /v1/job-export": "export_jobs",
     "GET /v1/views": "views",
     "PUT /v1/views/{project}/{view}": "save_view",
     "DELETE /v1/views/{project}/{view}": "delete_view",
