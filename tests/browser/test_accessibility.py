@@ -92,6 +92,7 @@ def addresses(written: Service) -> dict[str, str]:
         "/models": ("#project=default&model=speech&version=1", ".graph a"),
         "/docs": ("", "#api .opblock"),
     }
+    found["/sweeps"] = "#sweeps tr"
     for path in (*PAGES, *PUBLIC_PAGES):
         query, there = data.get(path, ("", "main"))
         found[path + query] = there
