@@ -137,9 +137,6 @@ def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, J
     tab.look(width=WIDTH, height=1000)
     tab.open(f"{home}/fleet")
     tab.until(lambda: tab.count("#timeline tr") == 4 and tab.count("#decisions tr"), "the decisions")
-    day = tab.text("#span")
-    tab.click("#hours option[value='1']")
-    tab.until(lambda: tab.text("#span") != day, "the last hour")
     _show(tab, "#timeline")
     _save(tab, "fleet-timeline")
 

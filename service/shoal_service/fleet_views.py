@@ -7,7 +7,7 @@ reads or decides anything.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -647,6 +647,16 @@ class Foresight(Frozen):
     """False: this server does not schedule at the moment, so nothing is known."""
 
 
+class SweepResult(Frozen):
+    """The best job of a sweep so far."""
+
+    job: str
+    name: str
+    measure: Literal["val_loss", "loss"]
+    """What `value` is: the validation loss if the job has one, otherwise the loss."""
+    value: float
+
+
 class SweepSummary(Frozen):
     """An entry of the list of sweeps."""
 
@@ -656,6 +666,10 @@ class SweepSummary(Frozen):
     num_by_state: dict[JobState, int]
     created_at: float
     """When the sweep's first job was created."""
+    ended_at: float | None = None
+    """When its last job ended; null: one has not ended."""
+    best: SweepResult | None = None
+    """The first of `jobs` in the sweep's own view; null: no job has a loss."""
 
 
 class SweepView(SweepSummary):

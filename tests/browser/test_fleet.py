@@ -20,17 +20,21 @@ from kit.worlds.written_service import OPENED, RUNNING, SPEC, Service
 from shoal_api.client import Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.fleet_views import ForeseenChange, Foresight, ProjectRules
-from shoal_service.store import credentials, driving, queueing, submissions
+from shoal_service.reports import SupervisorReports
+from shoal_service.store import credentials, driving, queueing, reporting, submissions
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 MANY_STEPS = 100_000
 NODE = "127.0.0.9"
+LANE = 1000
+"""The width of a lane of the timeline."""
 
 
 def add(written: Service, name: str, now: float, **more: object) -> JobView:
@@ -57,6 +61,23 @@ def jobs(written: Service) -> list[JobView]:
     return [giver, receiver, waits]
 
 
+def _ran(written: Service, name: str, begin: float, end: float) -> JobView:
+    """A job that had two workers from one time to the other."""
+    job = add(written, name, begin)
+    written.store.writing(driving.begin_attempt, written.epoch)(job.id, workers=2, now=begin)
+    status = RUNNING.model_copy(update={"workers": 2, "desired_workers": 2})
+    done = AttemptEnd(reason=EndReason.FINISHED, message="done", step=100)
+    apply = written.store.writing(reporting.apply, written.epoch)
+    apply(job.id, SupervisorReports(attempt=1, seq=1, status=status), now=begin)
+    apply(job.id, SupervisorReports(attempt=1, seq=2, status=status, end=done), now=end)
+    return job
+
+
+def _choose(reader: Browser, hours: str) -> None:
+    field = "document.querySelector('#hours')"
+    reader.run(f"({field}.value = '{hours}', {field}.dispatchEvent(new Event('input')), 1)")
+
+
 def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/fleet")
     reader.until(lambda: reader.count("#timeline tr") == 2, "the lanes of the jobs that had an attempt")
@@ -71,6 +92,49 @@ def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written:
             reader.look(width=width, scheme=scheme)
             assert reader.run("document.documentElement.scrollWidth") <= width
     assert reader.complaints() == []
+
+
+def test_the_range_fits_what_happened_lately_until_one_is_chosen_which_the_address_keeps(
+    reader: Browser, written: Service
+) -> None:
+    now = time.time()
+    _ran(written, "of-a-week", now - 4 * 86400, now - 3 * 86400)
+    short = _ran(written, "short", now - 420, now - 60)
+    widths = f"[...document.querySelectorAll('[data-id={short.id}] rect')].map((one) => one.width.baseVal.value)"
+    width = f"Math.max(...{widths})"
+    reader.open(f"{written.url}/fleet")
+    reader.sees("#timeline-words", "The last 15 min: 1 job")
+    assert reader.run(width) > LANE / 5, "six minutes of a quarter of an hour"
+    _choose(reader, "168")
+    reader.sees("#timeline-words", "The last 7 d: 2 jobs")
+    assert reader.run(width) < LANE / 100
+    assert reader.run("location.search") == "?hours=168"
+    reader.open(reader.driver.current_url)
+    reader.sees("#timeline-words", "The last 7 d")
+    assert reader.run("document.querySelector('#hours').value") == "168"
+    _choose(reader, "")
+    reader.sees("#timeline-words", "The last 15 min")
+    assert reader.run("location.search") == ""
+    assert reader.complaints() == []
+
+
+def test_the_range_is_the_smallest_that_holds_half_of_the_newest_twenty_changes(
+    reader: Browser, written: Service
+) -> None:
+    reader.open(f"{written.url}/fleet")
+    for counts, is_all, expected in (
+        ([6], False, None),
+        ([6, 25], False, 1),
+        ([10, 25], False, 0),
+        ([0, 0, 0, 0, 0, 0], True, 3),
+        ([0, 0, 0, 0, 0, 1], True, 5),
+        ([3, 3, 3, 4, 4, 5], True, 0),
+        ([2, 2, 8, 8, 8, 12], True, 2),
+    ):
+        script = (
+            "import('/static/timeline_range.js').then((one) => arguments[2](one.fitting(arguments[0], arguments[1])))"
+        )
+        assert reader.driver.execute_async_script(script, counts, is_all) == expected, counts
 
 
 def test_a_worker_that_died_is_a_change_that_frees_nothing(
@@ -112,14 +176,13 @@ def test_goodput_of_each_project_is_drawn_by_cause_over_the_chosen_time(
         seconds=seconds, recovering={IncidentCause.NODE_DIED: 60.0}, total=1200.0, ratio=0.75, at=now, max_step=10
     )
     written.report(receiver, RUNNING.model_copy(update={"workers": 4, "goodput": goodput}))
-    reader.open(f"{written.url}/fleet")
+    reader.open(f"{written.url}/fleet?hours=24")
     reader.until(lambda: reader.count("#spent [data-project=vision] svg.tall rect") > 2, "the bars of vision")
     shown = reader.text("#spent [data-project=vision]")
     assert "75 %" in shown and "productive 75 %" in shown and "recovering 5 % (node died 60 s)" in shown, shown
     assert "recovering" in reader.text("#causes")
     wide = reader.count("#spent [data-project=vision] svg.tall rect")
-    hours = "document.querySelector('#hours')"
-    reader.run(f"({hours}.value = '1', {hours}.dispatchEvent(new Event('input')), 1)")
+    _choose(reader, "1")
     reader.until(lambda: reader.count("#spent [data-project=vision] svg.tall rect") > wide, "more bars in an hour")
     reader.sees("#spent-words", "A bar is 75 s")
     assert reader.complaints() == []

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
-from kit.worlds.written_service import AT, RUNNING, Service
+from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
-from shoal_service.views import JobView
+from shoal_service.views import CheckpointState, JobView
 from shoal_workers.contract.job import EndReason, JobState
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
@@ -18,6 +22,7 @@ _HIDDEN = (
     "document.dispatchEvent(new Event('visibilitychange')), 1)"
 )
 """A user looks at another tab, or comes back."""
+COMMAND = "document.querySelector('#export-command').value"
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
@@ -37,9 +42,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     _open(reader, written, failed)
     _do(reader, "retry", "goes on from its checkpoint of step 10")
     reader.sees("#title", "QUEUED")
-    done = written.add_job(name="done")
-    written.train(done)
-    written.finish(done)
+    done = _done(written)
     _open(reader, written, done)
     assert reader.run(ACTIONS) == ["extend", "continue", "again", "export", "delete"]
     reader.click('[data-action="extend"]')
@@ -56,6 +59,94 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     assert [one.job_id for one in written.store.reading(job_deletion.newest)(project=None, limit=10, visible=None)] == [
         gone.id
     ]
+    assert reader.complaints() == []
+
+
+def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_changes(
+    reader: Browser, written: Service
+) -> None:
+    done = _done(written)
+    _open(reader, written, done)
+    reader.click('[data-action="continue"]')
+    reader.sees("#dialog-words", "A new job is submitted with 2 changes.")
+    reader.sees("#dialog-words", f"It begins with the checkpoint of {done.id} after step 10. This job stays as it is.")
+    reader.sees("#dialog-words", f'continue_from.job: \u2013 \u2192 "{done.id}"')
+    reader.sees("#dialog-words", "continue_from.step: \u2013 \u2192 10")
+    _replace(reader, "global_size: 32", "global_size: 0")
+    reader.sees("#dialog-words", "batch.global_size: ")
+    reader.click("#confirm")
+    reader.sees("#dialog-error", "batch.global_size: ")
+    with written.client as client:
+        assert len(list(client.jobs())) == 1, "nothing was submitted"
+    _replace(reader, "global_size: 0", "global_size: 32")
+    _replace(reader, "steps: 100", "steps: 300")
+    reader.sees("#dialog-words", "A new job is submitted with 3 changes.")
+    reader.sees("#dialog-words", "stop.steps: 100 \u2192 300")
+    reader.click("#confirm")
+    reader.until(lambda: done.id not in reader.run("location.pathname"), "the page of the new job")
+    reader.sees("#title", "QUEUED")
+    new = written.store.get_job(reader.run("location.pathname").rpartition("/")[2])
+    assert new.spec.continue_from is not None and new.spec.stop.steps == 300
+    assert (new.spec.continue_from.job, new.spec.continue_from.step) == (done.id, 10)
+    assert written.store.get_job(done.id).status.state is JobState.SUCCEEDED
+
+    reader.sees("#facts", f"{done.id} after step 10")
+    reader.click(f"#facts a[href*='{done.id}']")
+    reader.until(lambda: reader.count("#checkpoints tr.chosen[data-step='10']"), "the checkpoint of the parent")
+    assert [one for one in reader.complaints() if "422" not in one] == []
+
+
+def test_a_job_that_has_ended_is_exported_by_a_command_that_is_copied(reader: Browser, written: Service) -> None:
+    done = written.add_job(name="done")
+    written.train(done)
+    later = CHECKPOINT.model_copy(update={"step": 20, "url": "/tmp/x/step-20"})
+    written.report(done, RUNNING, checkpoints=(later,))
+    written.finish(done)
+    _open(reader, written, done)
+    with _clipboard(reader, written, "granted"):
+        reader.click('[data-action="export"]')
+        reader.until(lambda: reader.run(COMMAND) == f"shoal export {done.id} OUT --step 20", "the newest checkpoint")
+        reader.sees("#dialog-words", "as safetensors and config.json")
+        reader.run("(document.querySelector('#dialog-value').focus(), 1)")
+        reader.press(Keys.ARROW_DOWN)
+        command = f"shoal export {done.id} OUT --step 10"
+        reader.until(lambda: reader.run(COMMAND) == command, "the one that was chosen")
+        reader.click("#confirm")
+        reader.sees("#dialog-words", f"Copied: {command}")
+        script = "navigator.clipboard.readText().then(arguments[0], (error) => arguments[0](String(error)))"
+        assert reader.driver.execute_async_script(script) == command
+    with _clipboard(reader, written, "denied"):
+        reader.click("#confirm")
+        reader.sees("#dialog-error", "The command is selected: copy it with Ctrl+C or Cmd+C.")
+        assert reader.run("document.activeElement.id") == "export-command"
+        assert reader.run("document.getSelection().toString()") == command
+    reader.click("#dismiss")
+    assert reader.complaints() == []
+
+
+def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
+    reader: Browser, written: Service
+) -> None:
+    for checkpoints, words in (
+        ((), "the job has no committed checkpoint. Run again trains a new job"),
+        (
+            (CHECKPOINT.model_copy(update={"state": CheckpointState.DAMAGED}),),
+            "Of its 1, none is whole: the tab Checkpoints says why.",
+        ),
+    ):
+        job = written.add_job(name="unsaved")
+        written.begin(job)
+        written.report(job, RUNNING, checkpoints=checkpoints)
+        written.finish(job)
+        _open(reader, written, job)
+        assert reader.run(ACTIONS) == ["extend", "again", "export", "delete"]
+        reader.click('[data-action="export"]')
+        reader.sees("#dialog-words", "There is nothing to export")
+        reader.sees("#dialog-words", words)
+        assert reader.count("#confirm[hidden]") == 1
+        reader.click("#dismiss")
+        _do(reader, "again", "It begins with the first step.")
+        reader.until(lambda job=job: job.id not in reader.run("location.pathname"), "other buttons confirm as before")
     assert reader.complaints() == []
 
 
@@ -172,6 +263,32 @@ def _failed(written: Service) -> JobView:
     written.finish(job, EndReason.STORAGE_FAILED, "no space")
     assert written.store.get_job(job.id).status.state is JobState.FAILED
     return job
+
+
+def _done(written: Service) -> JobView:
+    job = written.add_job(name="done")
+    written.train(job)
+    written.finish(job)
+    return job
+
+
+def _replace(reader: Browser, before: str, after: str) -> None:
+    """In the spec of the dialog."""
+    field = "document.querySelector('#dialog-value')"
+    assert before in reader.run(f"{field}.value")
+    event = "new Event('input', { bubbles: true })"
+    reader.run(f"({field}.value = {field}.value.replace('{before}', '{after}'), {field}.dispatchEvent({event}), 1)")
+
+
+@contextmanager
+def _clipboard(reader: Browser, written: Service, setting: str) -> Iterator[None]:
+    for name in ("clipboard-read", "clipboard-write"):
+        asked = {"permission": {"name": name}, "setting": setting, "origin": written.url}
+        reader.driver.execute_cdp_cmd("Browser.setPermission", asked)
+    try:
+        yield
+    finally:
+        reader.driver.execute_cdp_cmd("Browser.resetPermissions", {})
 
 
 def _report_lines(written: Service, job: JobView, first: int, end: int) -> None:

@@ -132,7 +132,7 @@ def test_all_jobs_are_found_searched_and_compared(
     browser.until(lambda: browser.count("#jobs tr") == 2, "the table of the sweep")
     browser.until(lambda: browser.count("#chart .scatterlayer .trace") == 2, "parallel coordinates")
     browser.open(f"{home}/sweeps")
-    browser.until(lambda: "seed (2 jobs)" in browser.text("#sweeps"), "the newest sweeps, without a label")
+    browser.sees("#sweeps [data-sweep=seed]", "2 of 2 jobs")
     assert browser.complaints() == []
 
 

@@ -101,7 +101,45 @@ def test_a_sweep_is_started_from_the_page(reader: Browser, written: Service) -> 
         specs = [client.job(job.id).spec for job in made.jobs]
     assert (made.limit, len({spec.optimizer.lr for spec in specs})) == (2, 5)
     reader.open(f"{written.url}/sweeps")
-    reader.sees("#sweeps", "from-the-page (5 jobs)")
+    reader.sees("#sweeps [data-sweep=from-the-page]", "0 of 5 jobs")
+    assert reader.complaints() == []
+
+
+def test_the_sweeps_are_listed_with_their_states_and_best_jobs(reader: Browser, written: Service) -> None:
+    rated = [add(written, number, 3.0 - number) for number in range(3)]
+    prune(written, add(written, 3, 9.0, steps=10))
+    over = [written.add_job(name=f"over-{number}", sweep={"name": "over"}, project="speech") for number in range(2)]
+    for job in over:
+        written.begin(job)
+        written.report(job, RUNNING.model_copy(update={"loss": None}))
+    written.finish(over[0])
+    written.finish(over[1], EndReason.STORAGE_FAILED, "no space")
+    for number in range(2):
+        written.add_job(name=f"late-{number}", sweep={"name": "late"})
+    reader.open(f"{written.url}/sweeps")
+    reader.until(lambda: reader.count("#sweeps tr") == 3, "the sweeps")
+    assert reader.run("[...document.querySelectorAll('#sweeps tr')].map((one) => one.dataset.sweep)") == [
+        "late",
+        "over",
+        "rates",
+    ]
+    assert [reader.text(f"#sweeps [data-sweep={name}] .badge") for name in ("late", "over", "rates")] == [
+        "QUEUED",
+        "SUCCEEDED",
+        "RUNNING",
+    ]
+    shown = reader.text("#sweeps [data-sweep=rates]")
+    assert "1 of 4 jobs" in shown and "1 CANCELLED" in shown and "1 validation loss" in shown.replace("\n", " "), shown
+    assert "speech" in reader.text("#sweeps [data-sweep=over]") and "took" in reader.text("#sweeps [data-sweep=over]")
+    for scheme in ("light", "dark"):
+        for width in (420, 1024, 1400):
+            reader.look(width=width, scheme=scheme)
+            assert reader.run("document.documentElement.scrollWidth") <= width
+    written.report(rated[0], RUNNING.model_copy(update={"loss": 0.5, "val_loss": 0.25}))
+    reader.sees("#sweeps [data-sweep=rates]", "0.25")
+    assert reader.run(f"document.querySelector('#sweeps a[href$=\"{rated[0].id}\"]').textContent") == "try-0"
+    reader.click("#sweeps [data-sweep=rates] td.title a")
+    reader.sees("#sweep-title", "rates in default")
     assert reader.complaints() == []
 
 

@@ -5,18 +5,50 @@ from __future__ import annotations
 import pytest
 
 from kit.processes.chromium import Browser
-from kit.worlds.written_service import CHECKPOINT, RUNNING, Service
+from kit.worlds.written_service import CHECKPOINT, INCIDENT, RUNNING, Service
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.views import JobStatus, JobView
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
+from shoal_workers.contract.suspects import Resource, Suspect
 
-LAPTOP, PHONE = 1400, 420
+LAPTOP, NARROW_WINDOW, PHONE = 1400, 1024, 420
 REASON = (
     "waits for at least 4 workers of 2 CPUs and 1 GPU each; 0 of at least 4 are ready (node 10.0.0.7 has 3 CPUs free, "
     "node 10.0.0.8 has 1 CPU free); the queue is in order of priority"
 )
 LABELS = {"sweep": "learning-rate", "lr": "3e-4", "weight-decay": "0.1", "team": "speech-recognition", "seed": "1"}
+SUSPECTED = INCIDENT.model_copy(
+    update={
+        "id": 2,
+        "cause": IncidentCause.HUNG,
+        "ranks": (2, 3, 6, 7),
+        "to_workers": 24,
+        "from_workers": 32,
+        "from_layout": "fsdp16 tp2",
+        "to_layout": "fsdp12 tp2",
+        "action": "the group without the suspected node, then new workers as soon as there is room",
+        "recovery_s": 41.6,
+        "quiesce_s": 10.0,
+        "plan_s": 0.1,
+        "form_s": 12.0,
+        "restore_s": 15.5,
+        "first_step_s": 4.0,
+        "steps_lost": 1234,
+        "state_source": StateSource.CHECKPOINT,
+        "bytes_moved": 1_610_612_736,
+        "suspect": Suspect(
+            resource=Resource.COMPUTE,
+            ranks=(2, 3),
+            node_ip="10.0.0.7",
+            evidence=(
+                "its ranks came 812 ms late to each of the last 40 collectives",
+                "the clock of its GPU is 1,095 MHz, that of the others 1,980 MHz",
+            ),
+        ),
+    }
+)
+OPEN = INCIDENT.model_copy(update={"id": 3, "closed": False, "recovery_s": None, "to_workers": None, "detect_s": None})
 SHOWN = "[...document.querySelectorAll('.wide')].filter((one) => one.clientWidth)"
 TOO_WIDE = f"{SHOWN}.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
 CUT_OFF = (
@@ -72,6 +104,20 @@ def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written:
     reader.until(lambda: reader.count("#checkpoints tr"), "checkpoints")
     heights = reader.run("[...document.querySelectorAll('#checkpoints tr')].map((one) => one.clientHeight)")
     assert max(heights) < 80, "the actions of a checkpoint stand beside each other"
+    assert reader.complaints() == []
+
+
+def test_the_incidents_of_a_job_fit_a_narrow_window(reader: Browser, written: Service, jobs: list[JobView]) -> None:
+    written.report(jobs[0], RUNNING, incidents=(SUSPECTED, OPEN))
+    reader.look(width=NARROW_WINDOW)
+    reader.open(f"{written.url}/jobs/{jobs[0].id}")
+    reader.until(lambda: reader.count("#incidents tr") == 3, "the incidents")
+    shown = reader.text("#incidents")
+    for text in ("rank 2, 3 on 10.0.0.7", "fsdp16 tp2 → fsdp12 tp2", "41.6 s", "detected in 30 ms", "1.5 GiB", "open"):
+        assert text in shown, text
+    for scheme in ("light", "dark"):
+        reader.look(width=NARROW_WINDOW, scheme=scheme)
+        assert reader.run(TOO_WIDE) == [] and reader.run("document.documentElement.scrollWidth") <= NARROW_WINDOW
     assert reader.complaints() == []
 
 

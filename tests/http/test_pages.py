@@ -80,6 +80,7 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
     assert entry is not None or page == "runbook.html"
     made_later = {
         "dialog-value",
+        "export-command",
         "profile-steps",
         "view-project",
         "window-nodes",

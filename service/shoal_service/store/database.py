@@ -29,6 +29,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
+    Double,
     Engine,
     Executable,
     Table,
@@ -267,6 +268,12 @@ def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnEleme
     if tx.connection.dialect.name == "sqlite":
         return func.json_extract(document, "$." + ".".join(path))
     return func.json_extract_path_text(cast(document, JSON), *path)
+
+
+def json_number(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
+    """Selects the number at this path of a JSON document in a column; NULL: there is none."""
+    found = json_text(tx, document, *path)
+    return found if tx.connection.dialect.name == "sqlite" else cast(found, Double)
 
 
 def upsert(tx: Transaction, table: Table, rows: Sequence[dict[str, Any]]) -> None:

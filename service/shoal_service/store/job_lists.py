@@ -20,8 +20,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, cast, func, or_, select, union_all
-from sqlalchemy.types import JSON, Double
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, union_all
 
 from shoal_service.core.downsampling import bucket_steps
 from shoal_service.core.goodput import Category, Goodput
@@ -30,7 +29,7 @@ from shoal_service.core.where.fields import Field
 from shoal_service.core.where.language import Selection
 from shoal_service.fleet_views import ClusterGoodput, FleetJob, NodeJob
 from shoal_service.store import curve_points, curves
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, json_number
 from shoal_service.store.errors import InvalidCursor
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
 from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, summary_of, workers_of
@@ -336,9 +335,7 @@ def _ordered_by(tx: Transaction, order: JobOrder) -> ColumnElement[Any]:
 
 def _number(tx: Transaction, *path: str) -> ColumnElement[Any]:
     """Selects a number of the status document."""
-    if tx.connection.dialect.name == "sqlite":
-        return func.json_extract(jobs.c.status, "$." + ".".join(path))
-    return cast(func.json_extract_path_text(cast(jobs.c.status, JSON), *path), Double)
+    return json_number(tx, jobs.c.status, *path)
 
 
 def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:

@@ -21,9 +21,9 @@ from shoal_service.core.job_machine import ACTIVE, Requested, step
 from shoal_service.core.pruning import AVERAGED_STEPS, Measure, Rule, Verdict, step_to_compare, verdict
 from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps import MAX_JOBS, rank
-from shoal_service.fleet_views import SweepSummary, SweepView
+from shoal_service.fleet_views import SweepResult, SweepSummary, SweepView
 from shoal_service.store import audit, job_lists, submissions
-from shoal_service.store.database import Transaction
+from shoal_service.store.database import Transaction, json_number
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
     IdempotencyConflict,
@@ -92,7 +92,13 @@ def page(
 ) -> Page[SweepSummary]:
     """The newest first, by their first jobs. None: of all. Raises InvalidCursor."""
     first = func.min(jobs.c.num)
-    query = _members(first.label("first"), func.min(jobs.c.created_at).label("created_at"))
+    query = _members(
+        first.label("first"),
+        func.min(jobs.c.created_at).label("created_at"),
+        func.max(jobs.c.ended_at).label("ended_at"),
+        func.count(jobs.c.ended_at).label("num_ended"),
+        func.count().label("num_jobs"),
+    )
     if project is not None:
         query = query.where(jobs.c.project == project)
     if name is not None:
@@ -104,7 +110,8 @@ def page(
         query = query.having(first < job_lists.decode_cursor(cursor))
     rows = tx.execute(query.order_by(first.desc()).limit(limit + 1)).all()
     shown = rows[:limit]
-    states = _num_by_state(tx, [(row.project, row.value) for row in shown])
+    sweeps = [(row.project, row.value) for row in shown]
+    states, best = _num_by_state(tx, sweeps), _best(tx, sweeps)
     items = tuple(
         SweepSummary(
             name=row.value,
@@ -112,6 +119,8 @@ def page(
             num_jobs=states[row.project, row.value].total(),
             num_by_state=dict(states[row.project, row.value]),
             created_at=row.created_at,
+            ended_at=row.ended_at if row.num_ended == row.num_jobs else None,
+            best=best.get((row.project, row.value)),
         )
         for row in shown
     )
@@ -217,6 +226,26 @@ def _num_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tu
     for row in tx.execute(query.group_by(jobs.c.project, job_labels.c.value, jobs.c.state)):
         found[row.project, row.value][JobState(row.state)] = row.number
     return found
+
+
+def _best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SweepResult]:
+    """The best job of each of these sweeps, by the same key as `rank`: only one row of each leaves the database."""
+    if not sweeps:
+        return {}
+    val_loss, loss = (json_number(tx, jobs.c.status, name) for name in ("val_loss", "loss"))
+    value = func.coalesce(val_loss, loss)
+    place = func.row_number().over(partition_by=(jobs.c.project, job_labels.c.value), order_by=(value, jobs.c.num))
+    query = _members(
+        jobs.c.id, jobs.c.name, val_loss.is_not(None).label("validated"), value.label("result"), place.label("place")
+    )
+    query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(sweeps)), value.is_not(None))
+    found = query.subquery()
+    return {
+        (row.project, row.value): SweepResult(
+            job=row.id, name=row.name, measure="val_loss" if row.validated else "loss", value=row.result
+        )
+        for row in tx.execute(select(found).where(found.c.place == 1))
+    }
 
 
 def _members(*columns: Any) -> Select[Any]:

@@ -133,7 +133,15 @@ def test_sweeps_are_listed_in_pages_and_shown_with_the_best_job_first(
     shown = service.client.sweep("listed", "second")
     assert [job.id for job in shown.jobs] == [jobs[1].id, jobs[0].id, jobs[2].id]
     assert shown.num_by_state == {JobState.RUNNING: 3}
-    assert [one.name for one in service.client.sweeps(name="second").items] == ["second"]
+    [listed] = service.client.sweeps(name="second").items
+    assert listed.best is not None and listed.ended_at is None
+    assert (listed.best.job, listed.best.name, listed.best.measure, listed.best.value) == (
+        jobs[1].id,
+        jobs[1].name,
+        "loss",
+        1.0,
+    )
+    assert service.client.sweeps(name="first").items[0].best is None
     with pytest.raises(NotFound, match="has no sweep 'fourth'"):
         service.client.sweep("listed", "fourth")
 

@@ -188,14 +188,13 @@ def lineage_and_prod(person: Person, service: Service) -> None:
 @task("Read which trial of a sweep is the best so far", LOOKING)
 def best_trial(person: Person, service: Service) -> None:
     person.click("Sweeps")
-    person.click("rates (12 jobs)")
-    person.sees("try-2", "#best-words")
+    person.sees("try-2", "#sweeps")
 
 
 @task("Read which setting of a sweep matters most", LOOKING)
 def what_matters(person: Person, service: Service) -> None:
     person.click("Sweeps")
-    person.click("rates (12 jobs)")
+    person.click("rates")
     person.sees("layers", "#influences tr:first-child")
 
 

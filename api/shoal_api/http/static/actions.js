@@ -5,7 +5,7 @@ import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
 import { about } from "./clusters.js";
-import { exportIt } from "./checkpoints.js";
+import { exporting } from "./exporting.js";
 import { continued, form, newJobWords, submitNew, submittable } from "./new_job.js";
 
 let shown = null;
@@ -15,7 +15,7 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]), "again", ...(committed() && !isScript() ? ["export"] : []), "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]), "again", ...(isScript() ? [] : ["export"]), "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
   fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
@@ -45,10 +45,10 @@ const ACTIONS = {
   retry: { title: "Retry", confirm: "Retry", input: () => [], words: async () => `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`, send: () => reopen("retry") },
   extend: { title: "Extend", confirm: "Extend", input: ({ status }) => [element("label", ["Steps in all ", field({ type: "number", min: status.step + 1, value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100 })])], words: extendWords,
     send: (value) => reopen("extend", { steps: Number(value) }) },
-  again: { title: "Run again", confirm: "Submit a new job", input: ({ spec }) => form(submittable(spec)), words: (text) => newJobWords(text, submittable(shown.job.spec), `A new job with the same spec is submitted, and its page is shown. ${origin()}`), send: submitNew },
+  again: { title: "Run again", confirm: "Submit a new job", input: ({ spec }) => form(submittable(spec)), words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job with the same spec is submitted, and its page is shown."), send: submitNew },
   continue: { title: "Continue in a new job", confirm: "Submit a new job", input: () => form(continued(shown.job, committed().step)),
-    words: (text) => newJobWords(text, submittable(shown.job.spec), `A new job begins with the checkpoint of step ${whole(committed().step)} of this one.`), send: submitNew },
-  export: { title: "Export", confirm: "Copy the command", input: () => [], words: () => exportIt(committed()).words(), send: () => exportIt(committed()).send() },
+    words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job is submitted."), send: submitNew },
+  export: { title: "Export", dialog: () => exporting(shown.job, wholeOnes(), shown.checkpoints.length) },
   delete: { title: "Delete", confirm: "Delete the job", input: () => [element("label", ["Its checkpoints and profiles ", element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], { id: "dialog-value" })])], words: deleteWords,
     send: async (value) => { await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" }); location.href = "/"; } },
 };
@@ -57,7 +57,7 @@ const isScript = () => Boolean(shown.job.spec.script);
 // What becomes of the processes of a script whose group ends.
 const stops = () => `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
-const open = (name) => ask({ ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
+const open = (name) => ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
 
 const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
 const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });
@@ -81,7 +81,6 @@ async function deleteWords(value) {
 }
 
 const goesOn = () => { if (isScript()) return "its script is started again"; const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
-const origin = () => { const from = shown.job.spec.continue_from; return from ? `It begins, as this one did, with ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.` : "It begins with the first step."; };
 const destinations = (wanted) => ["any", ...shown.clusters.map((one) => one.name)].map((name) => new Option(name, name, name === wanted, name === wanted));
 
 async function moveWords(value) {
@@ -135,7 +134,8 @@ function lastSwitch() {
   return "";
 }
 
-const committed = () => [...shown.checkpoints].reverse().find((one) => one.state === "committed");
+const wholeOnes = () => shown.checkpoints.filter((one) => one.state === "committed").reverse();
+const committed = () => wholeOnes()[0];
 const lastSave = () => { const last = committed(); return last ? ` (the last one took ${seconds(last.seconds)})` : ""; };
 function kept() {
   const last = committed();

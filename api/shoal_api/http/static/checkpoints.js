@@ -4,6 +4,7 @@ import { ask } from "./dialog.js";
 import { jobPath, modelPage, request } from "./api.js";
 import { ENDED } from "./states.js";
 import { bytes, moment, plural, seconds, whole } from "./format.js";
+import { exporting } from "./exporting.js";
 import { register } from "./registering.js";
 
 const COLOURS = { committed: "done", damaged: "bad", failed: "bad", deleted: "dim" };
@@ -29,7 +30,7 @@ function buttons(one) {
   const made = [];
   if (one.pinned) made.push(button("Unpin", one, () => ask(unpin(one))));
   else if (one.state === "committed") made.push(button("Pin", one, () => ask(pin(one))));
-  if (one.state === "committed") made.push(button("Export", one, () => ask(exportIt(one))), button("Register", one, () => ask(register({ job: shown.job.id, step: one.step, size: one.bytes }, (made) => { location.href = modelPage(made); }))));
+  if (one.state === "committed") made.push(button("Export", one, () => ask(exporting(shown.job, [one]))), button("Register", one, () => ask(register({ job: shown.job.id, step: one.step, size: one.bytes }, (made) => { location.href = modelPage(made); }))));
   if (one.state === "committed" || one.state === "damaged") made.push(button("Verify", one, () => ask(verify(one))), button("Delete", one, () => ask(remove(one))));
   return made.length ? element("span", made, { class: "controls" }) : "";
 }
@@ -55,12 +56,6 @@ function unpin(one) {
   const later = newer(one) < keep ? `It is among the newest ${keep}, so it stays for now.` : `Of the newer ones the job keeps ${keep}, and deletes this one after its next commit.`;
   return { title: `Unpin the checkpoint of step ${whole(one.step)}`, confirm: "Unpin", send: () => send("DELETE", one),
     words: async () => ENDED.has(shown.job.status.state) ? "The job has ended, so nothing deletes it." : later };
-}
-
-export function exportIt(one) {
-  const command = `shoal export ${shown.job.id} OUT --step ${one.step}`;
-  return { title: `Export the checkpoint of step ${whole(one.step)}`, confirm: "Copy the command", send: () => navigator.clipboard.writeText(command),
-    words: async () => `A page cannot write a directory of your machine, so this copies a command: ${command}. It verifies the checkpoint, reads its model, and writes it to the directory OUT as safetensors and config.json. The checkpoint and the job are not touched.` };
 }
 
 // The dialog stays open and says how far it is; it closes only if every byte is as it was written.

@@ -4,12 +4,14 @@ import { $, placeOf, returnTo } from "./dom.js";
 let current = null, opener = null, asked = 0;
 
 // { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
+// Without `confirm` there is nothing to do but to read. A text that `send` returns is shown, and the dialog stays open.
 export function ask(action) {
   current = action;
   $("dialog-title").textContent = action.title;
   $("dialog-input").replaceChildren(...(action.input ?? []));
   $("dialog-words").textContent = "";
-  $("confirm").textContent = action.confirm;
+  $("confirm").textContent = action.confirm ?? "";
+  $("confirm").hidden = !action.confirm;
   $("dialog-error").textContent = "";
   explain();
   opener = placeOf(document.activeElement);
@@ -34,7 +36,8 @@ $("dismiss").addEventListener("click", () => $("dialog").close());
 $("dialog").addEventListener("close", () => returnTo(opener));  // the browser does it, unless the opener was replaced meanwhile
 $("confirm").addEventListener("click", async () => {
   $("confirm").disabled = true;
-  try { await current.send($("dialog-value")?.value); $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
+  $("dialog-error").textContent = "";
+  try { const said = await current.send($("dialog-value")?.value); if (typeof said === "string") $("dialog-words").textContent = said; else $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
   $("confirm").disabled = false;
-  if ($("dialog").open) $("confirm").focus();  // a disabled button has lost the focus
+  if ($("dialog").open && !$("dialog-input").contains(document.activeElement)) $("confirm").focus();  // a disabled button has lost the focus
 });

@@ -1,4 +1,5 @@
-// The page of the fleet: nodes and their maintenance; its other parts are in timeline.js, queue.js, quotas.js and spent.js.
+// The page of the fleet: nodes and their maintenance; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
+// spent.js.
 // The stream of the overview says when something has changed; the rest is read then, but not more often than every three
 // seconds.
 import { $, element, fill, row, said } from "./dom.js";
@@ -9,13 +10,14 @@ import { head } from "./clusters.js";
 import { moment } from "./format.js";
 import { nodeCard } from "./nodes.js";
 import { showTimeline } from "./timeline.js";
+import { readTimeline, setUpRange } from "./timeline_range.js";
 import { showQueue } from "./queue.js";
 import { showQuotas } from "./quotas.js";
 import { showSpent } from "./spent.js";
 
 const READ_MS = 3000;
 let me = null, may = new Set(), shown = null, timer = null, readAt = 0;
-$("hours").addEventListener("input", read);
+setUpRange(read);
 $("plan").addEventListener("click", planWindow);
 
 const live = new Live({ fleet(fleet) { shown = fleet; showNodes(); soon(); } });
@@ -45,7 +47,7 @@ async function read() {
   readAt = Date.now();
   const hours = $("hours").value;
   let found;
-  try { found = await Promise.all([request(`/v1/timeline?hours=${hours}`), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
+  try { found = await Promise.all([readTimeline(), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
   catch (error) { if (error.status) throw error; soon(); return; }  // without a status the service is away, as the header says
   if (hours !== $("hours").value) return;  // another time was chosen meanwhile
   const [timeline, queue, windows] = found;

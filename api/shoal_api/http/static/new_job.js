@@ -1,7 +1,7 @@
 // A new job from one that there is: the form with its spec, and what the form changes of it, key by key, before it is submitted.
 import { element } from "./dom.js";
 import { jobPage, request } from "./api.js";
-import { plural } from "./format.js";
+import { plural, whole } from "./format.js";
 import { differences } from "./differences.js";
 import { yaml } from "./yaml.js";
 
@@ -12,8 +12,14 @@ export const submitNew = async (text) => { location.href = jobPage((await reques
 export async function newJobWords(text, before, same) {
   const found = await request("/v1/specs/validate", { method: "POST", body: text, type: "application/yaml" });
   if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
-  const changes = differences(before, submittable(found.spec)), kept = "This job stays as it is.";
-  return changes.length ? `A new job is submitted with ${plural(changes.length, "change")}. ${kept}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}` : `${same} ${kept}`;
+  const changes = differences(before, submittable(found.spec)), rest = `${origin(found.spec)} This job stays as it is.`;
+  return changes.length ? `A new job is submitted with ${plural(changes.length, "change")}. ${rest}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}` : `${same} ${rest}`;
+}
+
+// What its training begins with.
+function origin({ continue_from: from, init_from: file }) {
+  if (from) return `It begins with ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.`;
+  return file ? `It begins with the weights of ${file}.` : "It begins with the first step.";
 }
 
 // A deadline is that of the first run, and where the checkpoint of another job lies is found anew.

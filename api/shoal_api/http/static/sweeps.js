@@ -9,7 +9,8 @@ import { badge, ENDED } from "./states.js";
 import { onThemeChange } from "./theme.js";
 import { compare, drawAxes, numeric } from "./sweep_axes.js";
 import { drawBest, drawCurves, showInfluences } from "./sweep_curves.js";
-import { setUpStart, sweepPage } from "./sweep_start.js";
+import { followSweeps } from "./sweep_list.js";
+import { setUpStart } from "./sweep_start.js";
 
 const RESULTS = [["Loss", "loss"], ["Validation loss", "val_loss"], ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"]];
 const READ_MS = 3000;
@@ -36,13 +37,7 @@ const live = new Live({ fleet(fleet) {
 } });
 const ofProject = asked.get("project") ? `&project=${encodeURIComponent(asked.get("project"))}` : "";
 if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}${ofProject}`);
-else newestSweeps();
-
-// Without a label: links to the newest sweeps.
-async function newestSweeps() {
-  const { items: found } = await request("/v1/sweeps");
-  if (found.length) fill("sweeps", found.map((one) => element("li", [link(`${one.name} (${plural(one.num_jobs, "job")})`, sweepPage(one)), " ", element("span", Object.entries(one.num_by_state).map(([state, count]) => `${count} ${state}`).join(", "), { class: "dim small" })])));
-}
+else followSweeps();
 
 // The curves of a sweep are read again when one of its jobs has changed, but not more often than every three seconds.
 function soon() {

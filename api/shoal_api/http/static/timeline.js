@@ -2,7 +2,7 @@
 // job's workers, with the jobs that gave or got them.
 import { $, element, fill, link, row, said, svg } from "./dom.js";
 import { jobPage } from "./api.js";
-import { brief, clock, moment, plural, whole } from "./format.js";
+import { brief, clock, moment, plural, seconds, whole } from "./format.js";
 import { badge, COLOURS } from "./states.js";
 
 const WIDTH = 1000, HEIGHT = 30, FEW = 50;
@@ -12,7 +12,7 @@ $("all-decisions").addEventListener("click", () => { is_whole = true; showChange
 
 export function showTimeline(found) {
   const most = Math.max(1, ...found.jobs.flatMap((job) => job.workers));
-  $("timeline-words").textContent = found.jobs.length ? `${plural(found.jobs.length, "job")}${found.num_left_out ? ", the newest ones" : ""}; the highest lane is ${plural(most, "worker")}.` : "No job had an attempt in this time.";
+  $("timeline-words").textContent = found.jobs.length ? `The last ${seconds(found.until - found.since)}: ${plural(found.jobs.length, "job")}${found.num_left_out ? ", the newest ones" : ""}; the highest lane is ${plural(most, "worker")}.` : `No job had an attempt in the last ${seconds(found.until - found.since)}.`;
   $("span").textContent = `Workers, ${brief(found.since)} to ${clock(found.until)}`;
   const seen = [...new Set(found.jobs.flatMap((job) => job.states.filter((_, index) => job.workers[index])))];
   fill("states", seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])));
