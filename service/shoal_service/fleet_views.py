@@ -404,6 +404,8 @@ class Panel(Frozen):
     x: str = Field("", max_length=200)
     """Scatter: a name as in `columns`."""
     log_y: bool = False
+    no_outliers: bool = False
+    """Lines: the axis spans the middle 98 % of the values."""
     width: int = Field(1, ge=1, le=4)
     """Columns of the grid."""
     height: int = Field(1, ge=1, le=3)

@@ -25,8 +25,10 @@ AXES = {"step": STEPS, "time": [5, 10, 15, 20], "tokens": [1280, 2560, 3840, 512
 def ran(folder: Path, script: str) -> Any:
     """Run a script that imports the module, and return what it prints as JSON."""
     (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "curve_data.js").write_text(STATIC.joinpath("curve_data.js").read_text())
-    (folder / "main.js").write_text(f'import * as data from "./curve_data.js";\nconsole.log(JSON.stringify({script}));')
+    for name in ("curve_data.js", "panel_lines.js"):
+        (folder / name).write_text(STATIC.joinpath(name).read_text())
+    imports = 'import * as data from "./curve_data.js";\nimport * as lines from "./panel_lines.js";\n'
+    (folder / "main.js").write_text(f"{imports}console.log(JSON.stringify({script}));")
     node = require("node", "node", "nodejs")
     found = subprocess.run([node, str(folder / "main.js")], capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
@@ -79,3 +81,15 @@ def test_a_group_has_the_middle_and_the_chosen_band(tmp_path: Path, band: str) -
 def test_the_band_of_one_job_is_its_curve(tmp_path: Path) -> None:
     script = f"[...data.together([{{ xs: {STEPS}, ys: [4, 3, 2, 1] }}], 'std').most].at(-1)"
     assert ran(tmp_path, script) == 1
+
+
+@pytest.mark.parametrize(("log", "trimmed"), [(False, False), (False, True), (True, True)])
+def test_an_axis_without_outliers_spans_the_middle_of_the_values(tmp_path: Path, log: bool, trimmed: bool) -> None:
+    values = [1.0 + at / 100 for at in range(199)] + [1e6]
+    line = f"{{ xs: new Float64Array({list(range(200))}), ys: new Float32Array({values}) }}"
+    view = ran(
+        tmp_path,
+        f"lines.viewOf([{line}], {{ logX: false, logY: {json.dumps(log)}, isTrimmed: {json.dumps(trimmed)} }})",
+    )
+    low, high = (10 ** view[name] if log else view[name] for name in ("y0", "y1"))
+    assert low < 1.02 and (high < 3.2) == trimmed and high > 2.9

@@ -87,7 +87,7 @@ export function together(curves, band = "min_max") {
 }
 
 // Of numbers in their order; between two of them a part of their difference, as NumPy does by default.
-function quantile(sorted, share) {
+export function quantile(sorted, share) {
   const at = share * (sorted.length - 1), low = Math.floor(at);
   return sorted[low] + (sorted[Math.ceil(at)] - sorted[low]) * (at - low);
 }

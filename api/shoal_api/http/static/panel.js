@@ -54,7 +54,7 @@ export class Panel {
 
   drawLines(shown, state, colour) {
     if (this.version !== this.workspace.version) { this.lines = linesOf(shown, this.workspace.curveOf, this.spec.y, state, Boolean(state.group)); this.version = this.workspace.version; }
-    const view = this.view = viewOf(this.lines, { zoom: state.zoom, logX: state.log_x, logY: this.spec.log_y });
+    const view = this.view = viewOf(this.lines, { zoom: state.zoom, logX: state.log_x, logY: this.spec.log_y, isTrimmed: this.spec.no_outliers });
     if (!view) { this.empty(colour); return; }
     const { context, inner } = this, ratio = devicePixelRatio || 1;
     this.place = placing(view, inner.width, inner.height);

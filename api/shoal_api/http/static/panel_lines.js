@@ -1,5 +1,7 @@
 // What a panel of curves draws: a line for each job or group that is shown, and the part of the axes that they need. Pure.
-import { indexAt, positions, smoothed, together } from "./curve_data.js";
+import { indexAt, positions, quantile, smoothed, together } from "./curve_data.js";
+
+const OUTSIDE = 0.01;  // of the values at each end, if outliers are left out
 
 // shown: [{ key, name, colour, members: [job] }]; curveOf(job): its curve. A group of several jobs has a band.
 export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGrouped) {
@@ -16,8 +18,9 @@ export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGro
   return made;
 }
 
-// Sets the part of each line that the zoom shows, with a point beyond each end; returns the view.
-export function viewOf(lines, { zoom, logX, logY }) {
+// Sets the part of each line that the zoom shows, with a point beyond each end; returns the view. Without outliers it spans
+// the middle 98 % of the values.
+export function viewOf(lines, { zoom, logX, logY, isTrimmed }) {
   let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity;
   for (const line of lines) {
     const { xs } = line, first = logX ? indexAt(xs, Number.MIN_VALUE) : 0;
@@ -33,6 +36,10 @@ export function viewOf(lines, { zoom, logX, logY }) {
     }
   }
   if (zoom) [x0, x1] = zoom;
+  if (isTrimmed) {
+    const all = Float64Array.from(lines.flatMap(({ ys, from, to }) => [...ys.subarray(from, to)].filter((value) => logY ? value > 0 : value === value))).sort();
+    if (all.length) { y0 = quantile(all, OUTSIDE); y1 = quantile(all, 1 - OUTSIDE); }
+  }
   if (!(x0 <= x1) || !(y0 <= y1)) return null;
   if (logX) { x0 = Math.log10(Math.max(x0, x1 * 1e-9)); x1 = Math.log10(x1); }
   if (logY) { y0 = Math.log10(y0); y1 = Math.log10(y1); }

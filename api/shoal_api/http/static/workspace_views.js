@@ -5,7 +5,7 @@ import { request } from "./api.js";
 
 const path = (project, name) => `/v1/views/${encodeURIComponent(project)}/${encodeURIComponent(name)}`;
 const PANELS = ["loss", "val_loss", "tokens_per_s", "grad_norm", "lr", "world_size"];
-export const newPanel = (y, more = {}) => ({ kind: "lines", y, x: "", log_y: false, width: 1, height: 1, ...more });
+export const newPanel = (y, more = {}) => ({ kind: "lines", y, x: "", log_y: false, no_outliers: false, width: 1, height: 1, ...more });
 let views = [];
 
 export function initial() {
