@@ -35,6 +35,7 @@ def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp
             "loop": {"file": "gated.py", "args": [str(gate)]},
             "code": {"working_dir": str(LOOPS)},
             "elasticity": {"min_workers": 2, "max_workers": 2},
+            "snapshot": {"budget": 1.0},  # one after each step, also on a busy machine
         }
     )
     until(lambda: client.job(job.id).status.step >= GATED, f"step {GATED}")
