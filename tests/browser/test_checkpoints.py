@@ -21,7 +21,8 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=checkpoints")
     browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "the checkpoint of step 8")
     browser.click('[data-checkpoint="export-8"]')
-    browser.sees("#dialog-words", f"shoal export {run.id} OUT --step 8")
+    command = f"shoal export {run.id} OUT --step 8"
+    browser.until(lambda: browser.run("document.getElementById('export-command')?.value") == command, command)
     browser.click("#dismiss")
     browser.click('[data-checkpoint="delete-8"]')
     browser.sees("#dialog-words", "It is the newest one of a job that has not ended, so the service refuses this")
