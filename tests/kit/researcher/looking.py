@@ -222,7 +222,7 @@ def who_took_workers(person: Person, service: Service) -> None:
 def goodput_of_a_project(person: Person, service: Service) -> None:
     person.click("Fleet")
     person.sees("speech", "#spent")
-    person.sees("productive", "#spent")
+    person.sees("%", "#spent")
     person.sees_picture("Worker time of speech by cause")
 
 
