@@ -1,7 +1,7 @@
 """Lists of jobs in SQL: selected by state, project, labels, words and conditions, ordered and cut into pages.
 
 `page` is the list of the API, with cursors that are opaque to clients and checked when one comes back. `fleet_page` is
-that of the overview, with any order and a small curve of each job; `workspaces.py` takes it without them. A file of
+that of the overview, with any order and a small curve of each job; `many_curves.py` takes it without them. A file of
 jobs takes `nums`, and then `summaries` of some of them at a time.
 """
 

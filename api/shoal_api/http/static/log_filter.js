@@ -13,6 +13,6 @@ export function finder(words) {
   if (!between) return { mistake: "", find(line) { const at = line.low.indexOf(low); return at < 0 ? null : [at, low.length]; } };
   try {
     const pattern = new RegExp(between[1], "iu");
-    return { mistake: "", find({ text }) { const hit = pattern.exec(text); return hit && [hit.index, hit[0].length]; } };
+    return { mistake: "", find({ text }) { const hit = pattern.exec(text.trimEnd()); return hit && [hit.index, hit[0].length]; } };
   } catch (error) { return { mistake: error.message, find: () => null }; }
 }

@@ -1,6 +1,5 @@
 // The page of the fleet: nodes and their maintenance; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
-// spent.js.
-// The stream of the overview says when something has changed; the rest is read then, but not more often than every three
+// spent.js. The stream of the overview says when something has changed; the rest is read then, but not more often than every three
 // seconds.
 import { $, element, fill, row, said } from "./dom.js";
 import { request } from "./api.js";
