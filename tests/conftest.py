@@ -13,7 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from kit.cells import leave_out_most
 from kit.databases import MigratedDatabases
-from kit.guard.guard import guard_this_process
+from kit.guard.guard import LAST_S, guard_this_process, left_behind, stacks
 from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.requirements import missing
@@ -44,8 +44,56 @@ for name, is_same, examples in (("same", True, 30), ("explore", False, 60)):
 settings.load_profile("same")
 
 
-def pytest_configure() -> None:
+_STDERR = pytest.StashKey[int]()
+"""The descriptor of this process's standard error, which is captured otherwise."""
+_LEFT: list[str] = []
+"""What the tests of this process have left behind, once they have ended."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
     guard_this_process()
+    capture = config.pluginmanager.getplugin("capturemanager")
+    capture.suspend_global_capture()
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())
+    capture.resume_global_capture()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End this process, with its stacks, if its limit does not end a test: native code that waits takes no signal."""
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker is not None else float(item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + LAST_S, exit=True, file=item.config.stash[_STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that took too long shows what the processes that it waits for do, beside its own threads."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        report.sections.append(("stacks of the processes of this run", stacks()))
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Processes that are left fail the run. Fixtures of the session have ended theirs by now."""
+    _LEFT.extend(left_behind())
+    if _LEFT and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if _LEFT and _FAILED:
+        with Path(_FAILED).open("a", encoding="utf-8") as names:
+            names.write(f"{AFTERWARDS}\n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _LEFT:
+        terminalreporter.section("processes that the tests have left behind", red=True)
+        terminalreporter.write_line("\n".join(_LEFT))
 
 
 def pytest_unconfigure() -> None:

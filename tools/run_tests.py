@@ -1,5 +1,5 @@
-"""Runs the tests of `make test` as six pytest processes side by side: each waits more than half of its time, so on two
-cores they end sooner than one after the other.
+"""Runs the tests of `make test` as several pytest processes side by side: each waits more than half of its time, so on
+two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
@@ -7,9 +7,12 @@ Tests that need a Ray cluster (tests/chaos, tests/ray, tests/browser) run in the
 at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. All end with
 this process, also if it is killed.
 
-A few tests that fail are run again at the end, alone: on a busy machine a test may fail for want of time, and the rest
-of the run is worth more than that. Both results are shown, and the first one is still a mistake, of the test or of
-Shoal. The exit status is 0 if all succeed, at the latest alone.
+A few tests that fail are run again at the end, alone, to tell what is broken from what depends on other tests or on the
+speed of the machine. A test that fails and passes alone fails the run, unless tests/known_flakes.toml lists it.
+
+A test that hangs is ended by its limit (`timeout` in pyproject.toml, or its marker), which prints the stacks of its
+threads and of the processes that it has started. `faulthandler_timeout` ends a pytest process that cannot be
+interrupted, and prints its stacks too. _LIMIT_S ends the whole run.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+import time
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
 """They take half of the time of tests/dist."""
 BESIDE = (_DIST, ("tests/dist",), ("tests/unit",), ("tests/store",), ("tests/http",))
@@ -35,6 +41,9 @@ _MOST_AGAIN = 5
 """With more failures something is broken, and nothing is run again."""
 _TESTS_FAILED = 1
 """Exit status of pytest: all tests were run, and some have failed."""
+_LIMIT_S = 3600.0
+_LAST_S = 60.0
+"""How long a process that was told to print its stacks and end may take."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,49 +51,68 @@ def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of six processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="shoal-tests-") as folder:
+        ended, failed = _run_side_by_side(pytest, Path(folder, "failed"))
+        tests = to_repeat(ended, failed)
+        if not tests:
+            return max((abs(status) for status in ended), default=0)
+        print(f"== again, alone: {', '.join(tests)}", flush=True)
+        command = [*pytest, "-m", "", *tests]  # a cell without its neighbours has other marks
+        again = Path(folder, "failed-again")
+        subprocess.run(command, cwd=ROOT, env=_naming(again), preexec_fn=_end_with_parent, check=False)
+        known = tomllib.loads(KNOWN_FLAKES.read_text(encoding="utf-8"))
+        status, lines = verdict(tests, _names(again), known)
+        print("\n".join(lines), flush=True)
+        return status
+
+
+def _run_side_by_side(pytest: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
+    """Exit statuses other than 0, and the names of the failed tests, which are written to the file `failed`."""
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     no_dist = [f"--ignore={folder}" for folder in _DIST]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    folder = tempfile.TemporaryDirectory(prefix="shoal-tests-")
-    failed = Path(folder.name, "failed")
-    os.environ["SHOAL_FAILED_TESTS"] = str(failed)  # tests/conftest.py writes it
     outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
     beside = [
         subprocess.Popen(
             [*pytest, *folders, *(no_dist if folders != _DIST else ())],
             cwd=ROOT,
+            env=_naming(failed),
             stdout=output,
             stderr=subprocess.STDOUT,
             preexec_fn=_run_beside,
         )
         for folders, output in zip(BESIDE, outputs, strict=True)
     ]
-    in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, preexec_fn=_end_with_parent)
+    in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, env=_naming(failed), preexec_fn=_end_with_parent)
+    processes = (in_front, *beside)
     try:
-        for process in (in_front, *beside):
-            process.wait()
+        _wait(processes, time.monotonic() + _LIMIT_S)
     finally:  # also if a signal ends this process: what was seen so far says where the time went
-        for process in (in_front, *beside):
+        for process in processes:
             process.terminate()
             process.wait()
         for folders, output in zip(BESIDE, outputs, strict=True):
             print(f"== {', '.join(folders)}", flush=True)
             output.seek(0)
             os.write(sys.stdout.fileno(), output.read())
-    ended = {process.returncode for process in (in_front, *beside)} - {0}
-    tests = to_repeat(ended, failed.read_text(encoding="utf-8").splitlines() if failed.exists() else [])
-    if not tests:
-        return max(ended, default=0)
-    print(f"== again, alone: {', '.join(tests)}", flush=True)
-    command = [*pytest, "-m", "", *tests]  # a cell without its neighbours has other marks
-    again = subprocess.run(command, cwd=ROOT, preexec_fn=_end_with_parent, check=False).returncode
-    if again == 0:
-        print(f"== failed beside others, and succeeded alone: {', '.join(tests)}", flush=True)
-    return again
+    return {process.returncode for process in processes} - {0}, _names(failed)
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline_mono: float) -> None:
+    """Return when all have ended. Those that run at the deadline print their stacks and end by SIGABRT."""
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline_mono - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print(
+                f"== a process of the tests runs after {_LIMIT_S:g} s, the limit of a run: {process.args}", flush=True
+            )
+            process.send_signal(signal.SIGABRT)
+            process.wait(_LAST_S)
 
 
 def to_repeat(ended: Collection[int], failed: Sequence[str]) -> list[str]:
-    """The tests that are run again, alone; empty: none.
+    """Return the tests to run again, alone. The list is empty if all is well or something is broken.
 
     Args:
         ended: exit statuses of the processes other than 0.
@@ -96,13 +124,49 @@ def to_repeat(ended: Collection[int], failed: Sequence[str]) -> list[str]:
     return tests if is_few and set(ended) == {_TESTS_FAILED} else []
 
 
+def verdict(
+    failed: Sequence[str], failed_again: Collection[str], known: Mapping[str, Mapping[str, object]]
+) -> tuple[int, list[str]]:
+    """Return the exit status of the run and a line for each test that failed.
+
+    Args:
+        failed: tests that failed beside others.
+        failed_again: those that failed alone too.
+        known: flakes by test, each with `reason` and `since`.
+    """
+    lines, status = [], 0
+    for test in failed:
+        flake = known.get(test)
+        if test in failed_again:
+            status, line = _TESTS_FAILED, f"== failed, also alone: {test}"
+        elif flake is not None:
+            line = f"== known flake since {flake['since']} ({flake['reason']}): {test}"
+        else:
+            status = _TESTS_FAILED
+            line = (
+                f"== FLAKY: {test} failed beside others and passed alone, which fails this run. Mend what it waits "
+                f"for, or list it in {KNOWN_FLAKES.relative_to(ROOT)} with its reason and date."
+            )
+        lines.append(line)
+    return status, lines
+
+
+def _naming(failed: Path) -> dict[str, str]:
+    """The environment of a pytest that writes the names of failed tests there; tests/conftest.py does."""
+    return {**os.environ, "SHOAL_FAILED_TESTS": str(failed)}
+
+
+def _names(failed: Path) -> list[str]:
+    return failed.read_text(encoding="utf-8").splitlines() if failed.exists() else []
+
+
 def _run_beside() -> None:
     os.nice(_NICENESS)
     _end_with_parent()
 
 
 def _end_with_parent() -> None:
-    """Ends this process with its parent, on Linux only. pytest ends what it has started when it receives the signal."""
+    """End this process with its parent, on Linux only. pytest ends what it has started when it receives the signal."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
