@@ -1,12 +1,14 @@
 """Few cells of a test with many: `make test` runs those, `make test-slow` some more, and `make test-all` all of them.
 
 A test in a folder that is named here starts processes or a server for each of its cells (its parameters). Most
-cells show what their neighbours show, and are worth their time only after a change of what they are about. Cells are
-spread evenly over the list.
+cells show what their neighbours show, and are worth their time only after a change of what they are about. Faults
+mostly need one value or two together: the chosen cells have as many pairs of values as so many cells can have.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -34,7 +36,7 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
     for test, all_cells in cells.items():
         few, more = numbers[test]
         of_one_database = _of_one_database(all_cells)
-        chosen, slow = _spread(of_one_database, few), _spread(of_one_database, more)
+        chosen, slow = _covering(of_one_database, few), _covering(of_one_database, more)
         for item in all_cells:
             if item not in chosen:
                 item.add_marker(pytest.mark.slow if item in slow else pytest.mark.matrix)
@@ -46,10 +48,19 @@ def _of_one_database(cells: list[pytest.Item]) -> list[pytest.Item]:
     return on_sqlite or cells
 
 
-def _spread(cells: list[pytest.Item], most: int) -> list[pytest.Item]:
-    """The first one, the last one, and those in between at equal distances."""
-    if len(cells) <= most:
-        return cells
-    if most == 1:
-        return cells[:1]
-    return [cells[round(at * (len(cells) - 1) / (most - 1))] for at in range(most)]
+def _covering(cells: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """Return the first cell, then repeatedly the cell with the most values and pairs of values that none before has."""
+    chosen, left = cells[:1], cells[1:]
+    seen = _pairs(cells[0])
+    while left and len(chosen) < most:
+        best = max(left, key=lambda cell: len(_pairs(cell) - seen))
+        left.remove(best)
+        chosen.append(best)
+        seen |= _pairs(best)
+    return chosen
+
+
+def _pairs(cell: pytest.Item) -> frozenset[tuple[str, ...]]:
+    """The words of the cell's name, such as ("fsdp2",), and each two of them."""
+    words = sorted(set(re.split(r"[- ]", cell.nodeid.split("[", 1)[-1].rstrip("]"))))
+    return frozenset(itertools.chain(((word,) for word in words), itertools.combinations(words, 2)))
