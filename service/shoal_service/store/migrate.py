@@ -66,8 +66,8 @@ def _refuse_unknown(current: str | None) -> None:
         return
     if current > revisions[0]:
         raise StoreUnavailable(
-            f"The database has schema {current}, and Shoal {VERSION} knows schemas up to {revisions[0]}: a newer release "
-            "has opened it. Use that release, or another database (setting database_url)."
+            f"The database has schema {current}, and Shoal {VERSION} knows schemas up to {revisions[0]}: a newer "
+            "release has opened it. Use that release, or another database (setting database_url)."
         )
     raise StoreUnavailable(
         f"The database has schema {current}, and Shoal {VERSION} upgrades schemas from {revisions[-1]} on. Keep the "
