@@ -24,14 +24,14 @@ CHANGED = (
 )
 
 
-def test_every_version_so_far_is_kept() -> None:
-    assert list(range(1, WIRE_VERSION + 1)) == VERSIONS
+def test_every_version_since_the_first_that_is_read_is_kept() -> None:
+    assert list(range(VERSIONS[0], WIRE_VERSION + 1)) == VERSIONS
 
 
 def test_what_a_release_has_written_is_never_written_again() -> None:
     """A folder that may still change is the newest one, until its release."""
     released = golden.released()
-    assert {int(version) for version in released} >= set(range(1, WIRE_VERSION)), "tools/golden.py --release"
+    assert {int(version) for version in released} >= set(range(VERSIONS[0], WIRE_VERSION)), "tools/golden.py --release"
     for version, release in released.items():
         assert golden.digest(golden.ROOT / f"wire-{version}") == release["sha256"], f"wire-{version} has changed"
 
