@@ -10,8 +10,9 @@ from kit.worlds.tiny_jobs import Submit
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

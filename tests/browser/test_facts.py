@@ -10,6 +10,8 @@ from kit.processes.chromium import Browser
 from kit.processes.server import NUM_CPUS, Server
 from kit.worlds.tiny_jobs import Submit
 
+pytestmark = pytest.mark.slow
+
 MORE_THAN_THERE_ARE: dict[str, Any] = {
     "workers": NUM_CPUS + 1,
     "min_workers": NUM_CPUS + 1,
@@ -25,7 +27,6 @@ def _fact(browser: Browser, name: str) -> str | None:
     return text
 
 
-@pytest.mark.slow
 def test_a_job_says_how_good_its_best_validation_was_and_another_one_that_it_continues_it(
     browser: Browser, shoal_server: Server, submit: Submit
 ) -> None:

@@ -15,8 +15,6 @@ from kit.worlds.tiny_jobs import Submit
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
-LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 21, 27)"
-
 MANY_STEPS = 2_000
 """A job that is about to end is not given more workers."""
 
@@ -83,6 +81,7 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     assert browser.complaints() == []
 
 
+@pytest.mark.slow
 def test_each_metric_of_the_task_has_a_row_of_the_chart(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
@@ -136,21 +135,7 @@ def test_all_jobs_are_found_searched_and_compared(
     assert browser.complaints() == []
 
 
-def test_a_page_is_readable_on_a_phone_and_in_the_dark(
-    browser: Browser, shoal_server: Server, submit: Submit, client: Client
-) -> None:
-    run = submit(workers=1, steps=4)
-    run.finish()
-    for path, selector, text in (("/", "#jobs", "SUCCEEDED"), (f"/jobs/{run.id}", "#title", "SUCCEEDED")):
-        for scheme, colour in (("light", LIGHT), ("dark", DARK)):
-            browser.look(width=390, height=844, scheme=scheme)
-            browser.open(f"http://127.0.0.1:{shoal_server.port}{path}")
-            browser.sees(selector, text)
-            assert browser.run("getComputedStyle(document.body).backgroundColor") == colour
-            assert browser.run("document.documentElement.scrollWidth") <= 390, "no part is wider than the screen"
-    assert browser.complaints() == []
-
-
+@pytest.mark.slow
 def test_pages_that_were_left_hold_no_stream_and_are_live_again_on_the_way_back(
     browser: Browser, shoal_server: Server, client: Client
 ) -> None:

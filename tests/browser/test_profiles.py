@@ -9,8 +9,9 @@ from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Submit
 from shoal_api.client import Client
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

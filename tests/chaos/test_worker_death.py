@@ -5,13 +5,58 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from kit.processes.os_processes import is_alive
+from kit.processes.ray_nodes import Nodes
+from kit.processes.server import Server
 from shoal_api.client import Client
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+
+_DOOMED = ("127.0.0.8", "127.0.0.9")
+
+
+@pytest.fixture
+def doomed(shoal_server: Server) -> Iterator[Nodes]:
+    """Two nodes of a zone of the session's cluster, with room for two workers each."""
+    nodes = Nodes(shoal_server.state_dir, python=shoal_server.python)
+    for ip in _DOOMED:
+        nodes.add(ip, num_cpus=2, labels="zone=doomed")
+    yield nodes
+    nodes.end_added()
+
+
+def test_a_killed_worker_and_a_lost_node_are_replaced_and_change_no_loss(submit, client: Client, doomed: Nodes) -> None:
+    run = submit(
+        workers=4,
+        steps=24,
+        worker={"selector": {"zone": "doomed"}},
+        strikes=[
+            {"at": "step", "rank": 1, "n": 7, "do": "kill"},
+            {"at": "step", "rank": 0, "n": 14, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-14-0")
+    [killed] = client.incidents(run.id)
+    assert (killed.cause, killed.ranks, killed.closed) == (IncidentCause.WORKER_DIED, (1,), True)
+    assert (killed.state_source, killed.steps_lost) == ("memory", 0), "the snapshot of step 6 was complete"
+    before = run.pids()
+    assert {doomed.ip_of(pid) for pid in before.values()} == set(_DOOMED)
+    [lost] = {*_DOOMED} - {doomed.ip_of(before[0])}
+    doomed.remove(lost)
+    run.wait_for_event("incident.opened", 2)
+    run.release("step-14-0")
+    job = run.finish()
+
+    incident = client.incidents(run.id)[1]
+    assert (incident.cause, incident.closed) == (IncidentCause.NODE_DIED, True)
+    assert set(incident.ranks) == {rank for rank, pid in before.items() if rank and not is_alive(pid)}
+    assert incident.state_source == "memory" and job.status.steps_lost <= 1
+    assert run.pids()[0] == before[0], "survivors keep their processes"
+    run.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix

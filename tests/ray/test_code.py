@@ -7,6 +7,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 from shoal_workers.version import VERSION
@@ -54,6 +56,7 @@ def test_the_wheel_is_built_from_an_sdist_that_has_what_a_deployment_needs(wheel
     assert not [name for name in names if name.startswith(("deploy/compose/secrets/", "tests/", "build/"))]
 
 
+@pytest.mark.slow
 def test_a_user_directory_with_packages_named_like_our_source_roots_works(client: Client, wheel_python: Path) -> None:
     job = client.submit(
         {

@@ -123,6 +123,7 @@ def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) 
     assert len(rows[SAVED]) == 2 and len(rows[SAVED + 1]) == 1
 
 
+@pytest.mark.slow
 def test_an_example_of_ray_runs_unchanged(client: Client, tmp_path: Path) -> None:
     """The file is the one that Ray installs."""
     shutil.copy(Path(examples.__file__).with_name("torch_linear_example.py"), tmp_path)
@@ -137,6 +138,7 @@ def test_an_example_of_ray_runs_unchanged(client: Client, tmp_path: Path) -> Non
     assert printed == [str({"loss": losses[-1]})], "the last lines of the script run once, on rank 0"
 
 
+@pytest.mark.slow
 def test_a_driver_script_trains_on_the_service_and_gets_the_result(
     shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:

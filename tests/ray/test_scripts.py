@@ -94,6 +94,7 @@ def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_
         assert deleted.with_files and deleted.finished_at is not None and not Path(deleted.root).exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_a_script_ends_the_job_with_its_line(client: Client) -> None:
     script = {"module": "no_such_module"}
     job = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": {"max_workers": 1}})

@@ -49,7 +49,6 @@ def move(run: Any, to: str) -> None:
     run.wait_for(JobState.PAUSING)
 
 
-@pytest.mark.slow
 def test_a_job_that_is_moved_to_the_other_cluster_and_back_loses_no_step(fleet: Any, submit: Submit) -> None:
     run = submit("east", steps=30, strikes=[hold(6), hold(14)])
     run.wait_at("step-6-0")

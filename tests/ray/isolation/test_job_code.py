@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from kit.processes.server import SECRET, SERVICE_SECRETS, Server
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, JobState
@@ -13,6 +15,7 @@ from shoal_workers.contract.job import EndReason, JobState
 TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"
 
 
+@pytest.mark.slow
 def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:
@@ -51,6 +54,7 @@ def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     assert folders[shoal_server.note["temp_dir"]] == 0o700, "Ray opens its own directories, and not the one above"
 
 
+@pytest.mark.slow
 def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_path: Path) -> None:
     job = client.submit(
         {
