@@ -17,6 +17,16 @@ FEW = {"dist": 1, "http": 2, "chaos": 1, "ray": 1}
 it for one test."""
 MORE = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
 """Cells that `make test` and `make test-slow` run together. The marker's second argument says it for one test."""
+CORE_OF_THE_STORE = (
+    "test_concurrency",
+    "test_driving",
+    "test_hub",
+    "test_job_conditions",
+    "test_reports",
+    "test_schema",
+)
+"""Modules of tests/store that `make test` also runs on PostgreSQL; `make test-slow` does so with the others. They hold
+what differs between the databases: locks, notifications, conditions in SQL, types and constraints."""
 
 
 def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
@@ -24,6 +34,8 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
     cells: dict[str, list[pytest.Item]] = defaultdict(list)
     numbers: dict[str, tuple[int, int]] = {}
     for folder, item in items:
+        if folder == "store" and item.get_closest_marker("postgres") and not _is_of_the_core(item):
+            item.add_marker(pytest.mark.slow)
         marker = item.get_closest_marker("cells")
         few = marker.args[0] if marker is not None else FEW.get(folder)
         if few is not None and item.get_closest_marker("matrix") is None:
@@ -38,6 +50,10 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
         for item in all_cells:
             if item not in chosen:
                 item.add_marker(pytest.mark.slow if item in slow else pytest.mark.matrix)
+
+
+def _is_of_the_core(item: pytest.Item) -> bool:
+    return item.nodeid.partition(".py::")[0].rpartition("/")[2] in CORE_OF_THE_STORE
 
 
 def _of_one_database(cells: list[pytest.Item]) -> list[pytest.Item]:
