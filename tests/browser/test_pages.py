@@ -11,7 +11,7 @@ import pytest
 from kit.processes.chromium import Browser
 from kit.processes.cut_proxy import CutProxy
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
@@ -29,9 +29,8 @@ def proxy(shoal_server: Server) -> Iterator[CutProxy]:
 def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     browser: Browser, proxy: CutProxy, submit: Submit, client: Client
 ) -> None:
-    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 10, 14, 18)]
     kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
-    run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds, kill])
+    run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds(4, 10, 14, 18), kill])
     run.wait_at("step-4-0")
     browser.log_in(f"http://127.0.0.1:{proxy.port}{client.session_link().path}")
     browser.open(f"http://127.0.0.1:{proxy.port}/jobs/{run.id}")

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 _PATIENCE_S = 120.0
-_HOLD = {"at": "step", "rank": 0, "do": "hold"}
 
 
 @pytest.fixture
@@ -32,13 +32,7 @@ def client(arena) -> Iterator[Client]:
 def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_other_nodes(
     client: Client, arena, submit
 ) -> None:
-    run = submit(
-        to=client,
-        workers=3,
-        steps=24,
-        snapshot={"budget": 1.0},
-        strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 18}],
-    )
+    run = submit(to=client, workers=3, steps=24, snapshot={"budget": 1.0}, strikes=holds(8, 18))
     run.wait_at("step-8-0")
     rank_0, *others = sorted(client.workers(run.id), key=lambda worker: worker.rank)
     victims = [worker for worker in others if worker.node_ip != rank_0.node_ip]
@@ -64,7 +58,7 @@ def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_ot
 
 @pytest.mark.slow
 def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=24, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}])
+    run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
     drained = client.drain(leaver.node_id, reason="new disks", deadline_s=600.0)
@@ -86,7 +80,7 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
 
 @pytest.mark.matrix
 def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}])
+    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=holds(5, 35))
     run.wait_at("step-5-0")
     before = run.pids()
     killed_at = arena.nodes.kill_head()
@@ -155,7 +149,7 @@ for actor in [*waiting, *holders, asker]:
 
 @pytest.mark.matrix
 def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=2, steps=20, strikes=[{**_HOLD, "n": 11}])
+    run = submit(to=client, workers=2, steps=20, strikes=holds(11))
     run.wait_at("step-11-0")
     run.wait_for_event("checkpoint.committed", 2)
     for ip in arena.nodes.ips():
@@ -171,7 +165,7 @@ def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(c
 
 @pytest.mark.matrix
 def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}], retry={"max_failures": 0})
+    run = submit(to=client, workers=1, steps=20, strikes=holds(2), retry={"max_failures": 0})
     run.wait_at("step-2-0")
     dead: set[int] = set()
 

@@ -12,50 +12,51 @@ import pytest
 from kit.processes.os_processes import is_alive
 from kit.processes.ray_nodes import Nodes
 from kit.processes.server import Server
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
-_DOOMED = ("127.0.0.8", "127.0.0.9")
+_DOOMED = "127.0.0.9"
+_WORKER_CPUS = 3
+"""Two workers fit on the session's node, and one on the node that dies."""
 
 
 @pytest.fixture
 def doomed(shoal_server: Server) -> Iterator[Nodes]:
-    """Two nodes of a zone of the session's cluster, with room for two workers each."""
+    """A second node of the session's cluster."""
     nodes = Nodes(shoal_server.state_dir, python=shoal_server.python)
-    for ip in _DOOMED:
-        nodes.add(ip, num_cpus=2, labels="zone=doomed")
+    nodes.add(_DOOMED, num_cpus=_WORKER_CPUS)
     yield nodes
     nodes.end_added()
 
 
-def test_a_killed_worker_and_a_lost_node_are_replaced_and_change_no_loss(submit, client: Client, doomed: Nodes) -> None:
-    run = submit(
-        workers=4,
-        steps=24,
-        worker={"selector": {"zone": "doomed"}},
-        strikes=[
-            {"at": "step", "rank": 1, "n": 7, "do": "kill"},
-            {"at": "step", "rank": 0, "n": 14, "do": "hold"},
-        ],
-    )
+def test_a_killed_worker_and_a_lost_node_change_no_loss(submit, client: Client, doomed: Nodes) -> None:
+    run = submit(workers=3, min_workers=2, steps=24, worker={"cpus": _WORKER_CPUS}, strikes=holds(5, 14, 20))
+    run.wait_at("step-5-0")
+    first = run.pids()
+    victim = next(rank for rank, pid in first.items() if rank and doomed.ip_of(pid) != _DOOMED)
+    os.kill(first[victim], signal.SIGKILL)
+    run.wait_for_event("incident.opened")
+    run.release("step-5-0")
     run.wait_at("step-14-0")
-    [killed] = client.incidents(run.id)
-    assert (killed.cause, killed.ranks, killed.closed) == (IncidentCause.WORKER_DIED, (1,), True)
-    assert (killed.state_source, killed.steps_lost) == ("memory", 0), "the snapshot of step 6 was complete"
+    run.wait_for_step(13)
     before = run.pids()
-    assert {doomed.ip_of(pid) for pid in before.values()} == set(_DOOMED)
-    [lost] = {*_DOOMED} - {doomed.ip_of(before[0])}
-    doomed.remove(lost)
+    lost = [rank for rank, pid in before.items() if doomed.ip_of(pid) == _DOOMED]
+    doomed.remove(_DOOMED)
     run.wait_for_event("incident.opened", 2)
     run.release("step-14-0")
+    run.wait_at("step-20-0")
+    run.wait_for_step(19)
+    survivors = {pid for rank, pid in before.items() if rank not in lost}
+    assert survivors <= set(run.pids().values()), "they keep their processes"
+    run.release("step-20-0")
     job = run.finish()
 
-    incident = client.incidents(run.id)[1]
-    assert (incident.cause, incident.closed) == (IncidentCause.NODE_DIED, True)
-    assert set(incident.ranks) == {rank for rank, pid in before.items() if rank and not is_alive(pid)}
-    assert incident.state_source == "memory" and job.status.steps_lost <= 1
-    assert run.pids()[0] == before[0], "survivors keep their processes"
+    killed, left = client.incidents(run.id)
+    assert (killed.cause, killed.ranks, killed.closed) == (IncidentCause.WORKER_DIED, (victim,), True)
+    assert (left.cause, list(left.ranks), left.closed) == (IncidentCause.NODE_DIED, lost, True)
+    assert (killed.state_source, left.state_source) == ("memory", "memory") and job.status.steps_lost <= 2
     run.assert_undisturbed_losses()
 
 
@@ -215,10 +216,7 @@ def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
 
 @pytest.mark.matrix
 def test_a_preempted_worker_is_replaced_at_a_step_boundary_and_no_step_is_lost(submit, client: Client) -> None:
-    run = submit(
-        steps=24,
-        strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}, {"at": "step", "rank": 0, "n": 16, "do": "hold"}],
-    )
+    run = submit(steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     before = run.pids()
     os.kill(before[1], signal.SIGTERM)

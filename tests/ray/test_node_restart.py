@@ -10,7 +10,7 @@ import pytest
 
 from kit.processes.ray_nodes import Nodes
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import submit_tiny
+from kit.worlds.tiny_jobs import holds, submit_tiny
 from shoal_workers.contract.job import JobState
 
 _VICTIM = "127.0.0.3"
@@ -36,9 +36,8 @@ def server(wheel_python: Path, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.matrix
 def test_the_node_of_a_killed_raylet_comes_back_and_the_job_with_it(server: Server, tmp_path: Path) -> None:
-    hold = {"at": "step", "rank": 0, "n": 5, "do": "hold"}
     with server.client as client:
-        run = submit_tiny(client, tmp_path, dict, workers=2, steps=1_000_000, step_s=0.05, strikes=[hold])
+        run = submit_tiny(client, tmp_path, dict, workers=2, steps=1_000_000, step_s=0.05, strikes=holds(5))
         run.wait_at("step-5-0")
         Nodes(server.state_dir, python=server.python).kill_raylet(_VICTIM)
         run.wait_for_event("incident.opened")
