@@ -62,20 +62,13 @@ def hosts(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip(f"hosts cannot be made here: {reason}")
     folder = tmp_path_factory.mktemp("hosts")
     cluster = Hosts(folder / "hosts", num_hosts=3, cpus_per_host=1)
-    server = None
     try:
         cluster.start()
         environment = dict(cluster.environment)
         server = type(shoal_server)(shoal_server.python, folder / "state", cluster.serve_options, environment)
-        server.start().wait_for_cluster()
-        with server.client as client:
+        with server.running() as client:
             yield cluster, client
-        assert server.stop() == 0
     finally:
-        if server is not None and server.process is not None and server.process.poll() is None:
-            server.kill()
-        if server is not None:
-            server.sweep()
         cluster.end()
         shutil.rmtree(folder, ignore_errors=True)
 

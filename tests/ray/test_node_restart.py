@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,17 +20,9 @@ def server(wheel_python: Path, tmp_path: Path) -> Iterator[Server]:
     """With a head and two nodes of one CPU each."""
     options = ["--num-cpus=2", "--nodes=2"]
     server = Server(wheel_python, tmp_path / "server", options, {"RAY_worker_niceness": "0", "SHOAL_STOP_S": "0"})
-    try:
-        server.start().wait_for_cluster()
+    with server.running():
         yield server
-        assert server.stop() == 0 and server.processes() == {}
-    finally:
-        note = server.note
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-        server.sweep()
-        if note is not None:
-            shutil.rmtree(note["temp_dir"], ignore_errors=True)
+    assert server.processes() == {}
 
 
 @pytest.mark.matrix

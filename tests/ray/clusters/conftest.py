@@ -126,9 +126,7 @@ class Fleet:
 
     def end(self) -> None:
         for server in self.servers:
-            if server.process is not None and server.process.poll() is None:
-                server.kill()
-            server.sweep()
+            server.end()
         for cluster in self.clusters:
             cluster.end()
 
