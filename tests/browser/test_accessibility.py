@@ -112,7 +112,7 @@ def _audit(browser: Browser, home: str, address: str, there: str, widths: tuple[
     return found
 
 
-@pytest.mark.parametrize("widths", [PHONE_AND_DESKTOP, pytest.param(OTHER_WIDTHS, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("widths", [pytest.param(PHONE_AND_DESKTOP, marks=pytest.mark.first), OTHER_WIDTHS], ids=str)
 def test_no_page_violates_wcag_2_a_or_aa(
     reader: Browser, written: Service, addresses: dict[str, str], widths: tuple[int, ...]
 ) -> None:
@@ -125,6 +125,7 @@ def test_no_page_violates_wcag_2_a_or_aa(
     assert not violated, "\n".join(sorted(set(violated)))
 
 
+@pytest.mark.first
 def test_dark_changes_nothing_but_colours() -> None:
     """Else the rules that do not run in dark could find something there."""
     found = []
@@ -138,6 +139,7 @@ def test_dark_changes_nothing_but_colours() -> None:
     assert [one for one in found if re.fullmatch(r"--[\w-]+ #[0-9a-f]{6}", " ".join(one).strip()) is None] == []
 
 
+@pytest.mark.first
 def test_the_audit_sees_what_is_wrong(stranger: Browser) -> None:
     """Else the others could not fail."""
     stranger.run("(document.querySelector('#login label').style.color = 'rgb(250, 250, 250)', 1)")

@@ -18,6 +18,7 @@ from shoal_service.views import JobPatch
 HREFS = "[...document.querySelectorAll('.palette li[data-href]')].map((one) => one.dataset.href)"
 
 
+@pytest.mark.first
 def test_a_token_is_made_shown_once_used_and_revoked_and_the_session_ends(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/account")
     reader.sees("#me", "admin")
@@ -44,7 +45,6 @@ def test_a_token_is_made_shown_once_used_and_revoked_and_the_session_ends(reader
     reader.until(lambda: reader.run("location.pathname") == "/login", "the session is over")
 
 
-@pytest.mark.slow
 def test_a_viewer_makes_tokens_and_is_logged_out_with_the_own_one(stranger: Browser, written: Service) -> None:
     with written.client as client:
         ada = client.create_token(TokenRequest(name="ada", role=Role.VIEWER, personal=True))
@@ -75,7 +75,6 @@ def test_a_viewer_makes_tokens_and_is_logged_out_with_the_own_one(stranger: Brow
             laptop.whoami()
 
 
-@pytest.mark.slow
 def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(
     reader: Browser, written: Service
 ) -> None:
@@ -111,7 +110,6 @@ def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_line_of_the_log_has_an_address_also_if_it_is_older_than_what_the_page_has(
     reader: Browser, written: Service
 ) -> None:

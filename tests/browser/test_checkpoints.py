@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(

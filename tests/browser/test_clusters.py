@@ -42,7 +42,6 @@ def run_in(service: Service, cluster: str, name: str) -> JobView:
     return job
 
 
-@pytest.mark.slow
 def test_nodes_are_grouped_and_jobs_found_by_cluster(reader: Browser, two: Service) -> None:
     here, there = run_in(two, "default", "here"), run_in(two, "west", "there")
     two.store.writing(cluster_links.label)("default", {"region": "eu"})
@@ -69,6 +68,7 @@ def test_nodes_are_grouped_and_jobs_found_by_cluster(reader: Browser, two: Servi
     assert reader.complaints() == []
 
 
+@pytest.mark.first
 def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) -> None:
     job = run_in(two, "default", "moved")
     reader.open(f"{two.url}/jobs/{job.id}")
@@ -90,7 +90,6 @@ def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) ->
     reader.sees("#events", "moves the job to cluster west from default")
 
 
-@pytest.mark.slow
 def test_with_one_cluster_nothing_is_said_about_clusters(reader: Browser, written: Service) -> None:
     job = run_in(written, "default", "alone")
     written.store.writing(cluster_links.create_token)("default", ClusterTokenRequest(), by="test", now=time.time())

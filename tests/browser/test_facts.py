@@ -10,8 +10,6 @@ from kit.processes.chromium import Browser
 from kit.processes.server import NUM_CPUS, Server
 from kit.worlds.tiny_jobs import Submit
 
-pytestmark = pytest.mark.slow
-
 MORE_THAN_THERE_ARE: dict[str, Any] = {
     "workers": NUM_CPUS + 1,
     "min_workers": NUM_CPUS + 1,

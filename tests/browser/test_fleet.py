@@ -78,6 +78,7 @@ def _choose(reader: Browser, hours: str) -> None:
     reader.run(f"({field}.value = '{hours}', {field}.dispatchEvent(new Event('input')), 1)")
 
 
+@pytest.mark.first
 def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/fleet")
     reader.until(lambda: reader.count("#timeline tr") == 2, "the lanes of the jobs that had an attempt")
@@ -94,7 +95,6 @@ def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written:
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_range_fits_what_happened_lately_until_one_is_chosen_which_the_address_keeps(
     reader: Browser, written: Service
 ) -> None:
@@ -119,7 +119,6 @@ def test_the_range_fits_what_happened_lately_until_one_is_chosen_which_the_addre
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_range_is_the_smallest_that_holds_half_of_the_newest_twenty_changes(
     reader: Browser, written: Service
 ) -> None:
@@ -139,7 +138,6 @@ def test_the_range_is_the_smallest_that_holds_half_of_the_newest_twenty_changes(
         assert reader.driver.execute_async_script(script, counts, is_all) == expected, counts
 
 
-@pytest.mark.slow
 def test_a_worker_that_died_is_a_change_that_frees_nothing(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -151,7 +149,6 @@ def test_a_worker_that_died_is_a_change_that_frees_nothing(
     assert "nobody: the grant stays" in shown and "SIGKILL" in shown and "4 \u2192 3" in shown
 
 
-@pytest.mark.slow
 def test_the_queue_says_place_reason_holders_and_expected_start(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -171,7 +168,6 @@ def test_the_queue_says_place_reason_holders_and_expected_start(
     reader.sees("#held", "The nodes have no room.")
 
 
-@pytest.mark.slow
 def test_goodput_of_each_project_is_drawn_by_cause_over_the_chosen_time(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -193,7 +189,6 @@ def test_goodput_of_each_project_is_drawn_by_cause_over_the_chosen_time(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follows(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -235,7 +230,6 @@ def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follow
     assert expected == []
 
 
-@pytest.mark.slow
 def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
     reader: Browser, written: Service
 ) -> None:
@@ -281,7 +275,6 @@ def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR, Role.ADMIN])
 def test_only_an_admin_has_buttons_and_others_read_why(
     role: Role, stranger: Browser, written: Service, jobs: list[JobView]
@@ -319,7 +312,6 @@ def doomed(shoal_server: Server) -> Iterator[Nodes]:
     nodes.end_added()
 
 
-@pytest.mark.slow
 def test_a_page_that_is_open_follows_a_quota_the_death_of_a_worker_and_that_of_a_node(
     browser: Browser, shoal_server: Server, doomed: Nodes, submit: Submit, client: Client
 ) -> None:

@@ -26,7 +26,6 @@ COMMAND = "document.querySelector('#export-command').value"
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
-@pytest.mark.slow
 def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_its_head(
     reader: Browser, written: Service
 ) -> None:
@@ -62,6 +61,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     assert reader.complaints() == []
 
 
+@pytest.mark.first
 def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_changes(
     reader: Browser, written: Service
 ) -> None:
@@ -96,7 +96,6 @@ def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_cha
     assert [one for one in reader.complaints() if "422" not in one] == []
 
 
-@pytest.mark.slow
 def test_a_job_that_has_ended_is_exported_by_a_command_that_is_copied(reader: Browser, written: Service) -> None:
     done = written.add_job(name="done")
     written.train(done)
@@ -125,7 +124,6 @@ def test_a_job_that_has_ended_is_exported_by_a_command_that_is_copied(reader: Br
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
     reader: Browser, written: Service
 ) -> None:
@@ -152,7 +150,6 @@ def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, written: Service) -> None:
     job = written.add_job()
     _open(reader, written, job, "curves")
@@ -168,6 +165,7 @@ def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, 
     reader.sees("#more-facts", job.id)
 
 
+@pytest.mark.first
 def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: Browser, written: Service) -> None:
     _open(reader, written, _failed(written))
     reader.sees("#message", "no space")
@@ -178,7 +176,6 @@ def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: 
     assert reader.run("document.querySelector('#message').className") == "bad"
 
 
-@pytest.mark.slow
 def test_a_page_that_nobody_looks_at_gives_its_stream_up_and_is_whole_when_it_is_looked_at(
     reader: Browser, written: Service
 ) -> None:
@@ -200,7 +197,6 @@ def test_a_page_that_nobody_looks_at_gives_its_stream_up_and_is_whole_when_it_is
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_log_has_elements_only_for_lines_near_to_those_in_view(reader: Browser, written: Service) -> None:
     job = written.add_job()
     written.begin(job)
@@ -229,7 +225,6 @@ def test_a_log_has_elements_only_for_lines_near_to_those_in_view(reader: Browser
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     reader: Browser, written: Service
 ) -> None:
@@ -246,7 +241,6 @@ def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     reader.sees("#lines", "SIGKILL")
 
 
-@pytest.mark.slow
 def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Service) -> None:
     for tokens, name in ((320, "Samples/s"), (320 * 128, "Tokens/s")):
         job = written.add_job()
@@ -256,7 +250,6 @@ def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Servi
         assert name in reader.run(NAMES)
 
 
-@pytest.mark.slow
 def test_the_page_that_compares_no_jobs_says_how_to_choose_some(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/compare")
     reader.sees("main", "has a box at each job")

@@ -38,6 +38,7 @@ def shows(reader: Browser, *names: str) -> None:
     reader.until(lambda: reader.run(NAMES) == list(names), f"the jobs {names}")
 
 
+@pytest.mark.first
 def test_jobs_are_found_by_a_condition_and_a_mistake_is_shown_at_its_place(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -64,7 +65,6 @@ def test_jobs_are_found_by_a_condition_and_a_mistake_is_shown_at_its_place(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
     reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
 ) -> None:
@@ -128,7 +128,6 @@ def table_of(reader: Browser, file: Path) -> list[tuple[Any, ...]]:
     return [(row["name"], row["optimizer.lr"], row["label.team"]) for row in rows]
 
 
-@pytest.mark.slow
 def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
     reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
 ) -> None:
@@ -162,7 +161,6 @@ def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_says_why(
     reader: Browser, written: Service
 ) -> None:
@@ -184,6 +182,7 @@ def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_sa
     assert (status, rows) == (200, 501)
 
 
+@pytest.mark.first
 def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -223,7 +222,6 @@ def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     assert all("409" in one for one in reader.complaints())
 
 
-@pytest.mark.slow
 def test_jobs_are_chosen_and_cancelled_without_a_mouse(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     slow, fast, _ = jobs
     reader.look(width=420, scheme="dark")
@@ -254,7 +252,6 @@ def test_jobs_are_chosen_and_cancelled_without_a_mouse(reader: Browser, written:
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -311,7 +308,6 @@ def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_two_people_who_write_notes_at_once_see_both_texts_and_lose_none(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -342,7 +338,6 @@ def test_two_people_who_write_notes_at_once_see_both_texts_and_lose_none(
     assert [one for one in reader.complaints() if "412" not in one] == []
 
 
-@pytest.mark.slow
 def test_a_viewer_reads_labels_and_notes_and_has_no_way_to_change_them(
     stranger: Browser, written: Service, jobs: list[JobView]
 ) -> None:

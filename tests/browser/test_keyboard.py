@@ -18,6 +18,7 @@ _FOCUSED = (
 )
 
 
+@pytest.mark.first
 def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     browser: Browser, shoal_server: Server, submit: Submit
 ) -> None:
@@ -70,7 +71,6 @@ def _tab_to(browser: Browser, name: str) -> list[str]:
     return reached
 
 
-@pytest.mark.slow
 def test_a_job_is_scaled_and_paused_without_a_mouse_while_it_trains(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

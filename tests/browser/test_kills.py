@@ -20,6 +20,8 @@ from kit.worlds.tiny_jobs import Run, Submit
 from shoal_api.http.routes.pages import PAGES
 from shoal_workers.contract.job import JobState
 
+pytestmark = pytest.mark.first
+
 KILL_STEP = 8
 _PER_PROXY = 4
 _HIGH = 2600

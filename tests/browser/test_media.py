@@ -16,8 +16,6 @@ from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.media import MediaRecord
 
-pytestmark = pytest.mark.slow
-
 LOOPS = Path(__file__).parents[1] / "kit" / "loops"
 STEPS, GATED = 8, 7
 _CHOOSE = (

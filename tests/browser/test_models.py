@@ -41,6 +41,7 @@ def _rows(browser: Browser) -> list[str]:
     return browser.run("[...document.querySelectorAll('#versions tr')].map((one) => one.dataset.version)")
 
 
+@pytest.mark.first
 def test_an_alias_is_moved_and_the_page_says_what_serving_reads_from_then_on(
     reader: Browser, written: Service, jobs: tuple[JobView, JobView]
 ) -> None:
@@ -76,7 +77,6 @@ def test_an_alias_is_moved_and_the_page_says_what_serving_reads_from_then_on(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_lineage_of_a_version_leads_to_the_page_of_each_part(
     reader: Browser, written: Service, jobs: tuple[JobView, JobView]
 ) -> None:
@@ -105,7 +105,6 @@ def test_the_lineage_of_a_version_leads_to_the_page_of_each_part(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_from_the_page_of_a_job_one_click_leads_to_its_parents_checkpoint(
     reader: Browser, written: Service, jobs: tuple[JobView, JobView]
 ) -> None:
@@ -120,7 +119,6 @@ def test_from_the_page_of_a_job_one_click_leads_to_its_parents_checkpoint(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_registered_on_the_page_of_its_job_and_on_that_of_the_models(
     reader: Browser, written: Service
 ) -> None:
@@ -145,7 +143,6 @@ def test_a_checkpoint_is_registered_on_the_page_of_its_job_and_on_that_of_the_mo
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_a_viewer_sees_all_and_changes_nothing_and_a_deleted_job_is_named(
     stranger: Browser, written: Service, jobs: tuple[JobView, JobView]
 ) -> None:
@@ -167,7 +164,6 @@ def test_a_viewer_sees_all_and_changes_nothing_and_a_deleted_job_is_named(
     assert stranger.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_registry_is_used_without_a_mouse(reader: Browser, written: Service, jobs: tuple[JobView, JobView]) -> None:
     reader.open(f"{written.url}/models#project=default&model=speech&version=2")
     reader.until(lambda: reader.count(".graph a") and reader.count('[data-model="alias-speech-2"]'), "the version")

@@ -26,6 +26,7 @@ def proxy(shoal_server: Server) -> Iterator[CutProxy]:
     running.close()
 
 
+@pytest.mark.first
 def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     browser: Browser, proxy: CutProxy, submit: Submit, client: Client
 ) -> None:
@@ -80,7 +81,6 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_each_metric_of_the_task_has_a_row_of_the_chart(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
@@ -99,6 +99,7 @@ def test_each_metric_of_the_task_has_a_row_of_the_chart(
     assert browser.complaints() == []
 
 
+@pytest.mark.first
 def test_all_jobs_are_found_searched_and_compared(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
@@ -134,7 +135,6 @@ def test_all_jobs_are_found_searched_and_compared(
     assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_pages_that_were_left_hold_no_stream_and_are_live_again_on_the_way_back(
     browser: Browser, shoal_server: Server, client: Client
 ) -> None:
@@ -151,7 +151,6 @@ def test_pages_that_were_left_hold_no_stream_and_are_live_again_on_the_way_back(
     assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_an_unknown_job_says_so_and_the_documentation_is_served_offline(browser: Browser, shoal_server: Server) -> None:
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/job-0")
     browser.sees("#missing", "There is no job job-0.")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(

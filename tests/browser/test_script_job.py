@@ -9,8 +9,6 @@ from kit.worlds.written_service import AT, RUNNING, Service, point
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = {
     "name": "mine",
     "script": {"file": "train.py", "args": ["--note", "it's <b>", "--lr", "3e-4"]},

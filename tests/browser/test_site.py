@@ -14,8 +14,6 @@ import pytest
 from kit.processes.chromium import Browser
 from kit.processes.server import until
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 _LOADED = re.compile(
     r'<(?:script|img|iframe|link rel="?(?:stylesheet|preload|icon)"?)\b[^>]*(?:src|href)="?(https?:[^"> ]+)'

@@ -52,7 +52,6 @@ def prune(written: Service, job: JobView) -> None:
     written.report(job, JobStatus(state=JobState.CANCELLING, step=10, loss=9.0), end=end)
 
 
-@pytest.mark.slow
 def test_a_sweep_shows_its_curves_its_best_and_what_matters_and_is_stopped(reader: Browser, written: Service) -> None:
     jobs = [add(written, number, 1.0 + number % 3) for number in range(12)]
     worst = add(written, 12, 9.0, steps=10)
@@ -82,6 +81,7 @@ def test_a_sweep_shows_its_curves_its_best_and_what_matters_and_is_stopped(reade
     assert reader.complaints() == []
 
 
+@pytest.mark.first
 def test_a_sweep_is_started_from_the_page(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/sweeps")
     reader.click("#new")
@@ -106,7 +106,6 @@ def test_a_sweep_is_started_from_the_page(reader: Browser, written: Service) -> 
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_the_sweeps_are_listed_with_their_states_and_best_jobs(reader: Browser, written: Service) -> None:
     rated = [add(written, number, 3.0 - number) for number in range(3)]
     prune(written, add(written, 3, 9.0, steps=10))
@@ -145,7 +144,6 @@ def test_the_sweeps_are_listed_with_their_states_and_best_jobs(reader: Browser, 
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_jobs", [2, 200])
 def test_the_axes_read_well_with_any_number_of_jobs(reader: Browser, written: Service, num_jobs: int) -> None:
     for number in range(num_jobs):

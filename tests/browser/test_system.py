@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import AT, RUNNING, Service
 from shoal_service.core.system_metrics import SystemSample
-
-pytestmark = pytest.mark.slow
 
 STRAGGLER = 2
 _MAP = "document.getElementById('system-map').data[0]"

@@ -12,8 +12,6 @@ from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.suspects import Resource, Suspect
 
-pytestmark = pytest.mark.slow
-
 LAPTOP, NARROW_WINDOW, PHONE = 1400, 1024, 420
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 21, 27)"

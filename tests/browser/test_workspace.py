@@ -47,6 +47,7 @@ def drawn(reader: Browser, num: int, panel: int = 0) -> None:
     reader.until(lambda: reader.run(canvas) == str(num), f"{num} in panel {panel}")
 
 
+@pytest.mark.first
 def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -82,7 +83,6 @@ def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     assert all("422" in one for one in reader.complaints())
 
 
-@pytest.mark.slow
 def test_a_zoom_is_that_of_all_panels_with_the_pointer_and_the_keyboard(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -118,7 +118,6 @@ def test_a_zoom_is_that_of_all_panels_with_the_pointer_and_the_keyboard(
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_panels_are_added_arranged_and_opened_by_another_user(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -207,7 +206,6 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     assert all("401" in one for one in reader.complaints())
 
 
-@pytest.mark.slow
 def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -240,6 +238,7 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     assert all("401" in one for one in reader.complaints())
 
 
+@pytest.mark.first
 def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/workspace")
     drawn(reader, 3)
@@ -256,7 +255,6 @@ def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Ser
     assert reader.complaints() == []
 
 
-@pytest.mark.slow
 def test_nothing_is_cut_off_at_any_width(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     wrong = []
     for width, scheme in product(WIDTHS, ("light", "dark")):

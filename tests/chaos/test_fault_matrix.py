@@ -50,7 +50,7 @@ def _every_cell() -> list[Any]:
 
 
 def _sample() -> list[Any]:
-    return [pytest.param(cells, id=name, marks=pytest.mark.slow) for name, cells in MATRIX["sample"].items()]
+    return [pytest.param(cells, id=name) for name, cells in MATRIX["sample"].items()]
 
 
 @pytest.fixture
@@ -90,6 +90,7 @@ def test_a_fault_costs_no_job_and_changes_no_loss(
     chain.assert_nothing_is_left()
 
 
+@pytest.mark.first
 def test_every_cell_is_run_or_has_a_reason() -> None:
     faults, moments = set(MATRIX["faults"]), set(MATRIX["moments"])
     assert len(faults) == 11 and len(moments) == 9

@@ -23,7 +23,6 @@ def gateway_of(server: Server) -> int:
     return int(until(found, "the gateway runs"))
 
 
-@pytest.mark.slow
 def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_another(
     submit: Any, shoal_server: Server, client: Client
 ) -> None:

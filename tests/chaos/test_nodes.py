@@ -54,7 +54,6 @@ def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_ot
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:
     run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")

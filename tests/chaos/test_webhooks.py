@@ -11,7 +11,6 @@ from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_no_event_is_lost_when_the_control_plane_is_killed(submit: Any, shoal_server: Any, client: Client) -> None:
     secrets = shoal_server.state_dir / "webhook-secrets"

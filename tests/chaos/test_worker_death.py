@@ -31,6 +31,7 @@ def doomed(shoal_server: Server) -> Iterator[Nodes]:
     nodes.end_added()
 
 
+@pytest.mark.first
 def test_a_killed_worker_and_a_lost_node_change_no_loss(submit, client: Client, doomed: Nodes) -> None:
     run = submit(workers=3, min_workers=2, steps=24, worker={"cpus": _WORKER_CPUS}, strikes=holds(5, 14, 20))
     run.wait_at("step-5-0")
@@ -180,7 +181,6 @@ def test_a_worker_killed_while_the_group_re_forms_belongs_to_the_same_incident(s
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_below_min_workers_a_job_waits_and_resumes_without_a_request(submit, client: Client) -> None:
     run = submit(
         min_workers=2,

@@ -27,6 +27,7 @@ def _describe(run: Any, *messages: str) -> tuple[Any, ...]:
     return status.reason, failure.type, failure.phase, failure.ranks, status.attempt, missing
 
 
+@pytest.mark.first
 def test_an_error_in_step_1_is_grouped_over_the_ranks_and_not_tried_again(submit: Any) -> None:
     run = submit(min_workers=2, strikes=[{"at": "step", "n": 1, "do": "raise"}])
     described = _describe(run, "no step was completed")
@@ -37,7 +38,6 @@ def test_an_error_in_step_1_is_grouped_over_the_ranks_and_not_tried_again(submit
     assert "/engine/" not in status.failure.traceback, "the user reads of the user's code"
 
 
-@pytest.mark.slow
 def test_each_mistake_fails_its_job_with_its_cause(submit: Any, tmp_path: Path) -> None:
     """All jobs are submitted together, since most of their time is the start."""
     (tmp_path / "empty.txt").touch()

@@ -34,7 +34,6 @@ def test_a_bit_that_flips_in_one_replica_is_found_and_no_later_checkpoint_is_use
     assert run.job.status.attempt == 1
 
 
-@pytest.mark.slow
 def test_a_disk_that_fails_under_one_rank_replaces_its_worker_and_charges_no_retry(submit, client: Client) -> None:
     run = submit(workers=3, retry={"max_failures": 0}, strikes=[{"at": "step", "rank": 1, "n": 7, "do": "disk"}])
     job = run.finish()
@@ -56,7 +55,6 @@ def test_a_disk_that_fails_under_every_rank_is_an_error_of_the_task(submit, clie
     assert client.incidents(run.id) == () and run.events("node.suspected") == []
 
 
-@pytest.mark.slow
 def test_text_that_is_no_utf_8_ends_a_job_as_any_other_error_of_its_task(submit, client: Client) -> None:
     """A file name goes into an exception and into the log: neither the journal nor the database can store it as it
     is."""

@@ -13,7 +13,6 @@ from kit.processes.server import Server
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
 def test_the_implementations_over_ray_pass_the_contracts_of_their_protocols(shoal_server: Server) -> None:
     _pass_in_the_cluster(shoal_server, "ray_contracts.py", timeout_s=240)
 

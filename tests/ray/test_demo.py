@@ -129,7 +129,6 @@ def _shoal(python: Path, folder: Path, *arguments: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_the_demo_recovers_grows_back_and_ends_with_the_losses_of_the_undisturbed_run(short_demo: Demo) -> None:
     _assert_passed(short_demo.status, short_demo.outcome, _LAYOUTS[_SHORT])
     assert short_demo.left == []
@@ -168,7 +167,6 @@ def job_id(history: History) -> str:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BOARDS))
 def test_every_query_of_a_dashboard_returns_data_of_a_real_run(name: str, history: History, job_id: str) -> None:
     needs = {q.expr: q.needs for panels in BOARDS[name].rows.values() for panel in panels for q in panel.queries}
@@ -185,7 +183,6 @@ def test_every_query_of_a_dashboard_returns_data_of_a_real_run(name: str, histor
     assert set(needs.values()) <= _ABSENT_FROM_THE_DEMO
 
 
-@pytest.mark.slow
 def test_the_first_incident_of_a_cause_is_an_increase_and_names_its_job(history: History, job_id: str) -> None:
     assert max(history.values('increase(shoal_incidents_total{cause="worker_died"}[1m])')) > 0.9
     slowest = history.values(
@@ -196,7 +193,6 @@ def test_the_first_incident_of_a_cause_is_an_increase_and_names_its_job(history:
     assert named == job_id
 
 
-@pytest.mark.slow
 def test_no_counter_of_a_run_falls(history: History) -> None:
     names = history.labels('{__name__=~"shoal_.+_(total|count|bucket)"}', "__name__")
     assert len(names) > 20
@@ -204,7 +200,6 @@ def test_no_counter_of_a_run_falls(history: History) -> None:
     assert falling == set()
 
 
-@pytest.mark.slow
 def test_the_final_values_of_an_ended_job_are_scraped(history: History, job_id: str) -> None:
     ended = f'shoal_job_state{{job_id="{job_id}", state="SUCCEEDED"}} == 1'
     assert history.values(f'shoal_job_step{{job_id="{job_id}"}} and on (job_id) ({ended})')

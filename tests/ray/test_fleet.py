@@ -61,7 +61,6 @@ print("left behind" if is_known() else "gone")
 """
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_server: Server) -> None:
     assert _printed(shoal_server, _GIVE_UP_WHILE_RAY_CREATES_IT) == ["gone"]
     shoal_server.wait_until_free()
@@ -132,6 +131,5 @@ asyncio.run(start())
 """
 
 
-@pytest.mark.slow
 def test_a_start_on_a_node_that_ray_no_longer_has_is_the_death_of_that_node(shoal_server: Server) -> None:
     assert _printed(shoal_server, _START_ON_A_NODE_THAT_IS_GONE) == ["node_died"]

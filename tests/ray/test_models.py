@@ -19,7 +19,6 @@ from shoal_service.views import CheckpointState, JobPatch
 _PATIENCE_S = 120.0
 
 
-@pytest.mark.slow
 def test_what_prod_names_survives_retention_and_arrives_whole_or_with_what_is_damaged(
     shoal_server: Any, client: Client, submit: Submit, tmp_path: Path
 ) -> None:

@@ -63,7 +63,6 @@ def held(server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         yield submit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.matrix)],

@@ -33,7 +33,6 @@ def layouts(run: Any) -> list[str]:
     return [event.data["layout"] for event in run.events("generation.formed")]
 
 
-@pytest.mark.slow
 def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_first(
     submit: Any, client: Client, reference: dict[int, float]
 ) -> None:

@@ -9,7 +9,6 @@ from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 
-@pytest.mark.slow
 def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client) -> None:
     run = submit(workers=3, strikes=holds(5, 9, 14))
     run.wait_at("step-5-0")
@@ -40,7 +39,6 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
     submit, client: Client, shoal_server
 ) -> None:
@@ -62,7 +60,6 @@ def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_server) -> None:
     run = submit(strikes=holds(3))
     run.wait_at("step-3-0")

@@ -12,8 +12,6 @@ from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBo
 from shoal_service.views import IncidentView, JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 
-pytestmark = pytest.mark.slow
-
 AT = 1_700_000_000.0
 GOODPUT = Goodput(
     at=AT + 100,

@@ -13,8 +13,6 @@ from shoal_api.cli.commands.specs import templates
 from shoal_service.fleet_views import ProjectRules, StartForecast
 from shoal_service.store import archives, quotas
 
-pytestmark = pytest.mark.slow
-
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 128,

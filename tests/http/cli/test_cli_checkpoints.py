@@ -19,8 +19,6 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.validation import Score, Standing
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
-pytestmark = pytest.mark.slow
-
 CONTENT = b"weights" * 1000
 
 

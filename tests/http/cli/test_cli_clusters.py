@@ -17,8 +17,6 @@ from shoal_service.store import cluster_links, driving, reporting, submissions
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def two(service: Any) -> Any:

@@ -12,8 +12,6 @@ import pytest
 from shoal_service.store.errors import JobNotFound
 from shoal_workers.contract.job import EndReason, JobState
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def trained(service: Any) -> list[Any]:

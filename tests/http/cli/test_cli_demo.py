@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from shoal_api.client import Client
 from shoal_api.demo.outcome import DemoOutcome, compare_losses, failed_checks, world_sizes
 from shoal_api.demo.report import report
 from shoal_api.demo.show import collect
-
-pytestmark = pytest.mark.slow
 
 
 def test_the_outcome_of_an_ended_job_is_collected_checked_and_printed(service: Any) -> None:

@@ -11,8 +11,6 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import CheckpointView, JobView
 from shoal_workers.contract.marker import CheckpointName
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def job(service: Any, tmp_path: Path) -> JobView:

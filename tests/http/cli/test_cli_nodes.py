@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.slow
-
 
 def test_nodes_are_listed_in_both_forms(shoal: Any) -> None:
     [node] = shoal("nodes", "--json").json()

@@ -11,8 +11,6 @@ import pytest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ADMIN_TOKEN_FILE, id_of
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def file(service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -10,8 +10,6 @@ import pytest
 from shoal_service.control.hardware_profiles import ProfileError, load_profiles, save_profile
 from shoal_service.planner.gpus import CPU
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 

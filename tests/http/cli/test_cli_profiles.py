@@ -6,13 +6,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.profiles import Category, Profiled, ProfileFile, StepTimes
-
-pytestmark = pytest.mark.slow
 
 NAME = "trace-rank0-g1.json.gz"
 SECONDS = {Category.COMPUTE: 0.15, Category.COMMUNICATION: 0.05}

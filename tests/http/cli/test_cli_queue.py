@@ -14,8 +14,6 @@ from shoal_service.core.scheduling.market import Wait
 from shoal_service.fleet_views import ForeseenChange, Foresight
 from shoal_service.store import queueing, quotas
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def queued(service: Any) -> Any:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from shoal_workers.contract.job import JobState
-
-pytestmark = pytest.mark.slow
 
 
 def test_several_jobs_are_cancelled_together(shoal: Any, service: Any) -> None:

@@ -10,8 +10,6 @@ import pytest
 
 from shoal_service.simulator.policies import POLICIES
 
-pytestmark = pytest.mark.slow
-
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
 
 

@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shoal_service.fleet_views import ProjectRules
 from shoal_service.store import quotas
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
-
-pytestmark = pytest.mark.slow
 
 GRID = ("--grid", "optimizer.lr=1e-4,3e-4", "--grid", "seed=1,2")
 

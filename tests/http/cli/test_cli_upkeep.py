@@ -12,8 +12,6 @@ from shoal_service.state_lock import StateLock
 from shoal_service.store import Store, histories
 from shoal_service.store.backup import newest_backup_at
 
-pytestmark = pytest.mark.slow
-
 
 def test_delete_asks_and_deletes_and_can_be_repeated(shoal: Any, service: Any, tmp_path: Path) -> None:
     job = service.add_job(name="gone")

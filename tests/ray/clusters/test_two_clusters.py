@@ -46,6 +46,7 @@ def move(run: Any, to: str) -> None:
     run.wait_for(JobState.PAUSING)
 
 
+@pytest.mark.first
 def test_a_job_that_is_moved_to_the_other_cluster_and_back_loses_no_step(fleet: Any, submit: Submit) -> None:
     run = submit("east", steps=30, strikes=holds(6, 14))
     run.wait_at("step-6-0")

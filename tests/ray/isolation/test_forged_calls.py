@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 
-@pytest.mark.slow
 def test_a_supervisor_has_no_calls_and_its_token_opens_nothing_but_its_attempt(submit, client: Client) -> None:
     """Job code can read the token of its own attempt in Ray's tables. It could falsify its own reports before, too."""
     run = submit(workers=2, min_workers=2, task="forger:Forger")

@@ -204,7 +204,6 @@ def _attack(world: World, neighbour: str) -> dict[str, tuple[bool, str]]:
         return {name: (is_reached, how) for name, is_reached, how in found}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["isolated", "embedded", "apart"])
 @pytest.mark.cells(1)
 def test_job_code_reaches_what_the_table_says_and_nothing_else(shape: str, folder: Path, wheel_python: Path) -> None:

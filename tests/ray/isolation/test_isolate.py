@@ -52,7 +52,6 @@ def look(folder: Path, wheel_python: Path) -> Callable[..., str]:
     return run
 
 
-@pytest.mark.slow
 def test_what_is_missing_is_made_for_the_user_of_the_workers_and_what_is_open_is_named(
     look: Callable[..., str], folder: Path
 ) -> None:

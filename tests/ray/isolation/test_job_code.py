@@ -15,7 +15,6 @@ from shoal_workers.contract.job import EndReason, JobState
 TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"
 
 
-@pytest.mark.slow
 def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:
@@ -54,7 +53,6 @@ def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     assert folders[shoal_server.note["temp_dir"]] == 0o700, "Ray opens its own directories, and not the one above"
 
 
-@pytest.mark.slow
 def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_path: Path) -> None:
     job = client.submit(
         {
@@ -70,6 +68,7 @@ def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_p
     assert f"secrets.HUB_TOKEN: {tmp_path / 'nowhere'} cannot be read on this node" in ended.status.message
 
 
+@pytest.mark.first
 def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Server) -> None:
     assert shoal_server.process is not None
     environments = {}
@@ -81,6 +80,7 @@ def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Ser
     assert [command for command, environment in environments.items() if SECRET.encode() in environment] == []
 
 
+@pytest.mark.first
 def test_the_process_with_the_database_has_loaded_neither_ray_nor_torch(shoal_server: Server) -> None:
     assert shoal_server.process is not None
     pid = shoal_server.process.pid
@@ -97,6 +97,7 @@ def test_the_process_with_the_database_has_loaded_neither_ray_nor_torch(shoal_se
     assert token not in arguments and token not in Path(f"/proc/{gateway}/environ").read_bytes()
 
 
+@pytest.mark.first
 def test_the_files_of_the_cluster_are_those_of_their_owner_alone(shoal_server: Server) -> None:
     files = [
         path for path in shoal_server.state_dir.iterdir() if path.is_file() and not path.name.startswith("server-")

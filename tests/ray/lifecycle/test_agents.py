@@ -58,7 +58,6 @@ def _expected() -> set[str]:
     return {f"hello from rank {rank} at step {n}" for rank in range(WORKERS) for n in range(1, STEPS + 1)}
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_everything_arrives_once_although_the_agent_is_killed(
     shoal_server: Server, with_agents: Client, submit: Any

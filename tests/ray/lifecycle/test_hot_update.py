@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from kit.worlds.tiny_jobs import TASKS, holds
 from shoal_api.client import Client
 
@@ -20,7 +18,6 @@ def new_code(directory: Path, old: str, new: str) -> Path:
     return directory
 
 
-@pytest.mark.slow
 def test_new_code_is_refused_rolled_back_or_trains_and_every_loss_is_that_of_the_undisturbed_run(
     submit, client: Client, tmp_path: Path
 ) -> None:

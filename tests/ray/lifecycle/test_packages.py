@@ -42,7 +42,6 @@ def _remove(root: Path, key: str) -> None:
     (root / f"{key}.use").unlink(missing_ok=True)
 
 
-@pytest.mark.slow
 def test_gc_removes_packages_that_no_process_of_the_node_uses(client: Client, sets: tuple[str, str]) -> None:
     root, (old, used) = root_of_node(), sets
     planned = {one.name.partition("/")[2]: one for one in client.gc(dry_run=True).removals if one.kind == "packages"}

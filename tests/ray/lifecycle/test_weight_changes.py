@@ -37,7 +37,6 @@ def spec(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_workers_follow_a_request_for_other_weights_from_its_step_on(
     submit: Any, client: Client, spec: dict[str, Any]
 ) -> None:

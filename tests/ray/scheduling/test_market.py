@@ -60,7 +60,6 @@ def test_a_job_gets_only_what_others_on_the_cluster_leave_and_grows_when_they_go
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_a_job_that_holds_everything_is_shrunk_for_the_next_one_and_loses_no_step(submit, shoal_server: Server) -> None:
     shoal_server.wait_until_free()  # of the jobs of the test before
     # longer than a busy machine takes to start the workers of the second job

@@ -52,6 +52,12 @@ def test_one_database_is_enough_outside_of_the_store() -> None:
     assert chosen("http", both) == ["test_a[sqlite]", "test_b[postgres]"]
 
 
+def test_a_costly_folder_runs_what_is_marked_first() -> None:
+    cells = [Cell("test_a", module="ray/test_x"), Cell("test_b", "first", module="ray/test_x")]
+    assert chosen("ray", cells) == ["test_b"]
+    assert chosen("ray", cells, slow=True) == ["test_a", "test_b"]
+
+
 def test_the_store_runs_its_core_on_both_databases() -> None:
     core = [Cell("test_a[sqlite]", module="test_hub"), Cell("test_a[postgres]", "postgres", module="test_hub")]
     both = [Cell("test_b[sqlite]"), Cell("test_b[postgres]", "postgres")]
