@@ -21,7 +21,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 from itertools import zip_longest
+from operator import or_
 from pathlib import Path
 
 from injected_faults.changes import Fault, draw_faults
@@ -92,21 +94,23 @@ def _draw(
     Faults in the file count, whatever the map was when they were drawn.
     """
     numbers = number_statements()
+    any_test = reduce(or_, (test.statements for test in tests))
+
+    def bit(fault: Fault) -> int:
+        return numbers[fault.path] + fault.statement
 
     def draw_in_room(room: str, num_faults: int) -> Iterator[tuple[str, Fault, list[ReachingTest]]]:
         in_room = {result.key: result for result in done if result.room == room}
         again = {key for key, result in in_room.items() if arguments.again and result.caught in _ESCAPED}
         num_new = num_faults - len(in_room)
-        for fault in draw_faults(room, arguments.seed):
+        for fault in draw_faults(room, arguments.seed, lambda fault: any_test >> bit(fault) & 1 == 1):
             if num_new <= 0 and not again:
                 return
-            bit = numbers[fault.path] + fault.statement
-            reaching = [test for test in tests if test.statements >> bit & 1]
-            is_new = fault.key not in in_room and bool(reaching) and num_new > 0
+            is_new = fault.key not in in_room and num_new > 0
             if is_new or fault.key in again:
                 num_new -= is_new
                 again.discard(fault.key)
-                yield room, fault, reaching
+                yield room, fault, [test for test in tests if test.statements >> bit(fault) & 1]
 
     share, rest = divmod(arguments.num, len(ROOMS))
     rooms = [draw_in_room(room, share + (number < rest)) for number, room in enumerate(ROOMS)]

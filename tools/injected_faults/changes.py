@@ -10,7 +10,7 @@ import ast
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -80,11 +80,11 @@ _SYMMETRIC = {"min", "max", "print"}
 _LOGGERS = {"log", "_log", "logger", "_logger", "logging"}
 
 
-def draw_faults(room: str, seed: int) -> Iterator[Fault]:
-    """All changes of a room's modules in a drawn order, at most one for each statement, the kinds by turns."""
+def draw_faults(room: str, seed: int, is_reached: Callable[[Fault], bool] = lambda _: True) -> Iterator[Fault]:
+    """The changes of a room in a drawn order, at most one for each reached statement, the kinds by turns."""
     rng = random.Random(f"{seed} {room}")
-    by_kind: dict[Kind, list[Fault]] = defaultdict(list)
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in list_modules(room)}
+    by_kind: dict[Kind, list[Fault]] = defaultdict(list)
     for path, source in sources.items():
         for fault in list_changes(path, source):
             by_kind[fault.kind].append(fault)
@@ -95,8 +95,9 @@ def draw_faults(room: str, seed: int) -> Iterator[Fault]:
         for kind in rng.sample(list(Kind), len(Kind)):
             while by_kind[kind]:
                 fault = by_kind[kind].pop()
-                if (fault.path, fault.statement) not in used and is_change(sources[fault.path], fault):
-                    used.add((fault.path, fault.statement))
+                statement = fault.path, fault.statement
+                if statement not in used and is_reached(fault) and is_change(sources[fault.path], fault):
+                    used.add(statement)
                     yield fault
                     break
 
