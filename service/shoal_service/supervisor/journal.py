@@ -89,7 +89,7 @@ class JournalEntry(Frozen, defer_build=True):  # its schema is large, and the co
     end: AttemptEnd | None = None
     directive: Directive | None = None
     issued: tuple[IssuedOrder, ...] | None = None
-    """The orders without an answer, each with its number; None: there are none."""
+    """The orders without an answer, each with its number; None if there are none."""
     num_orders: int = 0
     """Number of orders that were issued in all: the next one gets this number."""
 

@@ -53,12 +53,6 @@ def test_clusters_are_listed_from_their_first_token_on(store: Store, run_in: Cal
     assert store.reading(cluster_links.num_jobs)() == {"west": 1}
 
 
-def test_attempts_of_the_release_before_are_of_the_oldest_cluster(store: Store, run_in: Callable[..., str]) -> None:
-    join(store, "default", now=1.0), join(store, "east", now=2.0)
-    run_in("")
-    assert store.reading(cluster_links.num_jobs)() == {"default": 1}
-
-
 def test_a_cordon_is_replaced_and_undone(store: Store) -> None:
     join(store)
     store.writing(cluster_links.cordon)("west", reason="new switches", now=5.0)
