@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-
-import pytest
+from collections.abc import Mapping
 
 from shoal_api.console import JobConsole
 from shoal_service.core.desired import Desired
@@ -24,13 +21,6 @@ SPEC = parse_spec({"name": "byte-lm", "data": {"corpus": "python-stdlib"}, "stop
 OPENED = IncidentOpened(
     id=1, cause=IncidentCause.WORKER_DIED, witness="port", ranks=(2,), message="killed", generation=1, workers=4, step=9
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(f"sqlite:///{tmp_path / 'shoal.db'}")
-    yield store
-    store.close()
 
 
 class Reported:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.core.endings import AttemptEnd
@@ -17,13 +13,6 @@ from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, JobState
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store.open(f"sqlite:///{tmp_path / 'shoal.db'}")
-    yield store
-    store.close()
 
 
 class Training:

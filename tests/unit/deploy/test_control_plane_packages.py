@@ -16,6 +16,9 @@ from shoal_api.client import Client
 from shoal_service.core.access import Role, new_token
 from shoal_workers.version import VERSION
 
+# Servers in their own processes; `make lint` checks the imports of every room meanwhile.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 LISTED = ROOT / "deploy" / "docker" / "control-plane.txt"
 PROGRAM = ROOT / "tests" / "kit" / "deploy" / "control_plane_alone.py"
@@ -55,7 +58,6 @@ def test_every_module_is_imported_and_requests_are_served(url: str, tmp_path: Pa
         assert gateway.cluster == "default" and gateway.id in (tmp_path / "cluster-token").read_text()
 
 
-@pytest.mark.slow
 def test_a_server_without_the_token_of_its_cluster_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,7 +247,7 @@ def test_every_file_is_a_resource_of_the_kustomization() -> None:
 
 
 def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_restarts(
-    manifests: list[dict[str, Any]], tmp_path: Path
+    manifests: list[dict[str, Any]], tmp_path: Path, store: Store
 ) -> None:
     """The script of the init container, run with directories of this test; the server adopts what it copies."""
     pod = _named(manifests, "Deployment", "shoal")["spec"]["template"]["spec"]
@@ -268,7 +268,6 @@ def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_resta
     assert list(state.iterdir()) == [], "without the secret"
     (secret / ADMIN_TOKEN_FILE).write_text(token)
     (secret / ADMIN_TOKEN_FILE).chmod(0o440)
-    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
     for _ in range(2):  # the second start finds an empty directory again
         shutil.rmtree(state)
         state.mkdir()
@@ -276,4 +275,3 @@ def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_resta
         path = ensure_admin_token(store, state, now=1.0)
         assert path.read_text().strip() == token and path.stat().st_mode & 0o777 == 0o600
     assert len(store.reading(credentials.list_tokens)()) == 1
-    store.close()

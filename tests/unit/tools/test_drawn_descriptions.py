@@ -20,7 +20,7 @@ def many() -> list[Description]:
 
 
 def test_a_seed_is_one_task_and_survives_json(many: list[Description]) -> None:
-    assert [draw(seed) for seed in _MANY] == many
+    assert [draw(seed) for seed in _MANY[:100]] == many[:100]
     assert [Description.from_json(json.loads(json.dumps(one.to_json()))) for one in many] == many
     assert len({json.dumps({**one.to_json(), "seed": 0}) for one in many}) == len(many)
 
