@@ -191,8 +191,8 @@ def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
         assert process.stdout.readline() == "committed\n"
         with Path(_at(tmp_path, 2), f"{payload_name(0)}.writing").open("rb") as pipe:
             assert len(pipe.read(1000)) == 1000  # the writer thread is now in the middle of the file
-            process.kill()
-            process.communicate(timeout=30)  # until the output is closed
+            process.terminate()  # which it does not handle; a warm process is waited for then
+            process.wait(timeout=30)
     finally:
         process.kill()
         process.wait()

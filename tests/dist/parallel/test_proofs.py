@@ -50,21 +50,19 @@ ALL_AXES = [
 
 
 @pytest.fixture(scope="module")
-def proofs(answer_of: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What was found of each task, by layout."""
-    data = {**LANGUAGE_MODEL["data"], "cache_dir": str(tmp_path_factory.mktemp("text"))}  # type: ignore[dict-item]
-    kinds = [*RIGHT, *WRONG]
-    asked: list[Any] = [[spec_of(kind), None] for kind in RIGHT]
-    asked += [[spec_of(kind), [{layout[:2]: 2}]] for kind, (layout, _) in WRONG.items()]
-    half = len(asked) // 2
-    parts = asked[:half], asked[half:], [[{**LANGUAGE_MODEL, "data": data}, ALL_AXES]]
-    answers = [answer for part in parts for answer in answer_of("layout_proofs.py", json.dumps(part))]
-    return dict(zip([*kinds, "language model"], answers, strict=True))
+def prove(answer_of: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """`prove(spec, layouts)`: the proofs of these layouts, or of all that suit the spec, by layout in words."""
+
+    def prove(spec: dict[str, Any], layouts: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        [proofs] = answer_of("layout_proofs.py", json.dumps([[spec, layouts]]))
+        return dict(proofs)
+
+    return prove
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-def test_a_right_plan_is_proven_on_every_axis_that_it_names(proofs: dict[str, Any], kind: str) -> None:
-    assert {name for name, proof in proofs[kind].items() if proof["outcome"] == "proven"} == {
+def test_a_right_plan_is_proven_on_every_axis_that_it_names(prove: Callable[..., Any], kind: str) -> None:
+    assert {name for name, proof in prove(spec_of(kind)).items() if proof["outcome"] == "proven"} == {
         "fsdp2",
         "tp2",
         "pp2",
@@ -73,9 +71,9 @@ def test_a_right_plan_is_proven_on_every_axis_that_it_names(proofs: dict[str, An
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_plan_is_refused_and_the_place_is_named(proofs: dict[str, Any], kind: str) -> None:
+def test_a_wrong_plan_is_refused_and_the_place_is_named(prove: Callable[..., Any], kind: str) -> None:
     layout, named = WRONG[kind]
-    proof = proofs[kind][layout]
+    proof = prove(spec_of(kind), [{layout[:2]: 2}])[layout]
     assert proof["outcome"] == "refused", proof
     begin = "(trains another model than one process|cannot be computed)"
     assert re.match(rf"the layout {layout} {begin}: .*{named}", proof["words"]), proof
@@ -115,8 +113,9 @@ def test_a_large_model_is_proven_without_most_of_its_blocks() -> None:
         shrunk(build, ParallelPlan(), Layout(tp=2), largest=10_000)
 
 
-def test_the_built_in_model_is_proven_on_all_axes(proofs: dict[str, Any]) -> None:
-    found = proofs["language model"]
+def test_the_built_in_model_is_proven_on_all_axes(prove: Callable[..., Any], tmp_path: Path) -> None:
+    data = {**LANGUAGE_MODEL["data"], "cache_dir": str(tmp_path)}  # type: ignore[dict-item]
+    found = prove({**LANGUAGE_MODEL, "data": data}, ALL_AXES)
     assert {proof["outcome"] for proof in found.values()} == {"proven"}, found
     assert max(proof["difference"] for proof in found.values()) < 1e-5
     assert len(found) == len(ALL_AXES)

@@ -31,7 +31,7 @@ def main():
         os.execv(sys.executable, [sys.executable, *arguments])
     pid = int(answer)
     for number in PASSED_ON:
-        signal.signal(number, lambda received, _: os.kill(pid, received))
+        signal.signal(number, lambda received, _: pass_on(received, pid))
     for descriptor in descriptors:  # the other end must see that the forked process closes its own
         os.close(descriptor)
     end_as(int(zygote.recv(32) or 1))
@@ -63,6 +63,13 @@ def request(zygote, arguments, descriptors):
     numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
     zygote.sendmsg([message], [(SOL_SOCKET, SCM_RIGHTS, numbers)], MSG_NOSIGNAL)
     return zygote.recv(32)
+
+
+def pass_on(number, pid):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:  # its status is on its way
+        pass
 
 
 def end_as(status):

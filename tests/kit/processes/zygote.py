@@ -41,8 +41,9 @@ MODULES = (
 )
 COLD = b"cold"
 _READ_WHEN_LOADED = ("PYTHON", *READ_WHEN_LOADED)
-_INSTALLED = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK", TUNABLES)
-"""A forked process has its own path and asks for GPUs itself; the settings of malloc change no result."""
+_INSTALLED = ("PYTHONPATH", "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCH_NCCL_ASYNC_ERROR_HANDLING", TUNABLES)
+"""A forked process has its own path and asks for GPUs itself. NCCL reads its setting when it forms a group, and the
+settings of malloc change no result."""
 MOST_DESCRIPTORS = 64
 HIGH_DESCRIPTOR = 1000
 """Higher than any that a request names."""
