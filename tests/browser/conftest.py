@@ -43,9 +43,7 @@ def written(migrated: MigratedDatabases, tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def stranger(_browser: Browser, written: Service) -> Browser:
     """On the login page of the written service, without a session."""
-    _browser.look()
-    _browser.open(f"{written.url}/login")
-    _browser.driver.delete_all_cookies()
+    _forget(_browser)
     _browser.open(f"{written.url}/docs")
     _browser.until(lambda: _browser.run("location.pathname") == "/login", "the login page")
     _browser.complaints()
@@ -53,10 +51,16 @@ def stranger(_browser: Browser, written: Service) -> Browser:
 
 
 @pytest.fixture
-def reader(stranger: Browser, written: Service) -> Browser:
+def reader(_browser: Browser, written: Service) -> Browser:
     """Logged in at the written service."""
-    stranger.open("about:blank")
+    _forget(_browser)
     with written.client as client:
-        stranger.log_in(f"{written.url}{client.session_link().path}")
-    stranger.complaints()
-    return stranger
+        _browser.log_in(f"{written.url}{client.session_link().path}")
+    _browser.complaints()
+    return _browser
+
+
+def _forget(browser: Browser) -> None:
+    """The session and the size of the window of the test before. Cookies are those of the host, whatever the port."""
+    browser.look()
+    browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})

@@ -1,7 +1,8 @@
 """Every page stands open in a tab of its own while a worker of a real job is killed, and while the control plane is.
 
 No page is loaded again: each has a mark that a load would remove. The pages share a job, its kills and a browser, so
-that all of it takes a minute. A browser opens six connections to an address, so a few pages share a proxy.
+that all of it takes a minute. A browser opens six connections to an address, so a few pages share a proxy. `make test`
+looks at `MAIN`, since each page costs seconds of CPU.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Run, Submit
 from shoal_api.http.routes.pages import PAGES
 from shoal_workers.contract.job import JobState
-
-pytestmark = pytest.mark.first
 
 KILL_STEP = 8
 _PER_PROXY = 4
@@ -46,6 +45,7 @@ class Look:
 @dataclass
 class World:
     browser: Browser
+    looks: dict[str, Look]
     run: Run
     other: Run
     pids: dict[int, int]
@@ -200,11 +200,19 @@ _TAB_LOOKS: dict[str, Look] = {
     )
 }
 LOOKS = _SERVED | {"/runbook": _RUNBOOK} | {f"tab {name}": look for name, look in _TAB_LOOKS.items()}
+MAIN = ("/", "/workspace", "tab overview", "tab curves", "tab workers", "tab events")
+OTHERS = tuple(name for name in LOOKS if name not in MAIN)
 
 
-@pytest.fixture(scope="module")
-def world(_browser: Browser, shoal_server: Server, submit_for_module: Submit) -> Iterator[World]:
-    """All pages stand open, and then rank 1 is killed."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(MAIN, marks=pytest.mark.first, id="main"), pytest.param(OTHERS, id="others")],
+)
+def world(
+    request: pytest.FixtureRequest, _browser: Browser, shoal_server: Server, submit_for_module: Submit
+) -> Iterator[World]:
+    """The pages stand open, and then rank 1 is killed."""
+    looks = {name: LOOKS[name] for name in request.param}
     other = submit_for_module(workers=1, steps=8, labels={"sweep": "kills", "seed": "1"}, seed=1)
     strikes = [
         {"at": "step", "rank": 0, "n": 3, "do": "print"},
@@ -219,12 +227,12 @@ def world(_browser: Browser, shoal_server: Server, submit_for_module: Submit) ->
         first = _browser.driver.current_window_handle
         proxies: list[CutProxy] = []
         tabs: dict[str, str] = {}
-        world = World(_browser, run, other, {}, tabs)
+        world = World(_browser, looks, run, other, {}, tabs)
         _browser.complaints()
         other.finish()
         run.wait_at("step-6-0")
         stack.callback(_close, _browser, tabs, first)
-        for number, (name, look) in enumerate(LOOKS.items()):
+        for number, (name, look) in enumerate(looks.items()):
             if number % _PER_PROXY == 0:
                 proxies.append(CutProxy(shoal_server.port))
                 stack.callback(proxies[-1].close)
@@ -234,7 +242,7 @@ def world(_browser: Browser, shoal_server: Server, submit_for_module: Submit) ->
             tabs[name] = _browser.add_tab()
             _browser.look(height=_HIGH)
             _browser.open(f"http://127.0.0.1:{proxies[-1].port}{path}")
-        for name, look in LOOKS.items():
+        for name, look in looks.items():
             browser = world.at(name)
             browser.until(lambda: look.before(browser, world), f"{name} before the kill")  # noqa: B023
             browser.run("(window.marked = Date.now(), 1)")
@@ -259,12 +267,12 @@ def _wait_until_whole(browser: Browser) -> list[str]:
 
 def test_every_page_and_every_tab_of_a_job_is_looked_at(world: World) -> None:
     assert list(_SERVED) == list(PAGES)
-    assert world.at("tab overview").run(_TABS) == list(_TAB_LOOKS)
+    assert world.at(next(name for name in world.looks if name.startswith("tab "))).run(_TABS) == list(_TAB_LOOKS)
 
 
 def test_each_page_shows_what_is_true_after_a_kill_without_a_reload(world: World) -> None:
     wrong: dict[str, object] = {}
-    for name, look in LOOKS.items():
+    for name, look in world.looks.items():
         browser = world.at(name)
         try:
             browser.until(lambda: look.after(browser, world), "the page after the kill")  # noqa: B023
@@ -276,7 +284,7 @@ def test_each_page_shows_what_is_true_after_a_kill_without_a_reload(world: World
 
 
 def test_pages_say_that_the_control_plane_is_away_and_go_on_when_it_is_back(world: World, shoal_server: Server) -> None:
-    streamed = [name for name in LOOKS if name not in ("/account", "/docs", "/runbook")]
+    streamed = [name for name in world.looks if name not in ("/account", "/docs", "/runbook")]
     for name in streamed:
         browser = world.at(name)  # one that was hidden opens its stream again
         browser.until(lambda: browser.run(_LIVE) == "live", f"{name} is live")  # noqa: B023
@@ -290,6 +298,10 @@ def test_pages_say_that_the_control_plane_is_away_and_go_on_when_it_is_back(worl
         shoal_server.start().wait_for_cluster()
     wrong = {name: failures for name in streamed if (failures := _wait_until_whole(world.at(name)))}
     assert wrong == {}
+
+
+@pytest.mark.parametrize("world", [pytest.param(MAIN, marks=pytest.mark.first, id="main")], indirect=True)
+def test_after_both_kills_the_curve_goes_on_and_the_end_of_the_job_is_seen(world: World) -> None:
     step = world.run.now().status.step
     browser = world.at("tab curves")
     browser.until(lambda: max(browser.run(_POINTS)) > step, "the curve goes on")

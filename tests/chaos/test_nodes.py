@@ -15,7 +15,7 @@ import pytest
 from kit.processes.server import PATIENCE_S, until
 from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 
 @pytest.fixture
@@ -24,34 +24,6 @@ def client(arena) -> Iterator[Client]:
     arena.mend()
     with arena.server.client as client:
         yield client
-
-
-@pytest.mark.matrix
-def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_other_nodes(
-    client: Client, arena, submit
-) -> None:
-    run = submit(to=client, workers=3, steps=24, snapshot={"budget": 1.0}, strikes=holds(8, 18))
-    run.wait_at("step-8-0")
-    rank_0, *others = sorted(client.workers(run.id), key=lambda worker: worker.rank)
-    victims = [worker for worker in others if worker.node_ip != rank_0.node_ip]
-    assert victims, "three workers do not fit on one node"
-    lost = [worker for worker in victims if worker.node_ip == victims[0].node_ip]
-    arena.nodes.kill_raylet(lost[0].node_ip)
-    run.wait_for_event("incident.opened")
-    run.release("step-8-0")
-    run.wait_at("step-18-0")
-    after = run.pids()
-    run.release("step-18-0")
-    job = run.finish()
-
-    assert after[0] == rank_0.pid, "survivors keep their processes"
-    incident = client.incidents(run.id)[0]
-    assert incident.cause is IncidentCause.NODE_DIED and incident.closed
-    assert set(incident.ranks) == {worker.rank for worker in lost}, "one incident for all that died with the node"
-    assert incident.node_id == lost[0].node_id
-    assert incident.state_source == "memory", "what was in the dead node's memory, its buddies had"
-    assert job.status.steps_lost <= 1
-    run.assert_undisturbed_losses()
 
 
 def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:

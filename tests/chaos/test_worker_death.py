@@ -116,25 +116,6 @@ def test_a_killed_worker_costs_few_steps_and_the_group_grows_back(submit, client
 
 
 @pytest.mark.matrix
-def test_two_workers_die_at_the_same_time_and_rank_0_is_one_of_them(submit, client: Client) -> None:
-    run = submit(
-        workers=3,
-        waves=[3, 5],
-        strikes=[
-            {"at": "step", "rank": 0, "n": 6, "do": "kill"},
-            {"at": "step", "rank": 2, "n": 6, "do": "kill"},
-        ],
-    )
-    run.finish()
-
-    assert run.world_sizes()[:2] == [3, 1]
-    [incident] = client.incidents(run.id)
-    assert incident.ranks == (0, 2)
-    assert (incident.from_workers, incident.to_workers, incident.closed) == (3, 1, True)
-    run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
 def test_a_worker_killed_during_a_save_leaves_no_checkpoint_and_the_next_group_writes_it(
     submit, client: Client
 ) -> None:
