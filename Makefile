@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -46,6 +46,13 @@ soak: setup      ## random faults for MINUTES=10 with SEED=1, then as long on ho
 N       ?= 500
 fuzz-tasks: setup ## N=500 drawn tasks from SEED=1 on, each trained in five ways: equal to a plain loop, or refused in words
 	@mkdir -p build && $(BIN)/python tools/fuzz_tasks.py --num $(N) --seed $(SEED) --out build/fuzz-tasks-$(SEED).jsonl
+
+faults-map: setup ## which tests of `make test` reach which statement: as long as `make test` one after the other; continues
+	@$(BIN)/python tools/inject_faults.py --map
+
+faults: N = 40
+faults: setup    ## N=40 small faults from SEED=1 over the product: which tests catch each; after make faults-map; continues
+	@$(BIN)/python tools/inject_faults.py --num $(N) --seed $(SEED) --out build/faults.jsonl
 
 lint: setup types ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The table of docs/measured/hugging-face.md: `make bench-hugging-face`, or `python bench/hugging_face.py [FAMILY ...]`.
+"""The table of docs/measured/hugging-face.md: `make bench-hugging-face` or `bench/hugging_face.py [FAMILY ...]`.
 
 Small random models of every family that has a plan, and of those that are no causal language models, offline. For each,
 the difference of the task's loss from the one that transformers computes itself, that of the logits after an export,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -187,12 +186,7 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert server.processes() == {}, "an orderly stop leaves processes behind"
         assert not Path(note["temp_dir"]).exists()
     finally:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-        note = server.note
-        server.sweep()
-        if note is not None:
-            shutil.rmtree(note["temp_dir"], ignore_errors=True)
+        server.end()
 
 
 @pytest.fixture

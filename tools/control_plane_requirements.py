@@ -2,7 +2,8 @@
 
 It is everything that Shoal needs, and what that needs, without what only the cluster and its gateway use: torch, whose
 packages are gigabytes, Ray, and what nothing but these two asks for. The versions are those of constraints.txt. pip
-cannot leave out a dependency, so the image installs this list with `--no-deps` (docs/decisions/0041-*.md).
+cannot leave out a dependency, so the image installs this list with `--no-deps`
+(docs/decisions/0041-deployment-files.md).
 """
 
 from __future__ import annotations

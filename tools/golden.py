@@ -4,9 +4,9 @@
                                         of the calls of workers and agents
     python tools/golden.py --release    at a release: writes the checksum of the folder into tests/golden/released.json
 
-A later release must read all of them. The folder of a released version is never written again: a document or a call
-that changes after a release needs a new WIRE_VERSION. Run by `make docs`; tests/unit/tools/test_golden.py compares the
-folders with their checksums, and the newest with what is written today.
+A later release must read all of them; version 3 is the first. The folder of a released version is never written again:
+a document or a call that changes after a release needs a new WIRE_VERSION. Run by `make docs`;
+tests/unit/tools/test_golden.py compares the folders with their checksums, and the newest with what is written today.
 """
 
 from __future__ import annotations

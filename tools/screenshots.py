@@ -63,18 +63,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-pictures-") as folder:
         sources = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         server = Server(Path(sys.executable), Path(folder), ["--num-cpus=6"], {"SHOAL_STOP_S": "0", **sources})
-        try:
-            server.start().wait_for_cluster()
-            with server.client as client, chromium(browser, driver) as tab:
-                _take(f"http://127.0.0.1:{server.port}", client, tab)
-            server.stop()
-        finally:
-            if server.process is not None and server.process.poll() is None:
-                server.kill()
-            note = server.note
-            server.sweep()
-            if note is not None:
-                shutil.rmtree(note["temp_dir"], ignore_errors=True)
+        with server.running() as client, chromium(browser, driver) as tab:
+            _take(f"http://127.0.0.1:{server.port}", client, tab)
 
 
 def _take(home: str, client: Client, tab: Browser) -> None:

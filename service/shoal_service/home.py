@@ -4,7 +4,7 @@
     GET  /v1/jobs/{id}/attempts/{n}/directive   long poll -> DirectiveAnswer
 
 Pure data, in JSON. Either side leaves out fields that it does not know, since the releases of two control planes on
-one database, and that of a supervisor, may differ for a while. Decision 0066.
+one database, and that of a supervisor, may differ for a while. Decision 0005.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """axe-core over each page: no violation of WCAG 2.0 and 2.1, levels A and AA, at four widths, in light and in dark.
 
 A page is loaded once and then resized. In dark only the rules about colours run: the sheets change nothing else in
-dark, which a test holds, so the other rules would find the same as in light.
+dark, which a test checks, so the other rules would report the same as in light. `make test` audits each page once, on a
+phone in light; a second of CPU is an audit.
 
 The pages are those of a written service, with a job that trains, one that waits, one that has failed and one that has
 ended, so that each state has its badge and its buttons.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from shoal_api.http.routes.pages import PAGES, PUBLIC_PAGES
 from shoal_service.artifact_views import ModelRequest
 from shoal_workers.contract.job import EndReason
 
+Views = tuple[tuple[str, int], ...]
 STATIC = Path(pages.__file__).parents[1] / "static"
-WIDTHS = (420, 1024, 1400, 2560)
-SCHEMES = ("light", "dark")
+PHONE = (("light", 420),)
+OTHER_VIEWS = tuple(view for view in product(("light", "dark"), (420, 1024, 1400, 2560)) if view not in PHONE)
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 CHARTS = [".js-plotly-plot"]
 NOT_OURS = {"/docs": ["#api"], "/jobs": CHARTS, "/compare": CHARTS, "/sweeps": CHARTS}
@@ -99,33 +102,36 @@ def addresses(written: Service) -> dict[str, str]:
     return found
 
 
-def _audit(browser: Browser, home: str, address: str, there: str) -> list[str]:
-    browser.look(width=WIDTHS[0])
+def _audit(browser: Browser, home: str, address: str, there: str, views: Views) -> list[str]:
+    browser.look(width=views[0][1])
     browser.open(home + address)
     browser.until(lambda: browser.count(there), f"{there} of {address}")
     path = address.partition("?")[0].partition("#")[0]
     excluded = NOT_OURS.get("/jobs" if path.startswith("/jobs/") else path, [])
     found = []
-    for width in WIDTHS:
-        for scheme in SCHEMES:
-            browser.look(width=width, scheme=scheme)
-            seen = violations(browser, excluded, colours_only=scheme == "dark")
-            found += [f"{address} {scheme} {width}: {one}" for one in seen]
+    for scheme, width in views:
+        browser.look(width=width, scheme=scheme)
+        seen = violations(browser, excluded, colours_only=scheme == "dark")
+        found += [f"{address} {scheme} {width}: {one}" for one in seen]
     return found
 
 
-def test_no_page_violates_wcag_2_a_or_aa(reader: Browser, written: Service, addresses: dict[str, str]) -> None:
-    found = []
+@pytest.mark.parametrize(
+    "views", [pytest.param(PHONE, marks=pytest.mark.first, id="phone"), pytest.param(OTHER_VIEWS, id="others")]
+)
+def test_no_page_violates_wcag_2_a_or_aa(
+    reader: Browser, written: Service, addresses: dict[str, str], views: Views
+) -> None:
+    violated = []
     for address, there in addresses.items():
-        if not address.startswith("/login"):  # leads on, once one is logged in
-            found += _audit(reader, written.url, address, there)
-    assert not found, "\n".join(sorted(set(found)))
+        if not address.startswith("/login"):  # leads on while there is a session
+            violated += _audit(reader, written.url, address, there, views)
+    reader.driver.delete_all_cookies()
+    violated += _audit(reader, written.url, "/login", "#token", views)
+    assert not violated, "\n".join(sorted(set(violated)))
 
 
-def test_the_login_page_violates_no_rule(stranger: Browser, written: Service) -> None:
-    assert _audit(stranger, written.url, "/login", "#token") == []
-
-
+@pytest.mark.first
 def test_dark_changes_nothing_but_colours() -> None:
     """Else the rules that do not run in dark could find something there."""
     found = []
@@ -139,6 +145,7 @@ def test_dark_changes_nothing_but_colours() -> None:
     assert [one for one in found if re.fullmatch(r"--[\w-]+ #[0-9a-f]{6}", " ".join(one).strip()) is None] == []
 
 
+@pytest.mark.first
 def test_the_audit_sees_what_is_wrong(stranger: Browser) -> None:
     """Else the others could not fail."""
     stranger.run("(document.querySelector('#login label').style.color = 'rgb(250, 250, 250)', 1)")

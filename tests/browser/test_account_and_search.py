@@ -18,6 +18,7 @@ from shoal_service.views import JobPatch
 HREFS = "[...document.querySelectorAll('.palette li[data-href]')].map((one) => one.dataset.href)"
 
 
+@pytest.mark.first
 def test_a_token_is_made_shown_once_used_and_revoked_and_the_session_ends(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/account")
     reader.sees("#me", "admin")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
-    hold = {"at": "step", "rank": 0, "n": 10, "do": "hold"}
-    run = submit(workers=1, steps=24, strikes=[hold], checkpoint={"every_steps": 4, "keep": 1})
+    run = submit(workers=1, steps=24, strikes=holds(10), checkpoint={"every_steps": 4, "keep": 1})
     run.wait_at("step-10-0")
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=checkpoints")
     browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "the checkpoint of step 8")

@@ -25,7 +25,6 @@ def _fact(browser: Browser, name: str) -> str | None:
     return text
 
 
-@pytest.mark.slow
 def test_a_job_says_how_good_its_best_validation_was_and_another_one_that_it_continues_it(
     browser: Browser, shoal_server: Server, submit: Submit
 ) -> None:

@@ -26,7 +26,6 @@ COMMAND = "document.querySelector('#export-command').value"
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
-@pytest.mark.slow
 def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_its_head(
     reader: Browser, written: Service
 ) -> None:
@@ -62,6 +61,7 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     assert reader.complaints() == []
 
 
+@pytest.mark.first
 def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_changes(
     reader: Browser, written: Service
 ) -> None:
@@ -165,6 +165,7 @@ def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, 
     reader.sees("#more-facts", job.id)
 
 
+@pytest.mark.first
 def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: Browser, written: Service) -> None:
     _open(reader, written, _failed(written))
     reader.sees("#message", "no space")

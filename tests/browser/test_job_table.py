@@ -38,6 +38,7 @@ def shows(reader: Browser, *names: str) -> None:
     reader.until(lambda: reader.run(NAMES) == list(names), f"the jobs {names}")
 
 
+@pytest.mark.first
 def test_jobs_are_found_by_a_condition_and_a_mistake_is_shown_at_its_place(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -181,6 +182,7 @@ def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_sa
     assert (status, rows) == (200, 501)
 
 
+@pytest.mark.first
 def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:

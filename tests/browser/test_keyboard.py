@@ -8,7 +8,7 @@ from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
@@ -18,6 +18,7 @@ _FOCUSED = (
 )
 
 
+@pytest.mark.first
 def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     browser: Browser, shoal_server: Server, submit: Submit
 ) -> None:
@@ -70,12 +71,10 @@ def _tab_to(browser: Browser, name: str) -> list[str]:
     return reached
 
 
-@pytest.mark.slow
 def test_a_job_is_scaled_and_paused_without_a_mouse_while_it_trains(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
-    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (6, 12)]
-    run = submit(workers=1, steps=2_000, strikes=holds)
+    run = submit(workers=1, steps=2_000, strikes=holds(6, 12))
     run.wait_at("step-6-0")
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
     browser.until(lambda: browser.count('[data-action="pause"]') == 1, "the job runs")

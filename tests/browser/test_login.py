@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import Service
+
+pytestmark = pytest.mark.first
 
 
 def test_a_login_link_that_is_pasted_into_a_tab_at_the_login_page_logs_in(stranger: Browser, written: Service) -> None:

@@ -72,7 +72,6 @@ def shows_step(browser: Browser, step: int, of: int) -> None:
     assert browser.run("document.querySelector('#media-images img').alt") == f"fade at step {step}"
 
 
-@pytest.mark.slow
 def test_media_of_all_steps_are_seen_once_though_the_worker_that_logs_is_killed(
     browser: Browser, shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:
@@ -107,7 +106,6 @@ def test_media_of_all_steps_are_seen_once_though_the_worker_that_logs_is_killed(
     assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_histograms_are_shown_over_steps_as_heat_map_or_ridges_or_of_one_step(
     browser: Browser, shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:

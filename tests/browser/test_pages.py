@@ -11,11 +11,9 @@ import pytest
 from kit.processes.chromium import Browser
 from kit.processes.cut_proxy import CutProxy
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
-
-LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 21, 27)"
 
 MANY_STEPS = 2_000
 """A job that is about to end is not given more workers."""
@@ -28,12 +26,12 @@ def proxy(shoal_server: Server) -> Iterator[CutProxy]:
     running.close()
 
 
+@pytest.mark.first
 def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     browser: Browser, proxy: CutProxy, submit: Submit, client: Client
 ) -> None:
-    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 10, 14, 18)]
     kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
-    run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds, kill])
+    run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds(4, 10, 14, 18), kill])
     run.wait_at("step-4-0")
     browser.log_in(f"http://127.0.0.1:{proxy.port}{client.session_link().path}")
     browser.open(f"http://127.0.0.1:{proxy.port}/jobs/{run.id}")
@@ -101,6 +99,7 @@ def test_each_metric_of_the_task_has_a_row_of_the_chart(
     assert browser.complaints() == []
 
 
+@pytest.mark.first
 def test_all_jobs_are_found_searched_and_compared(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
@@ -136,21 +135,6 @@ def test_all_jobs_are_found_searched_and_compared(
     assert browser.complaints() == []
 
 
-def test_a_page_is_readable_on_a_phone_and_in_the_dark(
-    browser: Browser, shoal_server: Server, submit: Submit, client: Client
-) -> None:
-    run = submit(workers=1, steps=4)
-    run.finish()
-    for path, selector, text in (("/", "#jobs", "SUCCEEDED"), (f"/jobs/{run.id}", "#title", "SUCCEEDED")):
-        for scheme, colour in (("light", LIGHT), ("dark", DARK)):
-            browser.look(width=390, height=844, scheme=scheme)
-            browser.open(f"http://127.0.0.1:{shoal_server.port}{path}")
-            browser.sees(selector, text)
-            assert browser.run("getComputedStyle(document.body).backgroundColor") == colour
-            assert browser.run("document.documentElement.scrollWidth") <= 390, "no part is wider than the screen"
-    assert browser.complaints() == []
-
-
 def test_pages_that_were_left_hold_no_stream_and_are_live_again_on_the_way_back(
     browser: Browser, shoal_server: Server, client: Client
 ) -> None:
@@ -167,7 +151,6 @@ def test_pages_that_were_left_hold_no_stream_and_are_live_again_on_the_way_back(
     assert browser.complaints() == []
 
 
-@pytest.mark.slow
 def test_an_unknown_job_says_so_and_the_documentation_is_served_offline(browser: Browser, shoal_server: Server) -> None:
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/job-0")
     browser.sees("#missing", "There is no job job-0.")

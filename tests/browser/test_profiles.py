@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 
 
-@pytest.mark.slow
 def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:
-    hold = {"at": "step", "rank": 0, "n": 4, "do": "hold"}
-    run = submit(workers=1, steps=60, step_s=0.2, strikes=[hold])
+    run = submit(workers=1, steps=60, step_s=0.2, strikes=holds(4))
     run.wait_at("step-4-0")
     browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}#tab=workers")
     browser.until(lambda: browser.count('[data-action="profile"]') == 1, "the job runs")

@@ -20,6 +20,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_history(tmp_path_factory.mktemp("history"))
 
 
+@pytest.mark.first
 def test_the_page_has_a_row_for_each_task() -> None:
     assert list(read_rows(PAGE.read_text(encoding="utf-8"))) == [one.words for one in TASKS], (
         "run `make researcher-tasks`"
@@ -27,7 +28,6 @@ def test_the_page_has_a_row_for_each_task() -> None:
     assert len(TASKS) >= LEAST_TASKS
 
 
-@pytest.mark.cells(6, len(TASKS))
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_a_task_takes_no_more_than_the_page_says(task: Task, _browser: Browser, history: Path, tmp_path: Path) -> None:
     said = read_rows(PAGE.read_text(encoding="utf-8"))[task.words]

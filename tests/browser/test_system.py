@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import AT, RUNNING, Service
 from shoal_service.core.system_metrics import SystemSample
@@ -22,7 +20,6 @@ def values(number: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 def test_the_straggler_is_the_darkest_row_and_another_metric_is_chosen(reader: Browser, written: Service) -> None:
     job = written.add_job(name="system")
     written.begin(job)

@@ -13,6 +13,8 @@ from shoal_workers.contract.job import EndReason, IncidentCause, JobState, State
 from shoal_workers.contract.suspects import Resource, Suspect
 
 LAPTOP, NARROW_WINDOW, PHONE = 1400, 1024, 420
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 21, 27)"
 REASON = (
     "waits for at least 4 workers of 2 CPUs and 1 GPU each; 0 of at least 4 are ready (node 10.0.0.7 has 3 CPUs free, "
     "node 10.0.0.8 has 1 CPU free); the queue is in order of priority"
@@ -93,7 +95,6 @@ def jobs(written: Service) -> list[JobView]:
     return [trains, waits, failed]
 
 
-@pytest.mark.slow
 def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.look(width=LAPTOP)
     for path, there in _pages(jobs).items():
@@ -124,13 +125,16 @@ def test_the_incidents_of_a_job_fit_a_narrow_window(reader: Browser, written: Se
 def test_a_phone_shows_each_row_as_a_card_with_names_and_nothing_is_cut_off(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
-    reader.look(width=PHONE)
     for path, there in _pages(jobs).items():
+        reader.look(width=PHONE)
         reader.open(written.url + path)
         reader.until(lambda there=there: reader.count(there), path)
+        assert reader.run(BACKGROUND) == LIGHT
         assert reader.run("document.documentElement.scrollWidth") <= PHONE, path
         assert reader.run(CUT_OFF) == [], path
         assert reader.run(NARROW) == [] and reader.run(NAMELESS) == [] and reader.run(HEADS) == 0, path
+        reader.look(width=PHONE, scheme="dark")
+        assert reader.run(BACKGROUND) == DARK
     assert reader.complaints() == []
 
 

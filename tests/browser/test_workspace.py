@@ -3,16 +3,15 @@ opens a view; points arrive without a reload."""
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
-from kit.processes.server import Server
-from kit.worlds.tiny_jobs import Submit
 from kit.worlds.written_service import RUNNING, Service, point
-from shoal_api.client import Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.fleet_views import Panel, TableView, Workspace
@@ -48,6 +47,7 @@ def drawn(reader: Browser, num: int, panel: int = 0) -> None:
     reader.until(lambda: reader.run(canvas) == str(num), f"{num} in panel {panel}")
 
 
+@pytest.mark.first
 def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -238,6 +238,7 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     assert all("401" in one for one in reader.complaints())
 
 
+@pytest.mark.first
 def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/workspace")
     drawn(reader, 3)
@@ -254,41 +255,18 @@ def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Ser
     assert reader.complaints() == []
 
 
-def test_curves_of_a_running_job_go_on_after_a_worker_is_killed(
-    browser: Browser, shoal_server: Server, submit: Submit, client: Client
-) -> None:
-    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 10)]
-    kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
-    run = submit(workers=2, min_workers=2, steps=16, strikes=[*holds, kill])
-    run.wait_at("step-4-0")
-    row = f"[data-key='{run.id}']"
-    browser.open(f"http://127.0.0.1:{shoal_server.port}/workspace?where=id%20%3D%3D%20%22{run.id}%22")
-    label = "document.querySelector('.panel canvas')?.getAttribute('aria-label')"
-    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 3", "the first steps")
-    browser.run("window.isSamePage = true")
-    assert "incident" not in browser.text(row)
-    run.release("step-4-0")  # rank 1 is killed in step 6
-    run.wait_at("step-10-0")
-    browser.sees(row, "1 incident")
-    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 9", "the steps after the recovery")
-    run.release("step-10-0")
-    run.finish()
-    browser.until(lambda: browser.run(label) == "loss over step: 1 curves, from 1 to 16", "the last step")
-    browser.sees(row, "SUCCEEDED")
-    assert browser.run("window.isSamePage") and browser.complaints() == []
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off_at_any_width(
-    reader: Browser, written: Service, jobs: list[JobView], width: int, scheme: str
-) -> None:
-    reader.look(width=width, scheme=scheme)
-    reader.open(f"{written.url}/workspace")
-    drawn(reader, 3)
-    assert reader.run("document.documentElement.scrollWidth") <= width
-    assert reader.run("[...document.querySelectorAll('.plot')].every((one) => one.clientWidth >= 250)")
-    corner = "[...document.querySelector('.panel canvas').getContext('2d').getImageData(1, 1, 1, 1).data]"
-    assert (reader.run(corner)[0] > 128) is (scheme == "light")
+def test_nothing_is_cut_off_at_any_width(reader: Browser, written: Service, jobs: list[JobView]) -> None:
+    wrong = []
+    for width, scheme in product(WIDTHS, ("light", "dark")):
+        reader.look(width=width, scheme=scheme)
+        reader.open(f"{written.url}/workspace")
+        drawn(reader, 3)
+        fits = reader.run("document.documentElement.scrollWidth") <= width
+        is_readable = reader.run("[...document.querySelectorAll('.plot')].every((one) => one.clientWidth >= 250)")
+        corner = "[...document.querySelector('.panel canvas').getContext('2d').getImageData(1, 1, 1, 1).data]"
+        has_colour = (reader.run(corner)[0] > 128) is (scheme == "light")
+        if not (fits and is_readable and has_colour):
+            wrong.append((width, scheme, fits, is_readable, has_colour))
     reader.look()
+    assert wrong == []
     assert reader.complaints() == []

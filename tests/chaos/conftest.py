@@ -8,8 +8,6 @@ Each belongs to a server of its own, from the same wheel as the session's.
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +16,7 @@ from typing import Any
 import pytest
 
 from kit.processes.ray_nodes import Nodes
-
-_PATIENCE_S = 120.0
+from kit.processes.server import until
 
 
 class Arena:
@@ -41,10 +38,7 @@ class Arena:
 
     def wait_until_whole(self) -> None:
         """Until the control plane sees all nodes."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while not self._is_whole():
-            assert time.monotonic() < deadline, f"the control plane does not see all nodes within {_PATIENCE_S:g} s"
-            time.sleep(0.05)
+        until(self._is_whole, "the control plane sees all nodes")
 
     def _cpus_of(self, ip: str) -> float:
         with self.server.client as client:
@@ -75,17 +69,9 @@ def _running(shoal_server: Any, state_dir: Path, *, num_nodes: int, cpus_per_nod
     environment = {"SHOAL_SNAPSHOT_SCOPE": "node"}  # each node stands for a machine, which dies with its memory
     server = type(shoal_server)(shoal_server.python, state_dir, options, environment)
     arena = Arena(server, num_nodes, cpus_per_node)
-    scratch = None
     try:
-        server.start().wait_for_cluster()
-        scratch = arena.nodes.temp_dir
-        yield arena
-        assert server.whats_left() == ([], [], [])
-        assert server.stop() == 0
+        with server.running():
+            yield arena
+            assert server.whats_left() == ([], [], [])
     finally:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
         arena.nodes.end_added()
-        server.sweep()
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)

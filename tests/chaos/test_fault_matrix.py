@@ -1,7 +1,7 @@
 """Every fault at every moment: the job ends, its losses are those of an undisturbed run, and no process is left.
 
-`fault_matrix.yaml` defines the cells. Processes take long to start, so `make test` runs a fixed sample in chains: a job
-that goes through one cell after the other. `make test-all` (pytest -m "") also runs every cell in a job of its own.
+`fault_matrix.yaml` defines the cells. Processes take long to start, so `make test-slow` runs a fixed sample in chains:
+a job that goes through one cell after the other. `make test-all` also runs every cell in a job of its own.
 Moments are addressed by (rank, step, phase): the worker is held at that point while the fault happens.
 """
 
@@ -90,6 +90,7 @@ def test_a_fault_costs_no_job_and_changes_no_loss(
     chain.assert_nothing_is_left()
 
 
+@pytest.mark.first
 def test_every_cell_is_run_or_has_a_reason() -> None:
     faults, moments = set(MATRIX["faults"]), set(MATRIX["moments"])
     assert len(faults) == 11 and len(moments) == 9

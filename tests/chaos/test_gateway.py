@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kit.processes.server import Server, until
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
@@ -25,13 +26,7 @@ def gateway_of(server: Server) -> int:
 def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_another(
     submit: Any, shoal_server: Server, client: Client
 ) -> None:
-    run = submit(
-        steps=30,
-        strikes=[
-            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
-            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
-        ],
-    )
+    run = submit(steps=30, strikes=holds(5, 25))
     run.wait_at("step-5-0")
     pids = run.pids()
     first = gateway_of(shoal_server)
@@ -52,13 +47,7 @@ def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_anot
 def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train(
     submit: Any, shoal_server: Server, client: Client
 ) -> None:
-    run = submit(
-        steps=30,
-        strikes=[
-            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
-            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
-        ],
-    )
+    run = submit(steps=30, strikes=holds(5, 25))
     run.wait_at("step-5-0")
     pids = run.pids()
     first = gateway_of(shoal_server)
@@ -80,7 +69,7 @@ def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train
 def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_goes_on(
     submit: Any, shoal_server: Server, client: Client
 ) -> None:
-    run = submit(steps=30, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
+    run = submit(steps=30, strikes=holds(5))
     run.wait_at("step-5-0")
     gateway = gateway_of(shoal_server)
     os.kill(gateway, signal.SIGSTOP)

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from kit.processes.server import until
-from kit.worlds.tiny_jobs import Run
+from kit.worlds.tiny_jobs import Run, holds
 from shoal_api.client import Client
 from shoal_service.core.nodes import DrainSource
 from shoal_service.fleet_views import WindowRequest
 
-_HOLDS = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 16)]
 _BLOCKED_IP = "127.0.0.4"
 _AHEAD_S = 10.0
 """The drain for the maintenance window begins so much later than the window is planned."""
@@ -47,7 +46,7 @@ def _leave_during_step_5(client: Client, run: Run, node_id: str) -> None:
 
 @pytest.mark.matrix
 def test_a_job_grows_beside_a_cordoned_node_keeps_its_workers_there_and_loses_no_step(client: Client, submit) -> None:
-    run = submit(to=client, workers=3, steps=72, step_s=0.2, strikes=_HOLDS)
+    run = submit(to=client, workers=3, steps=72, step_s=0.2, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     cordoned = max(client.workers(run.id), key=lambda worker: worker.rank)
     before = run.pids()
@@ -73,7 +72,7 @@ def test_a_job_grows_beside_a_cordoned_node_keeps_its_workers_there_and_loses_no
 
 @pytest.mark.matrix
 def test_a_node_is_empty_when_its_maintenance_window_begins_and_is_used_again_after_it(client: Client, submit) -> None:
-    run = submit(to=client, workers=3, steps=24, strikes=_HOLDS)
+    run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
     later = client.plan_maintenance(_window(leaver.node_ip, begins_at=time.time() + 86_400))
@@ -95,7 +94,7 @@ def test_a_node_is_empty_when_its_maintenance_window_begins_and_is_used_again_af
 @pytest.mark.matrix
 def test_a_job_leaves_a_machine_whose_cloud_announces_its_end(client: Client, submit) -> None:
     """By the machine's address, which is what its hook knows."""
-    run = submit(to=client, workers=3, steps=24, strikes=_HOLDS)
+    run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
     [noticed] = client.announce_preemption(leaver.node_ip, deadline_s=600.0)
@@ -116,7 +115,7 @@ def test_a_job_leaves_a_node_whose_ray_start_receives_sigterm(client: Client, ar
     batch = {"global_size": 10, "micro_size": 1}  # a micro-batch for each worker
     undisturbed = submit(to=client, workers=2, steps=24, batch=batch)
     undisturbed.finish()
-    run = submit(to=client, workers=6, min_workers=1, steps=24, strikes=_HOLDS, batch=batch)
+    run = submit(to=client, workers=6, min_workers=1, steps=24, strikes=holds(5, 16), batch=batch)
     run.wait_at("step-5-0")
     [leaver] = {worker.node_id for worker in client.workers(run.id) if worker.node_ip == _BLOCKED_IP}
     arena.nodes.terminate(_BLOCKED_IP)

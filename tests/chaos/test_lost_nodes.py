@@ -28,15 +28,8 @@ def machine_client(arena: Any, tmp_path: Any) -> Iterator[Client]:
     arena.mend()
     options = [f"--ray-address={arena.server.note['address']}"]
     server = type(arena.server)(arena.server.python, tmp_path, options, arena.server.ray_environment)
-    try:
-        server.start().wait_for_cluster()
-        with server.client as client:
-            yield client
-        assert server.stop() == 0
-    finally:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-        server.sweep()
+    with server.running() as client:
+        yield client
 
 
 def _by_node(client: Client, run: Any) -> dict[str, list[int]]:

@@ -8,16 +8,14 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
+from kit.processes.server import PATIENCE_S, until
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-
-_PATIENCE_S = 120.0
-_HOLD = {"at": "step", "rank": 0, "do": "hold"}
 
 
 @pytest.fixture
@@ -32,13 +30,7 @@ def client(arena) -> Iterator[Client]:
 def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_other_nodes(
     client: Client, arena, submit
 ) -> None:
-    run = submit(
-        to=client,
-        workers=3,
-        steps=24,
-        snapshot={"budget": 1.0},
-        strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 18}],
-    )
+    run = submit(to=client, workers=3, steps=24, snapshot={"budget": 1.0}, strikes=holds(8, 18))
     run.wait_at("step-8-0")
     rank_0, *others = sorted(client.workers(run.id), key=lambda worker: worker.rank)
     victims = [worker for worker in others if worker.node_ip != rank_0.node_ip]
@@ -63,7 +55,7 @@ def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_ot
 
 
 def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=24, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}])
+    run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
     drained = client.drain(leaver.node_id, reason="new disks", deadline_s=600.0)
@@ -85,14 +77,14 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
 
 @pytest.mark.matrix
 def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}])
+    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=holds(5, 35))
     run.wait_at("step-5-0")
     before = run.pids()
     killed_at = arena.nodes.kill_head()
     run.release("step-5-0")
     run.wait_at("step-35-0")
-    _until(arena.nodes.is_head_alive, "the head is back")
-    _until(lambda: client.cluster().connected, "the control plane has found it")
+    until(arena.nodes.is_head_alive, "the head is back")
+    until(lambda: client.cluster().connected, "the control plane has found it")
     back_at = time.time()
     run.wait_for_step(34)
     assert run.pids() == before
@@ -123,11 +115,11 @@ def test_a_worker_requested_from_a_dead_head_holds_no_cpu(client: Client, arena)
         assert driver.stdin is not None and driver.stdout is not None
         assert driver.stdout.readline() == "asked\n"
         nodes.kill_head()
-        _until(nodes.is_head_alive, "the head is back")
-        _until(lambda: client.cluster().connected, "the control plane has found it")
+        until(nodes.is_head_alive, "the head is back")
+        until(lambda: client.cluster().connected, "the control plane has found it")
         driver.stdin.close()
-        assert driver.wait(_PATIENCE_S) == 0
-    _until(lambda: (seen := client.cluster()).cpus_free == seen.cpus_total, "no CPU is held")
+        assert driver.wait(PATIENCE_S) == 0
+    until(lambda: (seen := client.cluster()).cpus_free == seen.cpus_total, "no CPU is held")
 
 
 _ASK_TOO_MUCH = """
@@ -154,7 +146,7 @@ for actor in [*waiting, *holders, asker]:
 
 @pytest.mark.matrix
 def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=2, steps=20, strikes=[{**_HOLD, "n": 11}])
+    run = submit(to=client, workers=2, steps=20, strikes=holds(11))
     run.wait_at("step-11-0")
     run.wait_for_event("checkpoint.committed", 2)
     for ip in arena.nodes.ips():
@@ -170,7 +162,7 @@ def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(c
 
 @pytest.mark.matrix
 def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}], retry={"max_failures": 0})
+    run = submit(to=client, workers=1, steps=20, strikes=holds(2), retry={"max_failures": 0})
     run.wait_at("step-2-0")
     dead: set[int] = set()
 
@@ -181,12 +173,12 @@ def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena,
         return client.job(run.id).status.state.ended
 
     # One that is killed before it has recorded its start does not count, so more than eight may be needed.
-    _until(strike_again, "the supervisor is given up")
+    until(strike_again, "the supervisor is given up")
     assert len(dead) >= 8
     job = run.finish(JobState.FAILED)
     assert job.status.reason == EndReason.INTERNAL
     assert "died 8 times in a row" in job.status.message
-    _until(lambda: not arena.nodes.pids_of("WorkerActor"), "its workers are gone")
+    until(lambda: not arena.nodes.pids_of("WorkerActor"), "its workers are gone")
 
 
 @pytest.mark.matrix
@@ -197,18 +189,10 @@ def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Clie
     row = (node, "as a supervisor would say it", now, waiting.id, 1, 600.0, now + 2.0, 0, "[]", now)
     with sqlite3.connect(arena.server.state_dir / "shoal.db") as database:
         database.execute("INSERT INTO node_suspicions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    _until(lambda: client.node(node).suspected, "the control plane knows of it")
+    until(lambda: client.node(node).suspected, "the control plane knows of it")
     assert client.node(partner).suspected == ""
 
     cleared = waiting.wait_for_event("node.cleared")
     assert cleared.data["node_id"] == node and cleared.data["reason"] == "as a supervisor would say it"
-    _until(lambda: not client.node(node).suspected, "it is not suspected any more")
+    until(lambda: not client.node(node).suspected, "it is not suspected any more")
     client.cancel(waiting.id)
-
-
-def _until(condition: Callable[[], Any], what: str) -> None:
-    """Poll another process, which cannot notify this one."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s"
-        time.sleep(0.05)

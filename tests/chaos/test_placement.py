@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
-from kit.worlds.tiny_jobs import STACKED
+from kit.worlds.tiny_jobs import STACKED, holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
@@ -62,10 +62,6 @@ def start(submit: Any, client: Client, parallelism: dict[str, int], strikes: lis
     )
 
 
-def hold(step: int) -> dict[str, Any]:
-    return {"at": "step", "rank": 0, "n": step, "do": "hold"}
-
-
 def nodes_by_rank(client: Client, run: Any, world_size: int) -> list[str]:
     """Once the service shows all workers of the group."""
 
@@ -101,7 +97,7 @@ def test_a_worker_is_lost_and_replaced_on_small_nodes_in_racks(racks: Client, su
         min_workers=2,
         waves=[6],
         parallelism={"tp": 2, "otherwise": "idle"},
-        strikes=[hold(3), {"at": "step", "rank": 3, "n": 4, "do": "kill"}, hold(5), hold(7)],
+        strikes=[*holds(3, 5, 7), {"at": "step", "rank": 3, "n": 4, "do": "kill"}],
         **PLACED | {"steps": 8},
     )
     run.wait_at("step-3-0")
@@ -140,7 +136,7 @@ def test_a_worker_is_lost_and_replaced(
     meanwhile: str,
 ) -> None:
     kill = {"at": "step", "rank": 5, "n": 7, "do": "kill"}
-    run = start(submit, client, parallelism, [hold(5), kill, hold(8), hold(14)])
+    run = start(submit, client, parallelism, [*holds(5, 8, 14), kill])
     run.wait_at("step-5-0")
     first = nodes_by_rank(client, run, WORKERS)
     assert_inside_nodes(first, parallelism["tp"])
@@ -165,7 +161,7 @@ def test_a_worker_is_lost_and_replaced(
 def test_a_node_is_lost_and_half_a_node_comes(
     client: Client, wide_arena: Any, submit: Any, losses_of_one_worker: dict[int, float]
 ) -> None:
-    run = start(submit, client, {"tp": 2}, [hold(5), hold(10), hold(14)])
+    run = start(submit, client, {"tp": 2}, holds(5, 10, 14))
     run.wait_at("step-5-0")
     nodes = nodes_by_rank(client, run, WORKERS)
     assert_inside_nodes(nodes, PER_NODE)
@@ -203,7 +199,7 @@ def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: 
         waves=[4],
         worker={"cpus": 2},
         parallelism={"tp": 2},
-        strikes=[hold(2)],
+        strikes=holds(2),
         **PLACED,
     )
     run.wait_at("step-2-0")
@@ -216,7 +212,7 @@ def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: 
 
 @pytest.mark.matrix
 def test_growth_goes_beside_the_workers_that_are_there(client: Client, submit: Any) -> None:
-    run = submit(to=client, workers=2, min_workers=2, waves=[2, 4], strikes=[hold(2), hold(6)], **PLACED)
+    run = submit(to=client, workers=2, min_workers=2, waves=[2, 4], strikes=holds(2, 6), **PLACED)
     run.wait_at("step-2-0")
     first = nodes_by_rank(client, run, 2)
     assert len(set(first)) == 1

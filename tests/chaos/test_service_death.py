@@ -13,20 +13,16 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
+@pytest.mark.first
 @pytest.mark.cells(1)
 @pytest.mark.parametrize("token", ["lost", "kept"])
 def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client, token: str) -> None:
     """`lost`: the database that it finds again has no token of the running attempt, which gets another one."""
-    run = submit(
-        steps=30,
-        strikes=[
-            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
-            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
-        ],
-    )
+    run = submit(steps=30, strikes=holds(5, 25))
     run.wait_at("step-5-0")
     pids = run.pids()
     try:
@@ -85,12 +81,7 @@ def test_a_killed_supervisor_is_restarted_and_finds_its_workers(submit, shoal_se
 
 @pytest.mark.matrix
 def test_the_steps_lost_are_known_when_the_supervisor_and_all_workers_die(submit, shoal_server, client: Client) -> None:
-    run = submit(
-        steps=60,
-        strikes=[{"at": "step", "rank": 0, "n": 50, "do": "hold"}],
-        checkpoint={"every_steps": 20},
-        snapshot={"enabled": False},
-    )
+    run = submit(steps=60, strikes=holds(50), checkpoint={"every_steps": 20}, snapshot={"enabled": False})
     run.wait_at("step-50-0")
     run.wait_for_step(49)
     reached_at = client.series(run.id)[-1].at
@@ -131,7 +122,7 @@ def test_of_two_control_planes_one_owns_the_jobs_and_the_other_takes_over(submit
         assert owning.cluster().owner == other_client.cluster().owner
         epoch = owning.cluster().epoch
 
-        run = submit(to=other_client, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
+        run = submit(to=other_client, strikes=holds(5))
         run.wait_at("step-5-0")
         run.wait_for_step(4)
         assert owning.job(run.id).status.step == 4

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kit.processes.hosts import Hosts, why_not
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
-_HOLD = {"at": "step", "rank": 0, "do": "hold"}
 _SILENT_S = 5.0
 """Twice as long as Ray's health check waited before: three probes of 0.5 s, 0.3 s apart."""
 _VERDICT_S = 12.0
@@ -34,7 +34,7 @@ def client(arena: Any) -> Iterator[Client]:
 @pytest.mark.matrix
 def test_a_raylet_that_answers_nothing_for_five_seconds_is_not_dead(client: Client, submit: Any, arena: Any) -> None:
     """A stopped raylet does what one without CPU does: its kernel answers connects, and it answers nothing."""
-    run = submit(to=client, workers=3, steps=30, strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 20}])
+    run = submit(to=client, workers=3, steps=30, strikes=holds(8, 20))
     run.wait_at("step-8-0")
     before = run.pids()
     alive = {node.node_id for node in client.nodes() if node.alive}
@@ -62,20 +62,13 @@ def hosts(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip(f"hosts cannot be made here: {reason}")
     folder = tmp_path_factory.mktemp("hosts")
     cluster = Hosts(folder / "hosts", num_hosts=3, cpus_per_host=1)
-    server = None
     try:
         cluster.start()
         environment = dict(cluster.environment)
         server = type(shoal_server)(shoal_server.python, folder / "state", cluster.serve_options, environment)
-        server.start().wait_for_cluster()
-        with server.client as client:
+        with server.running() as client:
             yield cluster, client
-        assert server.stop() == 0
     finally:
-        if server is not None and server.process is not None and server.process.poll() is None:
-            server.kill()
-        if server is not None:
-            server.sweep()
         cluster.end()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,14 +76,7 @@ def hosts(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.matrix
 def test_a_host_that_is_cut_off_is_left_out_and_takes_part_again(hosts: tuple[Hosts, Client], submit: Any) -> None:
     cluster, client = hosts
-    run = submit(
-        to=client,
-        workers=3,
-        steps=2000,
-        step_s=0.05,
-        snapshot={"budget": 1.0},
-        strikes=[{**_HOLD, "n": 8}],
-    )
+    run = submit(to=client, workers=3, steps=2000, step_s=0.05, snapshot={"budget": 1.0}, strikes=holds(8))
     run.wait_at("step-8-0")
     before = sorted(run.pids().values())
     supervisors = set(cluster.pids_of("SupervisorActor").values())
@@ -118,14 +104,7 @@ def test_a_host_that_is_cut_off_is_left_out_and_takes_part_again(hosts: tuple[Ho
 @pytest.mark.matrix
 def test_the_supervisor_of_a_host_that_is_cut_off_moves(hosts: tuple[Hosts, Client], submit: Any) -> None:
     cluster, client = hosts
-    run = submit(
-        to=client,
-        workers=3,
-        steps=2000,
-        step_s=0.05,
-        snapshot={"budget": 1.0},
-        strikes=[{**_HOLD, "n": 8}],
-    )
+    run = submit(to=client, workers=3, steps=2000, step_s=0.05, snapshot={"budget": 1.0}, strikes=holds(8))
     run.wait_at("step-8-0")
     [node_ip] = set(cluster.pids_of("SupervisorActor").values())
     [victim] = [worker for worker in client.workers(run.id) if worker.node_ip == node_ip]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_service.views import Condition, JobView
 from shoal_workers.contract.job import JobState
@@ -29,10 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.matrix
 def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path) -> None:
-    run = submit(
-        checkpoint={"url": str(small_disk), "every_steps": 2},
-        strikes=[{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 10)],
-    )
+    run = submit(checkpoint={"url": str(small_disk), "every_steps": 2}, strikes=holds(5, 10))
     run.wait_at("step-5-0")
     run.wait_for_event("checkpoint.committed", 2)
     assert _checkpoint_healthy(run.now()).status
@@ -58,7 +56,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
 
 @pytest.mark.matrix
 def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_is(submit, client: Client) -> None:
-    run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 10, "do": "hold"}])
+    run = submit(min_workers=2, strikes=holds(10))
     run.wait_at("step-10-0")
     client.pause(run.id)
     run.wait_for_event("generation.switching")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kit.webhooks import SECRET, Receiver
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_no_event_is_lost_when_the_control_plane_is_killed(submit: Any, shoal_server: Any, client: Client) -> None:
     secrets = shoal_server.state_dir / "webhook-secrets"
@@ -18,7 +18,7 @@ def test_no_event_is_lost_when_the_control_plane_is_killed(submit: Any, shoal_se
     (secrets / "team").write_text(SECRET)
     with Receiver(204, *[503] * 10_000) as receiver:
         hook = {"url": receiver.url, "events": ["*"], "secret": "file:team"}
-        run = submit(steps=10, workers=1, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}], webhooks=[hook])
+        run = submit(steps=10, workers=1, strikes=holds(5), webhooks=[hook])
         run.wait_at("step-5-0")
         receiver.wait(2)  # one that was accepted, one that was not
         try:

@@ -5,13 +5,60 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from kit.processes.os_processes import is_alive
+from kit.processes.ray_nodes import Nodes
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+
+_DOOMED = "127.0.0.9"
+_WORKER_CPUS = 3
+"""Two workers fit on the session's node, and one on the node that dies."""
+
+
+@pytest.fixture
+def doomed(shoal_server: Server) -> Iterator[Nodes]:
+    """A second node of the session's cluster."""
+    nodes = Nodes(shoal_server.state_dir, python=shoal_server.python)
+    nodes.add(_DOOMED, num_cpus=_WORKER_CPUS)
+    yield nodes
+    nodes.end_added()
+
+
+@pytest.mark.first
+def test_a_killed_worker_and_a_lost_node_change_no_loss(submit, client: Client, doomed: Nodes) -> None:
+    run = submit(workers=3, min_workers=2, steps=24, worker={"cpus": _WORKER_CPUS}, strikes=holds(5, 14, 20))
+    run.wait_at("step-5-0")
+    first = run.pids()
+    victim = next(rank for rank, pid in first.items() if rank and doomed.ip_of(pid) != _DOOMED)
+    os.kill(first[victim], signal.SIGKILL)
+    run.wait_for_event("incident.opened")
+    run.release("step-5-0")
+    run.wait_at("step-14-0")
+    run.wait_for_step(13)
+    before = run.pids()
+    lost = [rank for rank, pid in before.items() if doomed.ip_of(pid) == _DOOMED]
+    doomed.remove(_DOOMED)
+    run.wait_for_event("incident.opened", 2)
+    run.release("step-14-0")
+    run.wait_at("step-20-0")
+    run.wait_for_step(19)
+    survivors = {pid for rank, pid in before.items() if rank not in lost}
+    assert survivors <= set(run.pids().values()), "they keep their processes"
+    run.release("step-20-0")
+    job = run.finish()
+
+    killed, left = client.incidents(run.id)
+    assert (killed.cause, killed.ranks, killed.closed) == (IncidentCause.WORKER_DIED, (victim,), True)
+    assert (left.cause, list(left.ranks), left.closed) == (IncidentCause.NODE_DIED, lost, True)
+    assert (killed.state_source, left.state_source) == ("memory", "memory") and job.status.steps_lost <= 2
+    run.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix
@@ -134,7 +181,6 @@ def test_a_worker_killed_while_the_group_re_forms_belongs_to_the_same_incident(s
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_below_min_workers_a_job_waits_and_resumes_without_a_request(submit, client: Client) -> None:
     run = submit(
         min_workers=2,
@@ -170,10 +216,7 @@ def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
 
 @pytest.mark.matrix
 def test_a_preempted_worker_is_replaced_at_a_step_boundary_and_no_step_is_lost(submit, client: Client) -> None:
-    run = submit(
-        steps=24,
-        strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}, {"at": "step", "rank": 0, "n": 16, "do": "hold"}],
-    )
+    run = submit(steps=24, strikes=holds(5, 16))
     run.wait_at("step-5-0")
     before = run.pids()
     os.kill(before[1], signal.SIGTERM)

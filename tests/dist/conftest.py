@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from kit.processes.fleet import Fleet, Job
+from kit.processes.warm import close_shared_zygote, warm_python
 from kit.processes.worker_pool import Plain, WorkerPool
 from kit.worlds import plain_reference
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
@@ -30,8 +30,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.dist)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_zygote() -> Iterator[None]:
+    """The first test that needs it starts it."""
+    yield
+    close_shared_zygote()
+
+
 @pytest.fixture(scope="session")
-def _zygote_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def _zygote_fleet(_one_zygote: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     fleet = Fleet(tmp_path_factory.mktemp("fleet"))
     yield fleet
     fleet.close()
@@ -117,7 +124,7 @@ def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     def answer(name: str, *arguments: Any) -> Any:
         store_file = tmp_path_factory.mktemp("store") / "store"
         program = subprocess.Popen(
-            [sys.executable, PROGRAMS / name, store_file, *map(str, arguments)],
+            [warm_python(), PROGRAMS / name, store_file, *map(str, arguments)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -165,9 +165,10 @@ class FakeCluster:
         self.notices_failures = False
         """Its gateway says at once that a supervisor could not be created."""
         self._failed: set[tuple[str, int]] = set()
-        self.old_release = False
         """Its supervisors do not dial home."""
         self.address_changed = False
+        self.has_configurations = True
+        """False: the cluster has lost the configurations of its supervisors, so none can be started in their place."""
         """Its supervisors were given another address than the control plane has now."""
         self.uploads: list[str] = []
         """SHA-256 of each code archive."""
@@ -256,7 +257,7 @@ class FakeCluster:
         self._require_link()
         if (job_id, attempt) not in self.supervisors:
             return None
-        return FoundSupervisor(can_dial=not self.old_release, dials_here=not self.address_changed)
+        return FoundSupervisor(dials_here=not self.address_changed)
 
     def why_gone(self, job_id: str, attempt: int) -> str:
         return str(self.start_error or "")
@@ -270,7 +271,7 @@ class FakeCluster:
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """The successor continues with the predecessor's reports, as one does that reads the journal."""
-        if self.old_release:
+        if not self.has_configurations:
             return False
         old = self.supervisors.pop((job_id, attempt))
         if not silent_node:

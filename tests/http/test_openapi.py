@@ -150,6 +150,7 @@ def _fire(operation: Any, mode: Any, job_id: str | None, headers: dict[str, str]
     attack()
 
 
+@pytest.mark.cells(1, 3)
 @pytest.mark.parametrize("role", [Role.ADMIN, Role.VIEWER, None], ids=["admin", "viewer", "nobody"])
 def test_no_scenario_breaks_the_service_or_its_own_description(service: Any, role: Role | None) -> None:
     """Requests that go on with what earlier answers named: a job that was submitted is paused, patched, deleted."""

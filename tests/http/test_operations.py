@@ -148,6 +148,7 @@ def test_a_page_whose_name_was_rebound_reads_and_changes_nothing(service: Any, m
         assert service.http.get("/healthz", headers={"Host": f"{host}:{port}"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_client_of_rays_jobs_is_answered_with_the_command_of_this_service(service: Any) -> None:
     """It prints the version that it is given when it cannot read it."""
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", service.url, "--", "true"]

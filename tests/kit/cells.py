@@ -1,4 +1,5 @@
-"""Few cells of a test with many: `make test` runs those, `make test-slow` some more, and `make test-all` all of them.
+"""What `make test` leaves to `make test-slow` and to `make test-all`: most tests of the folders in which each costs
+seconds, and most cells of a test with many.
 
 A test in a folder that is named here starts processes or a server for each of its cells (its parameters). Most
 cells show what their neighbours show, and are worth their time only after a change of what they are about. Faults
@@ -19,6 +20,19 @@ FEW = {"dist": 1, "http": 2, "chaos": 1, "ray": 1}
 it for one test."""
 MORE = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
 """Cells that `make test` and `make test-slow` run together. The marker's second argument says it for one test."""
+LATER = ("tests/browser/", "tests/chaos/", "tests/http/cli/", "tests/ray/")
+"""Folders whose tests start jobs, pages or a server each: `make test` runs those that are marked `first`, and
+`make test-slow` the others."""
+CORE_OF_THE_STORE = (
+    "test_concurrency",
+    "test_driving",
+    "test_hub",
+    "test_job_conditions",
+    "test_reports",
+    "test_schema",
+)
+"""Modules of tests/store that `make test` also runs on PostgreSQL; `make test-slow` does so with the others. They hold
+what differs between the databases: locks, notifications, conditions in SQL, types and constraints."""
 
 
 def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
@@ -26,6 +40,8 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
     cells: dict[str, list[pytest.Item]] = defaultdict(list)
     numbers: dict[str, tuple[int, int]] = {}
     for folder, item in items:
+        if _is_later(folder, item):
+            item.add_marker(pytest.mark.slow)
         marker = item.get_closest_marker("cells")
         few = marker.args[0] if marker is not None else FEW.get(folder)
         if few is not None and item.get_closest_marker("matrix") is None:
@@ -40,6 +56,13 @@ def leave_out_most(items: Iterable[tuple[str, pytest.Item]]) -> None:
         for item in all_cells:
             if item not in chosen:
                 item.add_marker(pytest.mark.slow if item in slow else pytest.mark.matrix)
+
+
+def _is_later(folder: str, item: pytest.Item) -> bool:
+    if folder == "store":
+        module = item.nodeid.partition(".py::")[0].rpartition("/")[2]
+        return item.get_closest_marker("postgres") is not None and module not in CORE_OF_THE_STORE
+    return item.nodeid.startswith(LATER) and item.get_closest_marker("first") is None
 
 
 def _of_one_database(cells: list[pytest.Item]) -> list[pytest.Item]:

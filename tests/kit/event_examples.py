@@ -37,7 +37,6 @@ from shoal_service.core.events.service import (
     NodeCordoned,
     NodeSuspected,
     SupervisorMoved,
-    SupervisorRefusedCall,
     SupervisorRekeyed,
     SupervisorRestarted,
     SupervisorStartFailed,
@@ -366,15 +365,6 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         CheckpointUnpinned(name="step-000000000010-a1-g1", step=10),
         "checkpoint of step 10 is no longer pinned: retention may delete it",
-    ),
-    (
-        SupervisorRefusedCall(
-            call="direct",
-            refusal="unsigned",
-            number=3,
-            message="the supervisor refuses the call direct: it has no signature",
-        ),
-        "the supervisor refuses the call direct: it has no signature (3 so far)",
     ),
     (
         SupervisorRekeyed(message="the token of the attempt is not in the database"),

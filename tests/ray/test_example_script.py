@@ -41,7 +41,6 @@ def _losses(client: Client, job_id: str, killed_at: int) -> dict[int, float]:
     return {point.step: point.loss for point in found}
 
 
-@pytest.mark.slow
 def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_run(
     shoal_server: Server, client: Client
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
-from kit.worlds.tiny_jobs import Submit
+from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.views import CheckpointState, JobPatch
@@ -19,12 +19,10 @@ from shoal_service.views import CheckpointState, JobPatch
 _PATIENCE_S = 120.0
 
 
-@pytest.mark.slow
 def test_what_prod_names_survives_retention_and_arrives_whole_or_with_what_is_damaged(
     shoal_server: Any, client: Client, submit: Submit, tmp_path: Path
 ) -> None:
-    hold = {"at": "step", "rank": 0, "n": 6, "do": "hold"}
-    run = submit(workers=1, steps=16, strikes=[hold], checkpoint={"every_steps": 4, "keep": 1})
+    run = submit(workers=1, steps=16, strikes=holds(6), checkpoint={"every_steps": 4, "keep": 1})
     run.wait_at("step-6-0")
     until(lambda: _committed(client, run.id) == [4], "the checkpoint of step 4")
     made = client.register_model("fish", ModelRequest(job=run.id, step=4, description="of step 4"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from kit.processes.ray_nodes import Nodes
 from kit.processes.server import Server
-from kit.worlds.tiny_jobs import submit_tiny
+from kit.worlds.tiny_jobs import holds, submit_tiny
 from shoal_workers.contract.job import JobState
 
 _VICTIM = "127.0.0.3"
@@ -21,24 +20,15 @@ def server(wheel_python: Path, tmp_path: Path) -> Iterator[Server]:
     """With a head and two nodes of one CPU each."""
     options = ["--num-cpus=2", "--nodes=2"]
     server = Server(wheel_python, tmp_path / "server", options, {"RAY_worker_niceness": "0", "SHOAL_STOP_S": "0"})
-    try:
-        server.start().wait_for_cluster()
+    with server.running():
         yield server
-        assert server.stop() == 0 and server.processes() == {}
-    finally:
-        note = server.note
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-        server.sweep()
-        if note is not None:
-            shutil.rmtree(note["temp_dir"], ignore_errors=True)
+    assert server.processes() == {}
 
 
 @pytest.mark.matrix
 def test_the_node_of_a_killed_raylet_comes_back_and_the_job_with_it(server: Server, tmp_path: Path) -> None:
-    hold = {"at": "step", "rank": 0, "n": 5, "do": "hold"}
     with server.client as client:
-        run = submit_tiny(client, tmp_path, dict, workers=2, steps=1_000_000, step_s=0.05, strikes=[hold])
+        run = submit_tiny(client, tmp_path, dict, workers=2, steps=1_000_000, step_s=0.05, strikes=holds(5))
         run.wait_at("step-5-0")
         Nodes(server.state_dir, python=server.python).kill_raylet(_VICTIM)
         run.wait_for_event("incident.opened")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit.processes.server import Server, until
-from kit.worlds.tiny_jobs import Run, submit_tiny
+from kit.worlds.tiny_jobs import Run, holds, submit_tiny
 from shoal_service.core.goodput import Category
 from shoal_workers.contract.job import IncidentCause, StateSource
 
@@ -52,7 +52,7 @@ def held(server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
             tmp_path,
             dict,
             steps=_HELD + 10,
-            strikes=[{"at": "step", "rank": 0, "n": step, "do": "hold"} for step in (_HELD, _AFTER)],
+            strikes=holds(_HELD, _AFTER),
             checkpoint={"every_steps": checkpoint_every},
         )
         run.wait_at(f"step-{_HELD}-0")
@@ -63,7 +63,6 @@ def held(server: Server, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         yield submit
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.matrix)],

@@ -79,6 +79,7 @@ def _losses() -> list[float]:
     return losses
 
 
+@pytest.mark.first
 @pytest.mark.cells(1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client: Client, run: Run, victim: int) -> None:
@@ -108,7 +109,6 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client:
     assert result.endswith("['checkpoint_000007', 'checkpoint_000011']"), "the reports before steps 8 and 12"
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) -> None:
     run.reach_the_gate()
@@ -154,7 +154,6 @@ def test_a_driver_script_trains_on_the_service_and_gets_the_result(
     assert f"shoal watch {job.id}" in ran.stderr and "job STARTING -> RUNNING" in ran.stderr
 
 
-@pytest.mark.slow
 def test_a_shard_is_read_in_every_way(client: Client) -> None:
     """17 rows on two ranks: eight for each, and one is left out."""
     script = {"file": "ray_train_shards.py", "launcher": "ray_train"}

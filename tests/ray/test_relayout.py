@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.worlds.tiny_jobs import STACKED
+from kit.worlds.tiny_jobs import STACKED, holds
 from shoal_api.client import Client
 from shoal_service.views import JobPatch
 from shoal_workers.contract.layout import ParallelismSpec
@@ -68,13 +68,7 @@ def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_f
 def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
     submit: Any, client: Client, reference: dict[int, float]
 ) -> None:
-    run = submit(
-        workers=4,
-        min_workers=4,
-        steps=24,
-        strikes=[{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 9, 15)],
-        **STACKED,
-    )
+    run = submit(workers=4, min_workers=4, steps=24, strikes=holds(4, 9, 15), **STACKED)
     asked = [
         ("step-4-0", ParallelismSpec(pp=4)),
         ("step-9-0", ParallelismSpec(dp_replicate=2, tp=2)),
@@ -98,7 +92,7 @@ def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
 
 @pytest.mark.matrix
 def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any, client: Client) -> None:
-    run = submit(workers=4, steps=24, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}], **STACKED)
+    run = submit(workers=4, steps=24, strikes=holds(2), **STACKED)
     run.wait_at("step-2-0")
     with pytest.raises(Exception, match="3") as refused:
         client.patch(run.id, JobPatch(parallelism=ParallelismSpec(tp=3)))

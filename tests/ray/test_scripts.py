@@ -40,6 +40,7 @@ def run(client: Client, tmp_path: Path) -> Iterator[Run]:
         yield one
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("victim", ["worker", "script"])
 def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, victim: str) -> None:
     run.reach_the_gate()
@@ -60,7 +61,6 @@ def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, vict
     assert [point.step for point in client.series(run.id)] == [*range(1, STEPS + 1)]
 
 
-@pytest.mark.slow
 def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -> None:
     run.reach_the_gate()
     client.pause(run.id)
@@ -73,7 +73,6 @@ def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -
     assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
 
 
-@pytest.mark.slow
 def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_with_their_jobs(
     client: Client, run: Run
 ) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
 
 def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client) -> None:
-    run = submit(
-        workers=3,
-        strikes=[{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 9, 14)],
-    )
+    run = submit(workers=3, strikes=holds(5, 9, 14))
     run.wait_at("step-5-0")
     before = run.pids()
     job = client.scale(run.id, max_workers=2)
@@ -41,11 +39,10 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.slow
 def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
     submit, client: Client, shoal_server
 ) -> None:
-    run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 7, "do": "hold"}])
+    run = submit(min_workers=2, strikes=holds(7))
     run.wait_at("step-7-0")
     pids = set(run.pids().values())
     assert client.pause(run.id).status.state is JobState.PAUSING
@@ -64,7 +61,7 @@ def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
 
 
 def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_server) -> None:
-    run = submit(strikes=[{"at": "step", "rank": 0, "n": 3, "do": "hold"}])
+    run = submit(strikes=holds(3))
     run.wait_at("step-3-0")
     client.cancel(run.id)
     job = run.finish(JobState.CANCELLED)
@@ -79,9 +76,9 @@ def test_jobs_that_do_not_fit_wait_in_order_and_small_ones_start_if_that_delays_
     message = never.wait_for_message("Add nodes")
     assert "Needs 1 worker of 9 CPU each" in message and "have room for 0" in message
 
-    first = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}])
+    first = submit(worker=large, min_workers=2, strikes=holds(2))
     first.wait_at("step-2-0")
-    second = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 1, "do": "hold"}])
+    second = submit(worker=large, min_workers=2, strikes=holds(1))
     second.wait_for_message("Needs 2 workers of 3 CPU each")
     third = submit(workers=1)  # fits beside both
     third.finish()

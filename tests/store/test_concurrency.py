@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
@@ -211,6 +213,7 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
         writer.result()
 
 
+@pytest.mark.slow
 def test_two_processes_can_open_an_empty_database_at_the_same_time(empty_url: str) -> None:
     program = (
         "import sys; from shoal_service.store import Store, job_lists; sys.stdin.readline(); "

@@ -52,8 +52,6 @@ class ClusterSnapshot:
 class FoundSupervisor:
     """The actor of an attempt's supervisor, which may be starting."""
 
-    can_dial: bool
-    """False if a release has started it whose supervisors are called, and do not dial home."""
     dials_here: bool
     """Whether it was given the address that supervisors of this cluster have now."""
 

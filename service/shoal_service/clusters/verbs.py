@@ -60,8 +60,8 @@ class RayVerbs(Protocol):
 
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """Starts a supervisor with the same configuration and this home, on another node in the place of the one on
-        `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False: that
-        configuration is not known, or is that of a release whose supervisors do not dial home."""
+        `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False if
+        its configuration is not known."""
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> Count:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to

@@ -231,7 +231,7 @@ class Driver:
                 except _Unheard as error:
                     if await self._rekey(str(error)):
                         continue
-                    await self._requeue("cannot report to this release", error)
+                    await self._requeue("cannot report to this service", error)
                     return
                 except _StartsInVain as error:
                     await self._end(error.args[0])
@@ -376,8 +376,6 @@ class Driver:
     async def _find_or_start(self, *, has_token: bool) -> None:
         """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
         found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
-        if found is not None and not found.can_dial:
-            raise _Unheard("a release whose supervisors do not report by themselves has started it")
         if found is not None and not has_token:
             raise _Unheard("the token of the attempt is not in the database")
         if found is not None:

@@ -234,7 +234,7 @@ def _found(report: StepReport, usual: StepTimes, slow: tuple[StepTimes, ...]) ->
 
 
 def _times(report: StepReport) -> StepTimes | None:
-    """None: a worker of an older release has not measured them."""
+    """The times of the ranks in this step; None if the report has none."""
     columns = (report.compute_s, report.data_s, report.cpu_wait_s, report.saving_s)
     if not report.compute_s or len({len(column) for column in columns}) > 1:
         return None

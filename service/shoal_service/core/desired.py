@@ -1,7 +1,4 @@
-"""What the user wants of a job. The store keeps it beside the state that the system has reached; supervisors get it.
-
-A module of its own: configurations of earlier releases, which a restarted supervisor unpickles, name it.
-"""
+"""What the user wants of a job. The store keeps it beside the state that the system has reached; supervisors get it."""
 
 from __future__ import annotations
 

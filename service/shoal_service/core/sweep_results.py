@@ -5,7 +5,7 @@ between its values, less what chance alone gives to so many groups. Ranks, so th
 bad one; groups, so that a rate with its best value in the middle counts, which a correlation misses. Numbers with many
 values are cut into about sqrt(n) groups of equal size. The direction is Spearman's rank correlation, for numbers alone.
 
-Each parameter is judged by itself: an effect of two together is not seen (docs/decisions/0083-sweeps.md).
+Each parameter is judged alone: an effect of two together is not seen (docs/decisions/0079-conditions-and-sweeps.md).
 store/sweep_curves.py calls it.
 """
 

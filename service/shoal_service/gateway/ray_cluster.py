@@ -264,8 +264,7 @@ class RayCluster:
             return None
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
-        home = config.home if config is not None else None
-        return FoundSupervisor(can_dial=home is not None, dials_here=home == self._addressed(home))
+        return FoundSupervisor(dials_here=config is not None and config.home == self._addressed(config.home))
 
     def why_gone(self, job_id: str, attempt: int) -> str:
         """Says why a supervisor is gone, in Ray's words. Takes some seconds if a node has another release."""
@@ -302,7 +301,7 @@ class RayCluster:
         stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
         try:
             config = stored.read()
-            if config is None or config.home is None:
+            if config is None:
                 return False
             silent = (silent_node,) if silent_node else ()
             config = config.model_copy(update={"silent": silent, "home": self._addressed(home)})

@@ -271,15 +271,10 @@ def entries(tx: Transaction) -> list[ClusterEntry]:
 
 
 def num_jobs(tx: Transaction) -> Counter[str]:
-    """Number of jobs with an attempt, by cluster. Attempts of the release before, which knew one cluster, are in the
-    oldest."""
+    """Count the jobs with an attempt, by cluster."""
     with_attempt = [state.value for state in ATTEMPT_STATES]
     query = select(jobs.c.cluster, func.count()).where(jobs.c.state.in_(with_attempt)).group_by(jobs.c.cluster)
-    found = Counter({row[0]: row[1] for row in tx.execute(query)})
-    if "" in found:
-        oldest = select(clusters.c.name).order_by(clusters.c.created_at, clusters.c.name).limit(1)
-        found[tx.execute(oldest).scalar_one_or_none() or ""] += found.pop("")
-    return found
+    return Counter({row[0]: row[1] for row in tx.execute(query)})
 
 
 def cordon(tx: Transaction, name: str, *, reason: str, now: float) -> None:

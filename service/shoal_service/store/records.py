@@ -53,7 +53,7 @@ class JobRecord:
     spec_hash: str
     attempt: int
     cluster: str
-    """Cluster in which the newest attempt has begun; empty: there was none, or the release before has begun it."""
+    """Cluster in which the newest attempt has begun; empty if there was none."""
     granted_workers: int
     pulled_seq: int
     event_seq: int

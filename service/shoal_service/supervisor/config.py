@@ -93,7 +93,7 @@ class Directive(Frozen):
 
     epoch: int
     number: int = 0
-    """Unused: journals of a release that signed directives have it."""
+    """Unused."""
     version: int = 1
     """Version of the wire: that of the control plane's release; see WIRE_VERSION."""
     granted: int
@@ -110,10 +110,10 @@ class Directive(Frozen):
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
     settings: TrainingSettings | None = None
-    """Training settings of the newest spec; None: an older release has sent the directive."""
+    """Training settings of the newest spec; None if the attempt keeps those that it has."""
     code: str | None = None
-    """`code.archive` of the newest spec, which is stored in the cluster; empty: the spec has none; None: an older
-    release has sent the directive."""
+    """`code.archive` of the newest spec, which is stored in the cluster; empty if the spec has none; None if the
+    attempt keeps the code that it has."""
     profile: ProfileRequest | None = None
     """The open request for a profile; None: there is none."""
     stacks: StacksRequest | None = None

@@ -41,7 +41,7 @@ from pydantic import BaseModel, TypeAdapter
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, Order, Run, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.unanswered import orders_of, unanswered
+from shoal_service.core.attempt.unanswered import unanswered
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
@@ -67,7 +67,6 @@ class _Versioned(BaseModel):
 
 
 _VERSION = TypeAdapter(_Versioned)
-_STARTS = TypeAdapter(list[float])
 _MAX_STARTS = 100
 _T = TypeVar("_T")
 
@@ -83,14 +82,14 @@ class JournalEntry(Frozen, defer_build=True):  # its schema is large, and the co
     version: int = 1
     """Version of the wire: that of the release that made it; see WIRE_VERSION."""
     life: int = 0
-    """Life of the supervisor that wrote it; 0: it was written by a release that did not count them."""
+    """Life of the supervisor that wrote it."""
     state: Attempt
     seq: int
     unacknowledged: tuple[Unacknowledged, ...] = ()
     end: AttemptEnd | None = None
     directive: Directive | None = None
     issued: tuple[IssuedOrder, ...] | None = None
-    """The orders without an answer, each with its number; None: the release that wrote the entry did not keep them."""
+    """The orders without an answer, each with its number; None: there are none."""
     num_orders: int = 0
     """Number of orders that were issued in all: the next one gets this number."""
 
@@ -199,8 +198,6 @@ class GcsJournal:
 
     def begin(self, now: float) -> Beginning:
         life = max((_number(key) for key in self._keys("life")), default=0) + 1
-        if life == 1 and self._insist(lambda: self._store.get(f"{self._root}/starts".encode())) is not None:
-            life = 2  # the first supervisor was one of the release that counted no lives
         while not self._claim(life, now):
             life += 1  # another one was faster, or the answer to this very request was lost
         self._life = life
@@ -278,7 +275,6 @@ class GcsJournal:
         is_idle = self._putting.acquire(timeout=_LAST_RECORD_S)
         try:
             self._store.delete_all(f"{self._root}/".encode())
-            self._store.delete(self._root.encode())
         except GcsUnavailable as error:
             _log.warning("journal.delete_failed", extra={"error": str(error)})
         finally:
@@ -288,10 +284,7 @@ class GcsJournal:
     def _read(self) -> tuple[JournalEntry | None, int]:
         """Reads the newest entry with its changes, and the number of records that are lost."""
         newest = max(self._keys("entry"), default=None)
-        if newest is None:
-            raw = self._insist(lambda: self._store.get(self._root.encode()))
-            return (None if raw is None else parse_entry(raw)), 0
-        while (raw := self._get(newest)) is not None:
+        while newest is not None and (raw := self._get(newest)) is not None:
             records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
             if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
                 found = replayed(raw, [record for record in records if record is not None])
@@ -369,13 +362,8 @@ class GcsJournal:
                     self._store.delete_all(f"{self._root}/change/{_number(key):06d}/".encode())
 
     def _starts(self) -> list[float]:
-        before = self._insist(lambda: self._store.get(f"{self._root}/starts".encode()))  # of an older release
-        starts = _STARTS.validate_json(before) if before is not None else []
-        for key in self._keys("life")[-_MAX_STARTS:]:
-            raw = self._get(key)
-            if raw is not None:
-                starts.append(float(raw))
-        return starts[-_MAX_STARTS:]
+        raws = (self._get(key) for key in self._keys("life")[-_MAX_STARTS:])
+        return [float(raw) for raw in raws if raw is not None]
 
     def _keys(self, what: str) -> list[bytes]:
         return sorted(self._insist(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
@@ -407,11 +395,10 @@ class UnansweredOrders:
         self.by_number: dict[int, Order] = {}
         self._written: dict[int, IssuedOrder] = {}
         """The orders as they are in the journal, by number."""
-        if entry is not None and entry.issued is not None:
-            self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued}
-        elif entry is not None:
-            self.by_number = dict(enumerate(orders_of(entry.state)))
-        self.num_issued = max(entry.num_orders if entry is not None else 0, len(self.by_number))
+        self.num_issued = 0
+        if entry is not None:
+            self.by_number = {issued.id: _whole(issued.order, entry.state) for issued in entry.issued or ()}
+            self.num_issued = entry.num_orders
 
     def issue(self, commands: Iterable[Command]) -> list[int]:
         """Gives a number to each order among the commands. Returns the number of each command."""

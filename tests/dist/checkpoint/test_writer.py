@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from kit.processes.warm import warm_python
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import index_name, payload_name
@@ -185,15 +184,15 @@ def test_disk_that_fills_up_midway_leaves_no_file_behind(tmp_path: Path) -> None
 def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
     """The process reports that it writes its payload, is killed at that point, and leaves an incomplete directory."""
     process = subprocess.Popen(
-        [sys.executable, str(_PROGRAM), "stuck", str(tmp_path)], stdout=subprocess.PIPE, text=True, env=_environment()
+        [warm_python(), str(_PROGRAM), "stuck", str(tmp_path)], stdout=subprocess.PIPE, text=True, env=_environment()
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "committed\n"
         with Path(_at(tmp_path, 2), f"{payload_name(0)}.writing").open("rb") as pipe:
             assert len(pipe.read(1000)) == 1000  # the writer thread is now in the middle of the file
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
+            process.kill()
+            process.communicate(timeout=30)  # until the output is closed
     finally:
         process.kill()
         process.wait()
@@ -209,7 +208,7 @@ def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
 
 def _run(mode: str, root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(_PROGRAM), mode, str(root)],
+        [warm_python(), str(_PROGRAM), mode, str(root)],
         capture_output=True,
         text=True,
         timeout=60,

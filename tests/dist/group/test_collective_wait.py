@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from kit.processes.warm import warm_python
 
 _PROGRAM = Path(__file__).parents[2] / "kit" / "processes" / "leave_collectives.py"
 
 
 def test_a_rank_leaves_any_collective_that_cannot_complete() -> None:
-    result = subprocess.run([sys.executable, _PROGRAM], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    result = subprocess.run([warm_python(), _PROGRAM], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     ends = dict(line.split(" ", 1) for line in result.stdout.splitlines())
     assert len(ends) == 8
     assert set(ends.values()) == {"left"}, ends

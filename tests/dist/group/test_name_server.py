@@ -12,6 +12,7 @@ import pytest
 
 from kit.processes import silent_resolver
 from kit.processes.fleet import Fleet, Job
+from kit.processes.warm import Zygote
 from shoal_workers.contract.messages import ExitKind
 
 SPEC: dict[str, Any] = {
@@ -39,9 +40,11 @@ def isolated_fleet(tmp_path: Path, queries: Path) -> Iterator[Fleet]:
     """Workers on a host whose name server does not answer."""
     folder = tmp_path / "isolated"
     folder.mkdir()
-    fleet = Fleet(folder, silent_resolver.command_prefix(queries))
+    zygote = Zygote(silent_resolver.command_prefix(queries))
+    fleet = Fleet(folder, zygote)
     yield fleet
     fleet.close()
+    zygote.close()
 
 
 @pytest.mark.slow

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from kit.processes.warm import warm_python
+
 LOOPS = Path(__file__).parents[2] / "kit" / "loops"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "loop"
 GALLERY = EXAMPLE.parent / "gallery"
 
 
 def check(program: str, *arguments: str, directory: Path = LOOPS, **environment: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "shoal_api.cli.main", "check", program, "--json", "--timeout", "240", *arguments]
+    command = [warm_python(), "-m", "shoal_api.cli.main", "check", program, "--json", "--timeout", "240", *arguments]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run(

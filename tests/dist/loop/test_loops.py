@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.processes.warm import warm_python
 from kit.worlds import plain_loop
 from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
@@ -42,15 +40,7 @@ def spec_of(name: str = "digits", *arguments: str) -> dict[str, Any]:
 
 def undisturbed(name: str = "digits", *arguments: str) -> dict[int, float]:
     """The losses in plain torch, by step."""
-    return {int(step): loss for step, loss in in_plain_torch(name, *arguments)[0].items()}
-
-
-@functools.cache
-def in_plain_torch(name: str, *arguments: str) -> list[dict[str, Any]]:
-    """By step: the losses, and what the loop has logged."""
-    program = [sys.executable, plain_loop.__file__, str(file_of(name)), *arguments_of(name, arguments)]
-    answer = subprocess.run(program, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in answer.stdout.splitlines()]
+    return plain_loop.undisturbed(file_of(name), *arguments_of(name, arguments))[0]
 
 
 @pytest.mark.parametrize(("name", "world_size"), [("digits", 1), ("digits", 3), ("gan", 3), ("contrastive", 2)])
@@ -182,12 +172,12 @@ def test_buffers_of_the_last_complete_step_outlive_a_lost_rank(make_job: Any, ph
 
 def check_statistics(reports: list[Any]) -> None:
     """The loop logs its buffers after each update, and how far apart they are on the ranks."""
-    expected = in_plain_torch("batchnorm")[1]
+    expected = plain_loop.undisturbed(file_of("batchnorm"))[1]
     assert reports and reports[-1].step == STEPS
     for report in reports:
         assert report.metrics["spread"] == 0.0
         known = {name: value for name, value in report.metrics.items() if name != "spread"}
-        plain = {name: value for name, value in expected[str(report.step)].items() if name != "spread"}
+        plain = {name: value for name, value in expected[report.step].items() if name != "spread"}
         assert known == pytest.approx(plain, rel=1e-6, abs=3e-7), report.step
 
 
@@ -245,7 +235,7 @@ def test_without_a_service_the_loop_trains_in_its_own_process_and_goes_on_from_i
     environment = {**os.environ, "SHOAL_CHECKPOINT_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     losses: dict[int, float] = {}
     for steps in (5, STEPS):
-        program = [sys.executable, *launcher, str(LOOPS / "digits.py"), str(steps)]
+        program = [warm_python(), *launcher, str(LOOPS / "digits.py"), str(steps)]
         answer = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
         assert answer.returncode == 0, answer.stderr
         lines = re.findall(r"^step (\d+)  loss ([0-9.]+)", answer.stdout, re.MULTILINE)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +24,6 @@ def spec_of(name: str) -> dict[str, Any]:
     }
 
 
-def undisturbed() -> dict[int, float]:
-    program = [sys.executable, plain_loop.__file__, str(LOOPS / "digits.py")]
-    answer = subprocess.run(program, capture_output=True, text=True, check=True)
-    return {int(step): loss for step, loss in json.loads(answer.stdout.splitlines()[0]).items()}
-
-
 def records(root: Path) -> list[MediaRecord]:
     names = [path.name for path in (root / FOLDER).iterdir()]
     return [MediaRecord.model_validate_json((root / FOLDER / str(one)).read_text()) for one in counted(names)]
@@ -43,7 +34,8 @@ def test_what_a_loop_logs_is_stored_beside_its_checkpoints(make_job: Any, tmp_pa
     workers = job.workers(2)
     ends = job.run(workers, layout=replicated(2))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
-    assert job.losses(workers) == pytest.approx(undisturbed(), abs=3e-7), "what is logged changes nothing"
+    plain, _ = plain_loop.undisturbed(LOOPS / "digits.py")
+    assert job.losses(workers) == pytest.approx(plain, abs=3e-7), "what is logged changes nothing"
     found = records(tmp_path / "job")
     assert [(one.step, one.rank, one.generation) for one in found] == [(step, 0, 1) for step in (2, 4, 6, 8)]
     first = found[0]

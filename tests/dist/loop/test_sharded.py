@@ -3,10 +3,6 @@ worker and a change of size."""
 
 from __future__ import annotations
 
-import functools
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +29,10 @@ def spec_of(how: str = "wrap", **more: Any) -> dict[str, Any]:
     }
 
 
-@functools.cache
 def undisturbed(file: Path = FILE) -> tuple[dict[int, float], dict[int, dict[str, float]]]:
     """Losses and logged numbers of one process in plain torch, by step."""
-    program = [sys.executable, plain_loop.__file__, str(file), str(STEPS), "whole"]
-    answer = subprocess.run(program, capture_output=True, text=True, check=True)
-    losses, logged = (json.loads(line) for line in answer.stdout.splitlines())
-    # the plain run counts the step before it logs
-    return {int(step): loss for step, loss in losses.items()}, {int(step) - 1: one for step, one in logged.items()}
+    losses, logged = plain_loop.undisturbed(file, str(STEPS), "whole")
+    return losses, {step - 1: one for step, one in logged.items()}  # the plain run counts the step before it logs
 
 
 def check(job: Any, workers: list[Any], *, after: int = 0) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from kit.processes.warm import warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "user-plan"
 
@@ -22,7 +23,7 @@ def last_loss(directory: Path, num_processes: int, parallelism: Any) -> float:
     path.write_text(yaml.safe_dump(spec))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"),
+            *(warm_python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"),
             *("-m", "shoal_workers.run", str(path), "--checkpoint-dir", str(directory / f"checkpoints-{parallelism}")),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE)},

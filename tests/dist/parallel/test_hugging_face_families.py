@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.warm import warm_python
 from kit.worlds.encoder_worlds import MODELS
 from shoal_workers.contract.families import FAMILIES
 
@@ -31,7 +32,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 def _rows(tmp_path_factory: pytest.TempPathFactory, *names: str) -> dict[str, dict[str, Any]]:
     file = tmp_path_factory.mktemp("rows") / "rows.json"
     program = subprocess.run(
-        [sys.executable, ROOT / "bench" / "hugging_face.py", *names, "--json", file],
+        [warm_python(), ROOT / "bench" / "hugging_face.py", *names, "--json", file],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},

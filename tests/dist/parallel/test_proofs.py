@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.processes.warm import warm_python
 from kit.tasks.planned_tasks import RIGHT, Decoder, plan_of, spec_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model import ParallelPlan
@@ -87,7 +87,7 @@ def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_an
     proofs = tmp_path / "proofs"
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TASKS))))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "SHOAL_PROOFS": str(proofs)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "shoal_workers.run", "spec.yaml"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes.warm import warm_python
 from shoal_api.cli.trial import describe_task
 from shoal_workers.exit_status import place_of_crash
 
@@ -18,7 +19,7 @@ TASKS = Path(__file__).parents[2] / "kit" / "tasks"
 
 
 def check(task: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shoal_api.cli.main", "check", task, *options]
+    command = [warm_python(), "-m", "shoal_api.cli.main", "check", task, *options]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment}
     return subprocess.run(command, cwd=TASKS, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.warm import warm_python
 from shoal_workers.contract.exception_causes import MISTAKES, REFUSED
 from shoal_workers.contract.messages import ExitKind
 
@@ -133,7 +134,7 @@ def answers() -> dict[str, Any]:
     tried.append(["mistaken_tasks:UnusedBlock", HALF_AND_EXACT])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(KIT / "tasks"), *sys.path])}
     environment.pop("DIGITS_LENGTH", None)
-    command = [sys.executable, str(KIT / "tasks" / "try_tasks.py"), json.dumps(tried)]
+    command = [warm_python(), str(KIT / "tasks" / "try_tasks.py"), json.dumps(tried)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return dict(zip((task for task, _ in tried), json.loads(done.stdout), strict=True))

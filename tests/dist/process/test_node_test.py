@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 from kit.processes.fleet import PATIENCE_S
+from kit.processes.warm import warm_python
 from shoal_service.gateway.on_nodes import NodeTestActor
 from shoal_workers import node_test
 
@@ -37,7 +37,7 @@ def test_a_partner_that_sends_a_wrong_bit_is_found() -> None:
 
 
 def _start(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, *(str(argument) for argument in arguments)]
+    command = [warm_python(), *(str(argument) for argument in arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

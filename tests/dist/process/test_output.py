@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kit.processes.warm import warm_python
 
 pytestmark = pytest.mark.dist
 
@@ -34,7 +35,7 @@ Path(sys.argv[1], "logs").write_text(json.dumps(logs))
 def run(body: str, folder: Path, *, code: int = 0) -> tuple[list[list[str]], str, str]:
     """The job's log, and the process's own streams."""
     program = _PROGRAM.replace("{body}", body)
-    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program, folder], capture_output=True, timeout=60)
     assert done.returncode == code, done.stderr
     logs: Any = json.loads((folder / "logs").read_text()) if code == 0 else []
     return logs, *(stream.decode(errors="backslashreplace") for stream in (done.stdout, done.stderr))

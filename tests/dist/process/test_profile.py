@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
+from kit.processes.warm import warm_python
 from shoal_service.control.hardware_profiles import profile_of
 
 
 @pytest.mark.matrix
 def test_two_processes_are_measured_and_make_a_profile() -> None:
-    command = [sys.executable, "-m", "shoal_workers.profile", "--processes", "2", "--seconds", "0.05"]
+    command = [warm_python(), "-m", "shoal_workers.profile", "--processes", "2", "--seconds", "0.05"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     measured = json.loads(done.stdout)
     assert list(measured["groups"]) == ["2"]

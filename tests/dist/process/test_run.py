@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.warm import warm_python
 from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.language_model import LM_TASK
@@ -35,7 +36,7 @@ def launch(directory: Path, *launcher: str, spec: dict[str, Any] = SPEC) -> tupl
     spec_path.write_text(json.dumps(spec))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "kit" / "tasks")}
     command = [
-        sys.executable,
+        warm_python(),
         "-m",
         *launcher,
         "shoal_workers.run",
@@ -122,17 +123,19 @@ def test_it_starts_with_the_settings_of_libraries_that_workers_of_the_service_ha
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     if own is not None:
         monkeypatch.setenv("GLIBC_TUNABLES", own)
-    done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:Tunables"})
+    done = run(tmp_path, spec={**SPEC, "task": "mistaken_tasks:Tunables"}, python=sys.executable)
     expected = own or tunables({})["GLIBC_TUNABLES"]
     assert f"started with {expected}" in done.stderr, done.stderr
 
 
-def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subprocess.CompletedProcess[str]:
+def run(
+    directory: Path, *options: str, spec: dict[str, Any] = SPEC, python: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """In one process without torchrun, in that directory."""
     (directory / "spec.yaml").write_text(json.dumps(spec))
     sources = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2] / "kit" / "tasks")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sources}
-    command = [sys.executable, "-m", "shoal_workers.run", "spec.yaml", *options]
+    command = [python or warm_python(), "-m", "shoal_workers.run", "spec.yaml", *options]
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=150, check=False
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+
+from kit.processes.warm import warm_python
 
 PROGRAM = """
 import resource, torch
@@ -39,7 +40,7 @@ def test_touched_memory_is_used_by_the_first_allocation() -> None:
 def _pages_touched(warm: str) -> int:
     """While 24 blocks are made and filled, after that."""
     program = PROGRAM.replace("{warm}", warm)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout)
 
 
@@ -66,7 +67,7 @@ for _ in range(16):
     del blocks
 print(resident() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) < 2 * (16 * 4 * 128 << 10) + (4 << 20)
 
 
@@ -86,7 +87,7 @@ before = faults()
 torch.empty(24 << 20, dtype=torch.uint8).fill_(1)
 print(faults() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) < (24 << 20 >> 12) / 20
 
 
@@ -110,7 +111,7 @@ kept = resident()
 return_freed_memory()
 print(full - kept, full - resident())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     freed, returned = map(int, done.stdout.split())
     assert freed < 8 << 20
     assert returned > 40 << 20
@@ -125,5 +126,5 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 MemoryToucher(2 << 30).stop()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([warm_python(), "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert int(done.stdout) < 1 << 20, "in KiB; all would be 4 GiB, or half of what the machine has to spare"

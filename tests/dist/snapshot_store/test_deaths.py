@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.processes.warm import warm_python
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import sweep_stale
@@ -25,7 +25,7 @@ class _Writer:
     def __init__(self, mode: str, root: Path) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), mode, str(root)],
+            [warm_python(), str(_PROGRAM), mode, str(root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

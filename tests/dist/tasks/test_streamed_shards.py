@@ -7,7 +7,6 @@ import json
 import pickle
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from kit.processes.generated_shards import GeneratedShards, generated_shards, records, verified
+from kit.processes.warm import warm_python
 from kit.shards.samples import FILES
 from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
@@ -111,7 +111,7 @@ def test_processes_of_a_node_fetch_a_shard_once_and_stay_below_the_limit(
         "block_shards": 3,
     }
     readers = [
-        subprocess.Popen([sys.executable, "-c", _READER, json.dumps(settings)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([warm_python(), "-c", _READER, json.dumps(settings)], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     for reader in readers:
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_leaves_neither_its_part_nor_its_locks(
     server: GeneratedShards, tmp_path: Path
 ) -> None:
     cache = ShardCache(tmp_path / "cache", 1000)
-    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(cache.directory)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen([warm_python(), "-c", _HOLDER, str(cache.directory)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "holds\n"
     assert not isinstance(cache.claim("part", 400), Claim)

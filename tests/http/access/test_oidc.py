@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,17 @@ RULES = ClaimRules(
 )
 
 
+@cache
+def rsa_key(kid: str, number: int) -> RSAKey:
+    """A key with this id, another one for each number. To make one takes a fifth of a second."""
+    return RSAKey.generate_key(2048, {"kid": kid, "use": "sig"})
+
+
 class LocalIssuer:
     """A discovery document and a set of keys on loopback."""
 
     def __init__(self) -> None:
-        self.keys = [RSAKey.generate_key(2048, {"kid": "first", "use": "sig"})]
+        self.keys = [rsa_key("first", 1)]
         self.num_reads = 0
         self.answers = threading.Event()
         self.answers.set()
@@ -119,7 +126,7 @@ Wrong = Callable[[LocalIssuer], str]
         (lambda one: one.token(groups=["unknown"]), "gives a role"),
         (lambda one: one.token(email=None), "'email'"),
         (lambda one: one.token(projects=[]), "names no project"),
-        (lambda one: one.token(RSAKey.generate_key(2048, {"kid": "first"})), "bad_signature|signature"),
+        (lambda one: one.token(rsa_key("first", 2)), "bad_signature|signature"),
         (lambda one: one.token(OctKey.import_key("0" * 64, {"kid": "first"}), "HS256"), "."),
         (lambda one: unsigned(one.token()), "."),
         (lambda one: "a.b.c", "not a JWT"),
@@ -159,7 +166,7 @@ def test_a_new_key_is_read_and_made_up_ones_make_no_requests(local: LocalIssuer)
         principal(verifier, local.token(alg="ES256"))  # read a moment ago: not again at once
     now[0] += 11.0
     assert principal(verifier, local.token(alg="ES256")).name == "ada@lab.org"
-    made_up = RSAKey.generate_key(2048, {"kid": "made-up"})
+    made_up = rsa_key("made-up", 1)
     for _ in range(5):
         with pytest.raises(JwtRefused):
             principal(verifier, local.token(made_up))
@@ -178,7 +185,7 @@ def test_an_issuer_that_is_away_or_another_is_named(local: LocalIssuer) -> None:
 def test_while_the_issuer_is_away_known_keys_stay_valid_for_a_day(local: LocalIssuer) -> None:
     now = [0.0]
     verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock_mono=lambda: now[0])
-    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+    made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
         await verifier.principal(local.token())
@@ -199,7 +206,7 @@ def test_while_the_issuer_is_away_known_keys_stay_valid_for_a_day(local: LocalIs
 def test_a_silent_issuer_delays_only_tokens_of_unknown_keys(local: LocalIssuer) -> None:
     now = [0.0]
     verifier = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES), clock_mono=lambda: now[0])
-    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+    made_up = local.token(rsa_key("made-up", 1))
 
     async def live() -> None:
         await verifier.principal(local.token())
@@ -224,7 +231,7 @@ def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, 
     ensure_admin_token(store, state_dir, now=time.time())
     local.answers.clear()
     issuer = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
-    made_up = local.token(RSAKey.generate_key(2048, {"kid": "made-up"}))
+    made_up = local.token(rsa_key("made-up", 1))
     app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", issuer=issuer)
     own, wrong = ({"Authorization": f"Bearer {one}"} for one in (find_token("http://127.0.0.1:1"), made_up))
     with served(app) as url, ThreadPoolExecutor(80) as pool:

@@ -10,8 +10,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal_api.cli import session
 from shoal_api.client import client
+
+pytestmark = pytest.mark.first
 
 
 def test_the_help_loads_no_heavy_module() -> None:

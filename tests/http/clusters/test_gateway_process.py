@@ -80,6 +80,7 @@ def test_one_that_hangs_is_killed_and_another_one_is_started(number: int) -> Non
     following(check)
 
 
+@pytest.mark.slow
 def test_while_the_database_is_away_it_is_not_killed() -> None:
     async def check(process: GatewayProcess, reports: Reports) -> None:
         first = process.pid

@@ -24,6 +24,8 @@ from shoal_api.http.serving import Wire
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store, cluster_links, credentials
 
+pytestmark = pytest.mark.slow
+
 NO_RAY = ["--ray-address", "127.0.0.1:1"]
 Started = Callable[..., Join]
 
@@ -105,7 +107,6 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
     assert words[kind] in joining.output() and token not in joining.output()
 
 
-@pytest.mark.slow
 def test_an_address_at_which_no_service_is_ends_in_words(start: Started, tmp_path: Path) -> None:
     """Something answers there, and is no Shoal service."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -118,7 +119,6 @@ def test_an_address_at_which_no_service_is_ends_in_words(start: Started, tmp_pat
         other.shutdown()
 
 
-@pytest.mark.slow
 def test_an_address_at_which_nothing_answers_is_tried_again_until_it_is_stopped(start: Started) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -158,7 +158,6 @@ def https(store: Store, authority: tuple[Path, Path, Path]) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["its own", "another", "none"])
 @pytest.mark.cells(2)
 def test_a_service_of_a_private_authority_is_joined_with_the_authority_s_file_only(

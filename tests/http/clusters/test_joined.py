@@ -57,7 +57,7 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     assert cluster.find_supervisor("j", 1) is None
     cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
     assert (gateway.ray.avoided, gateway.ray.places) == ([frozenset({"b", "c"})], {"j": {"a": 2}})
-    assert cluster.find_supervisor("j", 1) == FoundSupervisor(can_dial=True, dials_here=True)
+    assert cluster.find_supervisor("j", 1) == FoundSupervisor(dials_here=True)
     assert cluster.why_gone("j", 1) == ""
     assert cluster.replace_supervisor("j", 1, "a", HOME)
     assert gateway.ray.supervisors["j", 1].config.home == HOME

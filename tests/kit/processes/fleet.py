@@ -6,11 +6,9 @@ import os
 import queue
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +16,14 @@ from typing import Any, get_args
 import pytest
 
 from kit.device import ON_GPU
+from kit.processes.warm import Zygote, shared_zygote
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
 
-_HERE = Path(__file__).parent
+_PROGRAM = str(Path(__file__).with_name("worker_process.py"))
 PATIENCE_S = 120.0
 """Far more than anything takes that a test waits for, and far less than a collective may take: what ends within it was
 not ended by a timeout of gloo."""
@@ -298,34 +297,22 @@ class Job:
 class Fleet:
     """Worker processes, all forked from one zygote. They end with their test."""
 
-    def __init__(self, directory: Path, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: stands before the zygote's command, and so decides where all workers run."""
+    def __init__(self, directory: Path, zygote: Zygote | None = None) -> None:
+        """`zygote`: decides where all workers run; if None, it is that of the session."""
         self._workers: list[RemoteWorker] = []
         self.has_exit = threading.Event()
         """Set when a worker has left a generation."""
         self._listener = Listener(str(directory / "workers"), family="AF_UNIX")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if ON_GPU:
-            environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        self._zygote = subprocess.Popen(
-            [*prefix, sys.executable, str(_HERE / "zygote.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        assert self._zygote.stdout is not None
-        assert self._zygote.stdout.readline() == b"ready\n"
+        self._zygote = zygote or shared_zygote()
 
     @property
     def can_start(self) -> bool:
         """The zygote is alive."""
-        return self._zygote.poll() is None
+        return self._zygote.is_alive
 
     def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> RemoteWorker:
         """OSError: the zygote has died."""
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(f"{self._listener.address}\n".encode())
-        self._zygote.stdin.flush()
+        self._zygote.start(_PROGRAM, str(self._listener.address))
         listening = self._listener._listener._socket  # type: ignore[attr-defined]
         while not select.select([listening], [], [], 1.0)[0]:
             if not self.can_start:
@@ -343,8 +330,4 @@ class Fleet:
 
     def close(self) -> None:
         self.kill_all()
-        assert self._zygote.stdin is not None and self._zygote.stdout is not None
-        self._zygote.stdin.close()
-        self._zygote.wait(timeout=PATIENCE_S)
-        self._zygote.stdout.close()
         self._listener.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,26 @@ class Server:
             text=True,
         )
         return tuple(json.loads(left.stdout.splitlines()[-1]))
+
+    @contextmanager
+    def running(self) -> Iterator[Client]:
+        """With its cluster, and a client of it; stopped in order at the end."""
+        try:
+            self.start().wait_for_cluster()
+            with self.client as client:
+                yield client
+            assert self.stop() == 0
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill what still runs, and remove the files of the cluster."""
+        note = self.note
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self.sweep()
+        if note is not None:
+            shutil.rmtree(note["temp_dir"], ignore_errors=True)
 
     def sweep(self) -> dict[int, str]:
         """Send SIGKILL to every process that is left; returns pid -> command line."""

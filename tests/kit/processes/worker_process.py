@@ -8,6 +8,7 @@ import importlib
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -28,6 +29,7 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 faulthandler.enable()
+sys.path[:0] = [str(Path(__file__).parents[1] / "tasks"), str(Path(__file__).parents[2])]
 PUBLISHED = "published"
 """Within CONNECTING: this rank's address is in the store, and it has connected to no other rank."""
 
@@ -236,4 +238,5 @@ def main(address):
     process.train()
 
 
-main(ADDRESS)  # noqa: F821 - given by the zygote
+main(sys.argv[1])
+os._exit(0)  # its threads are not waited for

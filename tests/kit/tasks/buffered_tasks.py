@@ -56,6 +56,47 @@ class Rare(nn.Module):
         return x + self.seen[5]
 
 
+SIZES = (0, 1, (64 << 8) - 1, 64 << 8, (64 << 8) + 1, 40000)
+"""Elements of four bytes: none, one, just below 64 KiB, 64 KiB, just above, far above."""
+WAYS = ("in_place", "slice", "copy", "data", "data_slice", "data_assigned", "replaced")
+
+
+class Sized(nn.Module):
+    """A buffer of each size that is written in each way; the output depends on all of them."""
+
+    def __init__(self):
+        super().__init__()
+        for size in SIZES:
+            for way in WAYS:
+                self.register_buffer(f"{way}_{size}", torch.zeros(size))
+
+    def forward(self, x):
+        for size in SIZES:
+            for way in WAYS:
+                buffer = getattr(self, f"{way}_{size}")
+                x = x + 0.05 * buffer[-1:].sum()
+                if self.training:
+                    self._write(way, f"{way}_{size}", buffer, x.detach().mean())
+        return x
+
+    def _write(self, way, name, buffer, value):
+        match way:
+            case "in_place":
+                buffer.mul_(0.5).add_(value)
+            case "slice":
+                buffer[-1:] += value
+            case "copy":
+                buffer.copy_(0.5 * buffer + value)
+            case "data":
+                buffer.data.mul_(0.5).add_(value)
+            case "data_slice":
+                buffer.data[-1:] += value
+            case "data_assigned":
+                buffer.data = 0.5 * buffer + value
+            case "replaced":
+                setattr(self, name, 0.5 * buffer + value)
+
+
 class Model(nn.Module):
     def __init__(self, vocab, dim, layers, kinds):
         super().__init__()
@@ -63,6 +104,7 @@ class Model(nn.Module):
         self.centred = Centred(dim) if "centred" in kinds else None
         self.statistics = Statistics(dim) if "statistics" in kinds else None
         self.rare = Rare(vocab) if "rare" in kinds else None
+        self.sized = Sized() if "sized" in kinds else None
         self.blocks = nn.ModuleList(Block(dim, 0.1) for _ in range(layers))
         self.head = nn.Linear(dim, vocab, bias=False)
         self.register_buffer("scale", self.head.weight.detach().norm(), persistent=False)
@@ -73,6 +115,7 @@ class Model(nn.Module):
         x = x if self.centred is None else self.centred(x)
         x = x if self.statistics is None else self.statistics(x)
         x = x if self.rare is None else self.rare(x, tokens)
+        x = x if self.sized is None else self.sized(x)
         for block in self.blocks:
             x = block(x)
         return (self.head(x / self.scale) + self.table.sum()).float()
@@ -81,7 +124,10 @@ class Model(nn.Module):
 class Buffered(Counting):
     """`model.kinds`: which modules with buffers it has. `moving`: the buffers to which the rule of averages applies."""
 
-    moving = ("centred.average", "centred.tokens", "centred.is_used", "rare.seen")
+    moving = (
+        *("centred.average", "centred.tokens", "centred.is_used", "rare.seen"),
+        *(f"sized.{way}_{size}" for size in SIZES for way in WAYS),
+    )
 
     def build_model(self):
         return Model(29, 21, 2, self.model["kinds"])

@@ -7,10 +7,13 @@ It plays the part of `run` with the global batch at once, in its micro-batches o
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +22,17 @@ from shoal_workers.engine.task.randomness import seed_everything
 
 MOST_WORKERS = 4
 """`elasticity.max_workers` of the tests, on which the size of a micro-batch depends."""
+
+
+@functools.cache
+def undisturbed(file: Path, *arguments: str) -> tuple[dict[int, float], dict[int, dict[str, Any]]]:
+    """The losses of that process, and what the loop has logged, by step."""
+    from kit.processes.warm import warm_python  # as a program, this file has no path to it
+
+    program = [warm_python(), __file__, str(file), *arguments]
+    answer = subprocess.run(program, capture_output=True, text=True, check=True)
+    losses, logged = (json.loads(line) for line in answer.stdout.splitlines()[-2:])
+    return {int(step): loss for step, loss in losses.items()}, {int(step): one for step, one in logged.items()}
 
 
 class PlainBatch:

@@ -31,6 +31,11 @@ STACKED: dict[str, Any] = {
 """A task of four equal blocks that can be split by tp and pp."""
 
 
+def holds(*steps: int) -> list[dict[str, Any]]:
+    """Strikes that hold rank 0 in these steps."""
+    return [{"at": "step", "rank": 0, "n": step, "do": "hold"} for step in steps]
+
+
 @dataclass
 class Run:
     """One job of the tiny task, and the directory of files at which its strikes wait."""

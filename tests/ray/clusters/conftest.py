@@ -126,9 +126,7 @@ class Fleet:
 
     def end(self) -> None:
         for server in self.servers:
-            if server.process is not None and server.process.poll() is None:
-                server.kill()
-            server.sweep()
+            server.end()
         for cluster in self.clusters:
             cluster.end()
 
@@ -163,15 +161,6 @@ def fleet(whole_fleet: Fleet) -> Fleet:
     return whole_fleet
 
 
-@pytest.fixture(scope="package")
-def undisturbed_losses(whole_fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Losses of a run on one cluster without any accident; shorter runs are a prefix of it."""
-    with whole_fleet.server.client as client:
-        run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), dict, min_workers=2, workers=2, steps=40)
-        run.finish()
-        return run.losses()
-
-
 @dataclass
 class FleetRun(Run):
     """A job of the tiny task on one of the clusters."""
@@ -190,7 +179,9 @@ class FleetRun(Run):
 
 
 @pytest.fixture
-def submit(fleet: Fleet, tmp_path: Path, undisturbed_losses: dict[int, float]) -> Iterator[Callable[..., FleetRun]]:
+def submit(
+    fleet: Fleet, tmp_path: Path, undisturbed: Callable[[], dict[int, float]]
+) -> Iterator[Callable[..., FleetRun]]:
     """`submit("east", steps=10, strikes=[...])`: a job of two workers that may run in that cluster ("any": in each)."""
     runs: list[FleetRun] = []
     client = fleet.server.client
@@ -200,7 +191,7 @@ def submit(fleet: Fleet, tmp_path: Path, undisturbed_losses: dict[int, float]) -
         gate.mkdir()
         worker = {"cluster": cluster, **settings.pop("worker", {})}
         settings = {"workers": 2, "min_workers": 2, "worker": worker, **settings}
-        run = submit_tiny(to or client, gate, lambda: undisturbed_losses, **settings)
+        run = submit_tiny(to or client, gate, undisturbed, **settings)
         runs.append(FleetRun(run.client, run.job, run.gate, run.reference, fleet))
         return runs[-1]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
+from kit.worlds.tiny_jobs import holds
 
 Submit = Callable[..., Any]
-HOLDS = [{"at": "step", "rank": 0, "n": step, "do": "hold"} for step in (5, 25)]
 
 
 def train_on_both(submit: Submit) -> dict[str, Any]:
     """A job in each cluster, at its fifth step."""
-    runs = {name: submit(name, steps=30, strikes=HOLDS) for name in ("east", "west")}
+    runs = {name: submit(name, steps=30, strikes=holds(5, 25)) for name in ("east", "west")}
     for run in runs.values():
         run.wait_at("step-5-0")
         run.pids()

@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
+from kit.worlds.tiny_jobs import holds
 from shoal_workers.contract.job import JobState
 
 Submit = Callable[..., Any]
 
 
-def hold(step: int) -> dict[str, Any]:
-    return {"at": "step", "rank": 0, "n": step, "do": "hold"}
-
-
 @pytest.mark.matrix
 def test_each_cluster_trains_the_job_that_names_it_and_no_job_spans_two(fleet: Any, submit: Submit) -> None:
-    runs = {name: submit(name, steps=10, strikes=[hold(5)]) for name in ("east", "west")}
+    runs = {name: submit(name, steps=10, strikes=holds(5)) for name in ("east", "west")}
     for name, run in runs.items():
         run.wait_at("step-5-0")
         run.pids()
@@ -35,7 +32,7 @@ def test_each_cluster_trains_the_job_that_names_it_and_no_job_spans_two(fleet: A
 def test_a_job_that_may_run_anywhere_grows_within_one_cluster_only(fleet: Any, submit: Submit) -> None:
     """Both have four CPUs; it would take eight."""
     batch = {"global_size": 10, "micro_size": 1}  # a micro-batch for each worker
-    run = submit("any", workers=8, min_workers=1, steps=10, strikes=[hold(5)], waves=[4], batch=batch)
+    run = submit("any", workers=8, min_workers=1, steps=10, strikes=holds(5), waves=[4], batch=batch)
     run.wait_at("step-5-0")
     run.pids()
     assert len(run.clusters_of_workers()) == 1 and run.world_sizes()[-1] <= 4
@@ -49,9 +46,9 @@ def move(run: Any, to: str) -> None:
     run.wait_for(JobState.PAUSING)
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_a_job_that_is_moved_to_the_other_cluster_and_back_loses_no_step(fleet: Any, submit: Submit) -> None:
-    run = submit("east", steps=30, strikes=[hold(6), hold(14)])
+    run = submit("east", steps=30, strikes=holds(6, 14))
     run.wait_at("step-6-0")
     run.pids()
     assert run.clusters_of_workers() == {"east"}
@@ -76,7 +73,7 @@ WAIT_S = 6.0
 
 @pytest.mark.matrix
 def test_a_job_whose_cluster_is_lost_starts_in_the_other_one_from_its_checkpoint(fleet: Any, submit: Submit) -> None:
-    run = submit("any", steps=20, strikes=[hold(11)], elasticity={"wait_s": WAIT_S})
+    run = submit("any", steps=20, strikes=holds(11), elasticity={"wait_s": WAIT_S})
     run.wait_at("step-11-0")
     run.pids()
     [name] = run.clusters_of_workers()
@@ -98,7 +95,7 @@ def test_a_job_whose_cluster_is_lost_starts_in_the_other_one_from_its_checkpoint
 
 @pytest.mark.matrix
 def test_a_pinned_job_whose_cluster_is_lost_stays_and_says_so_until_it_is_back(fleet: Any, submit: Submit) -> None:
-    run = submit("west", steps=20, strikes=[hold(11)], elasticity={"wait_s": WAIT_S})
+    run = submit("west", steps=20, strikes=holds(11), elasticity={"wait_s": WAIT_S})
     run.wait_at("step-11-0")
     run.wait_for_step(10)
     fleet.west.lose()

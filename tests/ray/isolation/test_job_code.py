@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from kit.processes.server import SECRET, SERVICE_SECRETS, Server
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, JobState
@@ -66,6 +68,7 @@ def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_p
     assert f"secrets.HUB_TOKEN: {tmp_path / 'nowhere'} cannot be read on this node" in ended.status.message
 
 
+@pytest.mark.first
 def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Server) -> None:
     assert shoal_server.process is not None
     environments = {}
@@ -77,6 +80,7 @@ def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Ser
     assert [command for command, environment in environments.items() if SECRET.encode() in environment] == []
 
 
+@pytest.mark.first
 def test_the_process_with_the_database_has_loaded_neither_ray_nor_torch(shoal_server: Server) -> None:
     assert shoal_server.process is not None
     pid = shoal_server.process.pid
@@ -93,6 +97,7 @@ def test_the_process_with_the_database_has_loaded_neither_ray_nor_torch(shoal_se
     assert token not in arguments and token not in Path(f"/proc/{gateway}/environ").read_bytes()
 
 
+@pytest.mark.first
 def test_the_files_of_the_cluster_are_those_of_their_owner_alone(shoal_server: Server) -> None:
     files = [
         path for path in shoal_server.state_dir.iterdir() if path.is_file() and not path.name.startswith("server-")

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from kit.processes.server import Server, until
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 STEPS = 60
 WORKERS = 4
 _PRINTS = [{"at": "step", "n": n, "do": "print"} for n in range(1, STEPS + 1)]
-
-
-def _holds(*steps: int) -> list[dict[str, Any]]:
-    return [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in steps]
 
 
 @pytest.fixture
@@ -61,13 +58,12 @@ def _expected() -> set[str]:
     return {f"hello from rank {rank} at step {n}" for rank in range(WORKERS) for n in range(1, STEPS + 1)}
 
 
-@pytest.mark.slow
 @pytest.mark.matrix
 def test_everything_arrives_once_although_the_agent_is_killed(
     shoal_server: Server, with_agents: Client, submit: Any
 ) -> None:
     events = Events(shoal_server)
-    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *_holds(10, 30, 50)])
+    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *holds(10, 30, 50)])
     run.wait_at("step-10-0")
     events.wait("agent.serving", 1)
     [agent] = shoal_server.actors("PollAgent")
@@ -95,7 +91,7 @@ def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
     shoal_server: Server, with_agents: Client, submit: Any
 ) -> None:
     events = Events(shoal_server)
-    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *_holds(10, 30, 50)])
+    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *holds(10, 30, 50)])
     run.wait_at("step-10-0")
     events.wait("agent.serving", 1)
     [agent] = shoal_server.actors("PollAgent")
@@ -120,7 +116,7 @@ def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
 @pytest.mark.matrix
 def test_a_dead_worker_is_replaced_while_agents_poll(shoal_server: Server, with_agents: Client, submit: Any) -> None:
     events = Events(shoal_server)
-    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=_holds(10))
+    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=holds(10))
     run.wait_at("step-10-0")
     events.wait("agent.serving", 1)
     os.kill(run.pids()[2], signal.SIGKILL)

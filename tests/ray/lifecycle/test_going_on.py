@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_service.views import JobPatch, SchedulePatch
 
 
 @pytest.mark.matrix
 def test_a_job_is_extended_while_it_trains_and_after_its_end_and_goes_on_as_another_one(submit, client: Client) -> None:
-    run = submit(
-        workers=2,
-        stop={"steps": 6},
-        checkpoint={"every_steps": 5},
-        strikes=[{"at": "step", "rank": 0, "n": 3, "do": "hold"}],
-    )
+    run = submit(workers=2, stop={"steps": 6}, checkpoint={"every_steps": 5}, strikes=holds(3))
     run.wait_at("step-3-0")
     client.extend(run.id, 10)
     client.patch(run.id, JobPatch(schedule=SchedulePatch(steps=50)))

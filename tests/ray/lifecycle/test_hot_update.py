@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from kit.worlds.tiny_jobs import TASKS
+from kit.worlds.tiny_jobs import TASKS, holds
 from shoal_api.client import Client
 
 TINY = (TASKS / "tiny.py").read_text("utf-8")
@@ -20,7 +18,6 @@ def new_code(directory: Path, old: str, new: str) -> Path:
     return directory
 
 
-@pytest.mark.slow
 def test_new_code_is_refused_rolled_back_or_trains_and_every_loss_is_that_of_the_undisturbed_run(
     submit, client: Client, tmp_path: Path
 ) -> None:
@@ -31,8 +28,7 @@ def test_new_code_is_refused_rolled_back_or_trains_and_every_loss_is_that_of_the
     same = new_code(
         tmp_path / "c", "        x, y = batch\n", "        print('new code', now[1])\n        x, y = batch\n"
     )
-    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 7, 12)]
-    run = submit(workers=2, min_workers=2, steps=40, step_s=0.06, strikes=holds)
+    run = submit(workers=2, min_workers=2, steps=40, step_s=0.06, strikes=holds(4, 7, 12))
 
     run.wait_at("step-4-0")
     old = run.now().spec.code.archive

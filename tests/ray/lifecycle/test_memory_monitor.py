@@ -29,14 +29,7 @@ def test_a_supervisor_that_is_killed_for_lack_of_memory_names_the_cause(
     server = Server(wheel_python, tmp_path / "server", ["--num-cpus=1"], environment)
     (tmp_path / "gate").mkdir()
     no_losses: Callable[[], dict[int, float]] = dict
-    try:
-        server.start().wait_for_cluster()
-        with server.client as client:
-            run = submit_tiny(client, tmp_path / "gate", no_losses, workers=1, steps=1000, step_s=1.0)
-            status = run.wait_for(JobState.FAILED).status
+    with server.running() as client:
+        run = submit_tiny(client, tmp_path / "gate", no_losses, workers=1, steps=1000, step_s=1.0)
+        status = run.wait_for(JobState.FAILED).status
         assert "had no memory left" in status.message and "worker.memory_gib" in status.message, status.message
-        assert server.stop() == 0
-    finally:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
-        server.sweep()

@@ -9,6 +9,7 @@ import json
 
 import pytest
 
+from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_service.views import ProfileState
 from shoal_workers.contract.profiles import Category
@@ -18,7 +19,7 @@ from shoal_workers.contract.profiles import Category
 def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_undisturbed(
     submit, client: Client
 ) -> None:
-    run = submit(min_workers=2, steps=60, step_s=0.2, strikes=[{"at": "step", "rank": 0, "n": 4, "do": "hold"}])
+    run = submit(min_workers=2, steps=60, step_s=0.2, strikes=holds(4))
     run.wait_at("step-4-0")
     asked = client.request_profile(run.id, steps=3, rank=1)
     assert (asked.number, asked.state) == (1, ProfileState.REQUESTED)

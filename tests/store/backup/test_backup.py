@@ -19,7 +19,6 @@ from shoal_service.store.backup import back_up, restore
 from shoal_service.store.database import Database
 from shoal_service.store.errors import BackupError, StoreUnavailable
 from shoal_service.store.histories import read_events
-from shoal_service.store.migrate import migrate
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 SPEC = parse_spec({"name": "fish", "stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}})
@@ -115,13 +114,18 @@ def test_a_database_that_exists_is_replaced_only_on_request(new_url: NewUrl, tmp
     assert len(_jobs(url)) == 1
 
 
-def test_a_backup_of_an_older_schema_is_migrated(new_url: NewUrl, tmp_path: Path) -> None:
+def test_a_backup_of_an_older_schema_is_refused_and_replaces_nothing(new_url: NewUrl, tmp_path: Path) -> None:
     url, other = new_url(), new_url()
+    _fill(other, jobs=1)
+    Store.open(url).close()
     database = Database(url)
-    migrate(database, "0015")
+    with database.write() as tx:
+        tx.execute(text("UPDATE alembic_version SET version_num = '0015'"))
     database.close()
     assert back_up(url, tmp_path / "old.backup").schema == "0015"
-    assert int(restore(other, tmp_path / "old.backup", replace=False, now=200.0).contents.schema) > 15
+    with pytest.raises(StoreUnavailable, match="schema 0015"):
+        restore(other, tmp_path / "old.backup", replace=True, now=200.0)
+    assert len(_jobs(other)) == 1
 
 
 @pytest.mark.postgres

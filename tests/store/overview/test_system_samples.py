@@ -56,10 +56,10 @@ def test_a_job_without_samples_has_none_and_an_unknown_one_is_refused(store: Sto
 def test_a_long_job_has_few_rows_and_its_roll_ups_are_the_means_of_its_samples(
     store: Store, job_id: str, begin: Callable[..., Any]
 ) -> None:
-    attempt, draw, num_samples = begin(job_id), random.Random(7), 5_000
+    attempt, draw, num_samples, at_once = begin(job_id), random.Random(7), 5_000, 45
     every = [sample(number, draw.random()) for number in range(num_samples)]
-    for first in range(0, num_samples, 3):
-        attempt.report(system=tuple(every[first : first + 3]))
+    for first in range(0, num_samples, at_once):  # a report ends in the middle of a bucket
+        attempt.report(system=tuple(every[first : first + at_once]))
 
     found = store.reading(system_samples.read)(job_id, SystemMetric.BUSY)
     assert found.width_s == 640.0 and len(found.at) <= MAX_BUCKETS and found.at[-1] == every[-1].at

@@ -31,19 +31,22 @@ FILES = sorted(
 )
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_setting_exists(file: Path) -> None:
+def test_every_setting_exists() -> None:
     known = {f"SHOAL_{name.upper()}" for name in Settings.model_fields} | {SECRETS_DIR} | _OF_OTHERS
-    assert set(re.findall(r"\bSHOAL_[A-Z][A-Z_]+\b", file.read_text("utf-8"))) - known == set()
+    used = {file.name: set(re.findall(r"\bSHOAL_[A-Z][A-Z_]+\b", file.read_text("utf-8"))) for file in FILES}
+    assert {file: names - known for file, names in used.items() if names - known} == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_option_of_ray_start_exists(file: Path) -> None:
+def test_every_option_of_ray_start_exists() -> None:
     known = {option for parameter in start.params for option in parameter.opts}
+    unknown = {file.name: options for file in FILES if (options := _options_of_ray_start(file) - known)}
+    assert unknown == {}
+
+
+def _options_of_ray_start(file: Path) -> set[str]:
     text = file.read_text("utf-8").replace("\\\n", " ")
     lines = [line for line in text.splitlines() if re.search(r"\bray start\b|\[start,|RAY_NODE_OPTIONS=", line)]
-    used = {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.replace("--unset", ""))}
-    assert used - known == set()
+    return {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.replace("--unset", ""))}
 
 
 def test_the_parameters_of_the_ray_cluster_are_options_of_ray_start(manifests: list[dict[str, Any]]) -> None:

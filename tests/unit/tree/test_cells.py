@@ -10,8 +10,8 @@ from kit.cells import FEW, MORE, leave_out_most
 class Cell:
     """As much of a pytest.Item as the choice looks at."""
 
-    def __init__(self, name: str, *marks: str, cells: tuple[int, ...] | None = None) -> None:
-        self.nodeid = f"tests/test_x.py::{name}"
+    def __init__(self, name: str, *marks: str, cells: tuple[int, ...] | None = None, module: str = "test_x") -> None:
+        self.nodeid = f"tests/{module}.py::{name}"
         self.marks = {mark: getattr(pytest.mark, mark).mark for mark in marks}
         if cells is not None:
             self.marks["cells"] = pytest.mark.cells(*cells).mark
@@ -50,6 +50,19 @@ def test_each_test_is_counted_alone() -> None:
 def test_one_database_is_enough_outside_of_the_store() -> None:
     both = [Cell("test_a[sqlite]"), Cell("test_a[postgres]", "postgres"), Cell("test_b[postgres]", "postgres")]
     assert chosen("http", both) == ["test_a[sqlite]", "test_b[postgres]"]
+
+
+def test_a_costly_folder_runs_what_is_marked_first() -> None:
+    cells = [Cell("test_a", module="ray/test_x"), Cell("test_b", "first", module="ray/test_x")]
+    assert chosen("ray", cells) == ["test_b"]
+    assert chosen("ray", cells, slow=True) == ["test_a", "test_b"]
+
+
+def test_the_store_runs_its_core_on_both_databases() -> None:
+    core = [Cell("test_a[sqlite]", module="test_hub"), Cell("test_a[postgres]", "postgres", module="test_hub")]
+    both = [Cell("test_b[sqlite]"), Cell("test_b[postgres]", "postgres")]
+    assert chosen("store", [*core, *both]) == ["test_a[sqlite]", "test_a[postgres]", "test_b[sqlite]"]
+    assert len(chosen("store", both, slow=True)) == 2
 
 
 def test_marks_of_the_test_itself_count() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+from kit.sources import ROOT, relative, sources
+
 INTERNALS = ROOT / "workers" / "shoal_workers" / "torch_internals.py"
 _STANDARD = {"os", "sys", "functools"}
 """Modules of the standard library of which private names are used: `os._exit`, `sys._getframe`."""
 _DOCUMENTED = ("_foreach_",)
 """Prefixes of functions that torch's reference documents under a name with an underscore."""
+_BY_NAME = ("getattr", "hasattr", "setattr")
+_SUSPECT = re.compile(
+    r"""(?<!self)(?<!cls)\._[a-zA-Z]|["']_[a-zA-Z]|^\s*from torch[\w.]* import (?:\([^)]*|[^\n]*)\b_""", re.M
+)
+"""A file without any of these has no private name of torch."""
 
 
 def _widely_used() -> set[str]:
@@ -49,29 +55,25 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
             yield from (part for alias in node.names for part in f"{node.module}.{alias.name}".split("."))
         elif isinstance(node, ast.Import):
             yield from (part for one in node.names if one.name.startswith("torch.") for part in one.name.split("."))
-        elif isinstance(node, ast.Attribute) and node.attr not in own:
+        elif isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
             root = ast.unparse(node.value)
             if root not in _STANDARD and not root.endswith("aten"):
                 yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BY_NAME:
             name = node.args[1]
             if isinstance(name, ast.Constant) and name.value not in own and name.value != "_module_fqn":  # of stacks.py
                 yield str(name.value)
 
 
-def _used(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {name for name in _private_names(tree) if _is_private(name)} - _widely_used()
-
-
 def test_no_other_module_uses_a_private_name_of_torch() -> None:
-    package = INTERNALS.parent
-    found = {
-        str(path.relative_to(package)): names
-        for path in sorted(package.rglob("*.py"))
-        if path not in (INTERNALS, INTERNALS.with_name("ray_internals.py")) and (names := _used(path))
-    }
-    assert found == {}, "put it into torch_internals.py, with why, what it would cost to do without, and what is public"
+    found: dict[str, set[str]] = {}
+    allowed = _widely_used()
+    for path, text in sources("workers/shoal_workers").items():
+        if path not in (INTERNALS, INTERNALS.with_name("ray_internals.py")) and _SUSPECT.search(text):
+            found[relative(path)] = {name for name in _private_names(ast.parse(text)) if _is_private(name)} - allowed
+    assert {path: names for path, names in found.items() if names} == {}, (
+        "put it into torch_internals.py, with why, what it would cost to do without, and what is public"
+    )
 
 
 def test_the_test_sees_private_names() -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from kit.sources import PRODUCT, relative, sources
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.logs import EventFormatter, set_up_logs
 
-ROOT = Path(__file__).parents[3]
 CONTEXT: dict[str, object] = {"job": "j1", "attempt": 2, "generation": 3, "rank": None}
 NAME = "shoal_test_logs"
 
@@ -110,17 +108,14 @@ def test_events_follow_a_replaced_stderr(
 
 
 def test_every_event_of_shoal_has_a_fixed_name_and_its_data_in_fields() -> None:
+    call = re.compile(r"\b(?:_log|log|logger)\.(?:debug|info|warning|error|exception|critical)\(")
+    arguments = re.compile(r"\s*\"([a-z_]+\.[a-z_]+)\"\s*(?:,?\s*\)|,\s*\w+=)")
     wrong, names = [], set()
-    for path in sorted(p for floor in ("api", "service", "workers") for p in (ROOT / floor).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            if not (isinstance(node.func.value, ast.Name) and node.func.value.id in ("_log", "log", "logger")):
-                continue
-            if node.func.attr not in ("debug", "info", "warning", "error", "exception", "critical"):
-                continue
-            name = node.args[0].value if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) else None
-            if name is None or not re.fullmatch(r"[a-z_]+\.[a-z_]+", name):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-            names.add(name)
+    for path, text in sources(*PRODUCT).items():
+        for start in call.finditer(text):
+            name = arguments.match(text, start.end())
+            if name is None:
+                wrong.append(f"{relative(path)}:{text.count(chr(10), 0, start.start()) + 1}")
+            else:
+                names.add(name[1])
     assert wrong == [] and len(names) > 20

@@ -4,7 +4,3 @@ Imported by every package; `checks/` decides whether a spec can be accepted. `la
 `encoders` have the settings of the models that Shoal's own tasks train. It imports only the standard library and
 pydantic (an import contract enforces this), so the service needs no torch.
 """
-
-from shoal_workers.contract.released_paths import register
-
-register()

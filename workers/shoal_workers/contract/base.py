@@ -18,9 +18,7 @@ WIRE_VERSION = 3
 """Version of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a
 released version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wire.md.
 
-1: until supervisors had lives. 2: calls to workers carry the life; the journal has the orders without an answer.
-3: since release 0.2.0 workers have new calls (`build_model`, `forward_metrics`, agents that poll), and documents new
-keys; workers of version 2 are replaced and not called.
+3 is the first version that later releases read. Workers of another version are replaced and not called.
 """
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 """A whole number that JSON keeps exactly."""

@@ -5,9 +5,6 @@ training of a task, and the rules over several sections, whose messages contain 
 in modules of their own: `user_code`, `optimizers`, `schedules`, `layout`, `placing`, `fault_tolerance`, `webhooks`,
 `media`. `model` and `data` are a task's own: use `checks.spec_errors.parse_spec` to make a spec, which also checks
 those of the built-in tasks. `plan_of` says how the model of a spec may be split.
-
-Pickles of earlier releases name most sections and their enums under this path. The sections are imported for JobSpec
-anyway, the enums for pickles alone (tests/unit/workers/contract/test_released_paths.py).
 """
 
 from __future__ import annotations
@@ -30,11 +27,8 @@ from pydantic import (
 from shoal_workers.contract.base import Frozen, PositiveInt, exactly_one_of, if_set, whole
 from shoal_workers.contract.fault_tolerance import (
     CheckpointSpec,
-    DamagePolicy,  # noqa: F401  pickles name it here
     ElasticitySpec,
-    GradientLogMode,  # noqa: F401  pickles name it here
     HealthSpec,
-    NonFinitePolicy,  # noqa: F401  pickles name it here
     RetrySpec,
     SnapshotSpec,
     TimeoutsSpec,

@@ -181,9 +181,7 @@ def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: 
 
 
 def _described(source: SourceFile) -> tuple[str | int, ...]:
-    """A file of plain text is described as earlier releases did, so that what they prepared stays valid."""
-    is_plain = source.format is TextFormat.TEXT and source.compression is None
-    read_as = () if is_plain else (source.format, source.compression or "", source.is_tab_separated)
+    read_as = (source.format, source.compression or "", source.is_tab_separated)
     return (source.place, source.num_bytes, source.version, *read_as)
 
 

@@ -20,8 +20,6 @@ const view = { ...NOTHING, ...Object.fromEntries(new URLSearchParams(location.se
 let turn = 0, typing = null, applied = view;  // the view that the stream and the table have
 const live = new Live({ fleet: show });
 
-if (/^#job-\w+$/.test(location.hash)) location.replace(`/jobs/${location.hash.slice(1)}`);  // addresses of earlier releases
-
 // A condition that the service refuses leaves the table as it is, and the page says where the mistake is.
 // What was typed is taken with any change, also before the pause after it is over.
 async function change(changes) {

@@ -1,4 +1,4 @@
-// Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0080). Few curves are drawn
+// Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0031). Few curves are drawn
 // as smooth strokes of the canvas instead, where they are seen one by one. Coordinates are those of the image.
 const SMOOTH = 6000;  // points that are drawn as strokes, at most
 

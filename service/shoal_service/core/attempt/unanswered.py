@@ -26,7 +26,7 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Switching
+from shoal_service.core.attempt.state.stages import FallingBack, Opening, Stage
 
 _TRAINING = (Stage.RUNNING, Stage.SWITCHING)
 
@@ -77,28 +77,3 @@ def _is_unanswered(order: Order, state: Attempt, in_run: frozenset[int]) -> bool
             return True  # the machine forgets what it has ended; the executor knows when it is done
         case _:
             assert_never(order)
-
-
-def orders_of(state: Attempt) -> tuple[Order, ...]:
-    """The orders without an answer, as far as they follow from the state. Used for the journal of a release that did
-    not keep orders. A `run` that was not sent and a worker that was not killed cannot be found in this way."""
-    if state.stage is Stage.ENDED:
-        return ()
-    commits: tuple[Order, ...] = tuple(
-        Commit(name, tuple(parts[rank] for rank in sorted(parts)))
-        for name, parts in state.checkpoints.parts.items()
-        if name in state.checkpoints.committing
-    )
-    requests: tuple[Order, ...] = (
-        *commits,
-        *(RequestSnapshotParts(index) for index in state.snapshots.requested if state.pool.worker(index) is not None),
-    )
-    match state.current:
-        case Opening() | FallingBack():
-            return (*requests, FindCheckpoint(excluding=state.checkpoints.damaged))
-        case Quiescing(interrupted_at=float()):
-            return (*requests, *(Interrupt(index, state.group.generation) for index in state.in_run))
-        case Switching(durable=durable):
-            return (*requests, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
-        case _:
-            return requests

@@ -18,20 +18,16 @@ from shoal_service.core.events.base import JobEvent, Severity
 
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
-    """The events of a module that are still emitted, in the order of the file."""
+    """The events of a module, in the order of the file."""
     found = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
-    return tuple(event for event in found if event.__module__ == topic.__name__ and event.type not in _FORMER)
+    return tuple(event for event in found if event.__module__ == topic.__name__)
 
 
-_FORMER = {service.SupervisorRefusedCall.type: service.SupervisorRefusedCall}
-FORMER = "Earlier releases"
-"""Topic of the events that only earlier releases emitted. Stored ones are still read and shown."""
 TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The job": _declared_in(job),
     "Workers and incidents": _declared_in(workers),
     "Training and checkpoints": _declared_in(training),
     "The service and the nodes": _declared_in(service),
-    FORMER: tuple(_FORMER.values()),
 }
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}
 

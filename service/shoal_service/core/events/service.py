@@ -187,22 +187,3 @@ class MetricsHookFailed(JobEvent):
             f"metrics hook {self.hook} logs nothing, {count_text(self.num_waiting, 'point')} waiting{lost}: "
             f"{self.message}; the job's log has what it printed"
         )
-
-
-class SupervisorRefusedCall(JobEvent):
-    """A call to the supervisor was not obeyed, since the control plane has not signed it for this attempt. The first
-    one of a call and reason is reported at once, further ones once a minute."""
-
-    type: ClassVar[str] = "supervisor.call_refused"
-    severity: ClassVar[Severity] = Severity.WARNING
-
-    call: str
-    """`pull`, `direct`, `stacks` or `release`."""
-    refusal: str
-    """`unsigned`, `forged`, `misdirected` or `replayed`."""
-    number: int
-    """Calls with this name that this supervisor has refused for this reason so far."""
-    message: str
-
-    def words(self) -> str:
-        return self.message + (f" ({self.number} so far)" if self.number > 1 else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import run, settle, until
@@ -15,6 +16,7 @@ from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessE
 from shoal_service.store import archives, driving, histories, submissions
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
+from shoal_service.store.tables import attempt_tokens
 from shoal_service.views import JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -321,6 +323,49 @@ def test_a_driver_without_the_lease_writes_no_directive_and_reports_are_stored_a
             await bench.clock.advance(1.0)
             await bench.task
         assert len(supervisor.directives) == 1
+
+    run(main())
+
+
+def _lose_tokens(bench: DriverBench) -> None:
+    """As a database that was restored from a backup."""
+    with bench.store.write(bench.epoch) as tx:
+        tx.execute(delete(attempt_tokens))
+
+
+def test_a_supervisor_whose_token_was_lost_is_replaced_and_its_successor_is_followed(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        first = await bench.started()
+        await bench.stop()
+        _lose_tokens(bench)
+        bench.driver = bench.make_driver()
+        bench.start()
+        await until(lambda: bench.supervisor is not first)
+        bench.supervisor.report(event(1))
+        await bench.clock.advance(1.0)
+        types = [one.type for one in store.reading(histories.read_events)(bench.job_id)]
+        assert "supervisor.rekeyed" in types and bench.supervisor.num_refused == 0
+        await bench.stop()
+
+    run(main())
+
+
+def test_a_job_goes_back_to_the_queue_if_its_supervisor_can_be_given_no_new_token(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        await bench.started()
+        await bench.stop()
+        _lose_tokens(bench)
+        bench.cluster.has_configurations = False
+        bench.driver = bench.make_driver()
+        bench.start()
+        await bench.clock.advance(1.0)
+        await bench.task
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.QUEUED, EndReason.SUPERVISOR_LOST)
+        assert "cannot report to this service: the token of the attempt is not in the database" in status.message
+        assert bench.cluster.reaped == [(bench.job_id, 1)]
 
     run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -68,6 +69,24 @@ async def training(bench: ControlBench, job_id: str, cluster: str = "west") -> F
 
 def events(store: Store, job_id: str, kind: str) -> list[dict[str, Any]]:
     return [event.data for event in store.reading(histories.read_events)(job_id) if event.type == kind]
+
+
+Scenario = Callable[[ControlBench, str, FakeSupervisor], Coroutine[Any, Any, None]]
+
+
+def with_a_job_in_west(scenario: Scenario) -> Callable[[Store], None]:
+    """The scenario begins when a job trains in the cluster west, beside the service's own cluster."""
+
+    def test(store: Store) -> None:
+        async def main() -> None:
+            bench = two(store)
+            job_id = submit(bench, "west")
+            async with bench.running():
+                await scenario(bench, job_id, await training(bench, job_id))
+
+        run(main())
+
+    return test
 
 
 def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store) -> None:
@@ -140,55 +159,44 @@ def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(
     run(main())
 
 
-def test_a_job_moves_on_request_once_it_has_saved(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
-            await bench.clock.advance(2.0)
-            assert supervisor.directives[-1].is_preempted
-            assert bench.cluster.asked_storage == [(f"/checkpoints/{job_id}", "step-000000000007-a1-g1")]
-            assert bench.state(job_id) is JobState.RUNNING and not bench.cluster.supervisors
-            saved(supervisor, 9)
-            ended(supervisor, 9)
-            await bench.clock.advance(3.0)
-            assert (job_id, 2) in bench.cluster.supervisors and store.get_job(job_id).status.cluster == "default"
-            [moved] = events(store, job_id, "job.move_requested")
-            assert (moved["from"], moved["to"], moved["running_in"]) == ("west", "default", "west")
-            [queued] = [one for one in events(store, job_id, "job.state") if one["to"] == "QUEUED"]
-            assert queued["message"] == "saved at step 9. It moves to the cluster default with 9 steps kept."
-            assert of_west(bench).reaped == [(job_id, 1)]
-
-    run(main())
+@with_a_job_in_west
+async def test_a_job_moves_on_request_once_it_has_saved(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
+    await bench.clock.advance(2.0)
+    assert supervisor.directives[-1].is_preempted
+    assert bench.cluster.asked_storage == [(f"/checkpoints/{job_id}", "step-000000000007-a1-g1")]
+    assert bench.state(job_id) is JobState.RUNNING and not bench.cluster.supervisors
+    saved(supervisor, 9)
+    ended(supervisor, 9)
+    await bench.clock.advance(3.0)
+    assert (job_id, 2) in bench.cluster.supervisors and bench.store.get_job(job_id).status.cluster == "default"
+    [moved] = events(bench.store, job_id, "job.move_requested")
+    assert (moved["from"], moved["to"], moved["running_in"]) == ("west", "default", "west")
+    [queued] = [one for one in events(bench.store, job_id, "job.state") if one["to"] == "QUEUED"]
+    assert queued["message"] == "saved at step 9. It moves to the cluster default with 9 steps kept."
+    assert of_west(bench).reaped == [(job_id, 1)]
 
 
-def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
-            store.writing(submissions.patch)(
-                job_id, JobPatch(worker=WorkerPatch(cluster="default")), if_match=None, now=bench.clock.time()
-            )
-            await bench.clock.advance(20.0)
-            assert not supervisor.directives[-1].is_preempted
-            [stays] = events(store, job_id, "job.stays_in_cluster")
-            assert (
-                stays["cluster"] == "west"
-                and "its checkpoints cannot be read there: no such directory" in stays["reason"]
-            )
-            bench.cluster.storage.clear()
-            await bench.clock.advance(20.0)
-            assert supervisor.directives[-1].is_preempted, "it is asked again"
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            await bench.clock.advance(2.0)
-            assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
-
-    run(main())
+@with_a_job_in_west
+async def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
+    bench.store.writing(submissions.patch)(
+        job_id, JobPatch(worker=WorkerPatch(cluster="default")), if_match=None, now=bench.clock.time()
+    )
+    await bench.clock.advance(20.0)
+    assert not supervisor.directives[-1].is_preempted
+    [stays] = events(bench.store, job_id, "job.stays_in_cluster")
+    assert stays["cluster"] == "west" and "its checkpoints cannot be read there: no such directory" in stays["reason"]
+    bench.cluster.storage.clear()
+    await bench.clock.advance(20.0)
+    assert supervisor.directives[-1].is_preempted, "it is asked again"
+    bench.store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+    await bench.clock.advance(2.0)
+    assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
 
 
 def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable(store: Store) -> None:
@@ -216,115 +224,94 @@ def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable
     run(main())
 
 
-def test_a_request_to_move_is_refused_with_words(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            await training(bench, job_id)
+@with_a_job_in_west
+async def test_a_request_to_move_is_refused_with_words(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    async def why(to: str) -> str:
+        return await bench.loop.why_not_in(bench.store.get_job(job_id), to)
 
-            async def why(to: str) -> str:
-                return await bench.loop.why_not_in(store.get_job(job_id), to)
-
-            assert await why("any") == "" and await why("default") == ""
-            with pytest.raises(ClusterNotFound):
-                await why("east")
-            bench.cluster.storage[f"/checkpoints/{job_id}"] = "another disk"
-            assert "another disk" in await why("default") and "checkpoint.url" in await why("default")
-            bench.cluster.storage.clear()
-            bench.clusters.cordon("default", "upgrade")
-            assert "cordoned (upgrade)" in await why("default") and "uncordon" in await why("default")
-            bench.cluster.change_nodes(node("d1", cpus=0.5))
-            bench.clusters.join("default", bench.cluster)
-            await bench.clock.advance(3.0)
-            assert "elasticity.min_workers is 1, and 0 of its workers" in await why("default")
-            bench.cluster.cut_off()
-            await bench.clock.advance(3.0)
-            assert "the cluster is away (the gateway of the cluster is silent)" in await why("default")
-
-    run(main())
+    assert await why("any") == "" and await why("default") == ""
+    with pytest.raises(ClusterNotFound):
+        await why("east")
+    bench.cluster.storage[f"/checkpoints/{job_id}"] = "another disk"
+    assert "another disk" in await why("default") and "checkpoint.url" in await why("default")
+    bench.cluster.storage.clear()
+    bench.clusters.cordon("default", "upgrade")
+    assert "cordoned (upgrade)" in await why("default") and "uncordon" in await why("default")
+    bench.cluster.change_nodes(node("d1", cpus=0.5))
+    bench.clusters.join("default", bench.cluster)
+    await bench.clock.advance(3.0)
+    assert "elasticity.min_workers is 1, and 0 of its workers" in await why("default")
+    bench.cluster.cut_off()
+    await bench.clock.advance(3.0)
+    assert "the cluster is away (the gateway of the cluster is silent)" in await why("default")
 
 
-def test_a_job_of_a_lost_cluster_goes_on_elsewhere_and_what_is_left_is_ended_when_it_returns(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            of_west(bench).cut_off()
-            await bench.clock.advance(WAIT_S - 2.0)
-            assert bench.state(job_id) is JobState.RUNNING, "not yet"
-            await bench.clock.advance(8.0)
-            assert store.get_job(job_id).status.cluster == "default" and (job_id, 2) in bench.cluster.supervisors
-            [queued] = [one for one in events(store, job_id, "job.state") if one["to"] == "QUEUED"]
-            assert queued["reason"] == "cluster_lost"
-            assert "the cluster 'west' and the job's supervisor have been silent for 3" in queued["message"]
-            assert "(30 s); it goes on in another cluster from the checkpoint of step 7" in queued["message"]
-            of_west(bench).reconnect()
-            supervisor.report(PendingEvent(at=1.0, type="said"))
-            await bench.clock.advance(6.0)
-            assert supervisor.num_refused, "its token has ended with the attempt"
-            assert of_west(bench).reaped == [(job_id, 1)] and not of_west(bench).supervisors
-            assert (job_id, 2) in bench.cluster.supervisors
-
-    run(main())
+@with_a_job_in_west
+async def test_a_job_of_a_lost_cluster_goes_on_elsewhere_and_what_is_left_is_ended_when_it_returns(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+    of_west(bench).cut_off()
+    await bench.clock.advance(WAIT_S - 2.0)
+    assert bench.state(job_id) is JobState.RUNNING, "not yet"
+    await bench.clock.advance(8.0)
+    assert bench.store.get_job(job_id).status.cluster == "default" and (job_id, 2) in bench.cluster.supervisors
+    [queued] = [one for one in events(bench.store, job_id, "job.state") if one["to"] == "QUEUED"]
+    assert queued["reason"] == "cluster_lost"
+    assert "the cluster 'west' and the job's supervisor have been silent for 3" in queued["message"]
+    assert "(30 s); it goes on in another cluster from the checkpoint of step 7" in queued["message"]
+    of_west(bench).reconnect()
+    supervisor.report(PendingEvent(at=1.0, type="said"))
+    await bench.clock.advance(6.0)
+    assert supervisor.num_refused, "its token has ended with the attempt"
+    assert of_west(bench).reaped == [(job_id, 1)] and not of_west(bench).supervisors
+    assert (job_id, 2) in bench.cluster.supervisors
 
 
-def test_a_job_that_names_the_lost_cluster_stays_and_says_so_once(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            of_west(bench).cut_off()
-            await bench.clock.advance(3 * WAIT_S)
-            assert bench.state(job_id) is JobState.RUNNING
-            [stays] = events(store, job_id, "job.stays_in_cluster")
-            assert "worker.cluster is west. `shoal move JOB --to any` lets it go on" in stays["reason"]
-            assert store.get_job(job_id).status.note == stays["reason"]
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            await bench.clock.advance(5.0)
-            assert (job_id, 2) in bench.cluster.supervisors, "the way out"
-            assert supervisor.config.attempt == 1
-
-    run(main())
+@with_a_job_in_west
+async def test_a_job_that_names_the_lost_cluster_stays_and_says_so_once(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    of_west(bench).cut_off()
+    await bench.clock.advance(3 * WAIT_S)
+    assert bench.state(job_id) is JobState.RUNNING
+    [stays] = events(bench.store, job_id, "job.stays_in_cluster")
+    assert "worker.cluster is west. `shoal move JOB --to any` lets it go on" in stays["reason"]
+    assert bench.store.get_job(job_id).status.note == stays["reason"]
+    bench.store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+    await bench.clock.advance(5.0)
+    assert (job_id, 2) in bench.cluster.supervisors, "the way out"
+    assert supervisor.config.attempt == 1
 
 
-def test_a_job_whose_checkpoints_cannot_be_read_elsewhere_stays_and_says_so_once(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            await training(bench, job_id)
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
-            of_west(bench).cut_off()
-            await bench.clock.advance(3 * WAIT_S)
-            assert bench.state(job_id) is JobState.RUNNING
-            [stays] = events(store, job_id, "job.stays_in_cluster")
-            assert "in 'default': its checkpoints cannot be read there: no such directory" in stays["reason"]
-            bench.cluster.storage.clear()
-            await bench.clock.advance(20.0)
-            assert (job_id, 2) in bench.cluster.supervisors
-
-    run(main())
+@with_a_job_in_west
+async def test_a_job_whose_checkpoints_cannot_be_read_elsewhere_stays_and_says_so_once(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+    bench.cluster.storage[f"/checkpoints/{job_id}"] = "no such directory"
+    of_west(bench).cut_off()
+    await bench.clock.advance(3 * WAIT_S)
+    assert bench.state(job_id) is JobState.RUNNING
+    [stays] = events(bench.store, job_id, "job.stays_in_cluster")
+    assert "in 'default': its checkpoints cannot be read there: no such directory" in stays["reason"]
+    bench.cluster.storage.clear()
+    await bench.clock.advance(20.0)
+    assert (job_id, 2) in bench.cluster.supervisors
 
 
-def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            supervisor.cut_off()
-            bench.clusters.remove("west")
-            await bench.clock.advance(WAIT_S + 5.0)
-            assert (job_id, 2) in bench.cluster.supervisors
-            assert [one.name for one in bench.loop.snapshot().clusters] == ["default"]
-
-    run(main())
+@with_a_job_in_west
+async def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+    supervisor.cut_off()
+    bench.clusters.remove("west")
+    await bench.clock.advance(WAIT_S + 5.0)
+    assert (job_id, 2) in bench.cluster.supervisors
+    assert [one.name for one in bench.loop.snapshot().clusters] == ["default"]
 
 
 def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(store: Store) -> None:
@@ -348,21 +335,17 @@ def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(sto
     run(main())
 
 
-def test_nothing_is_added_in_a_cordoned_cluster_and_its_supervisors_know_why(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            bench.clusters.cordon("west", "upgrade")
-            await bench.clock.advance(2.0)
-            [avoided] = supervisor.directives[-1].avoid
-            assert avoided.keeps_workers and avoided.reason == "cordoned: the cluster 'west' is cordoned: upgrade"
-            other = submit(bench, "west")
-            await bench.clock.advance(3.0)
-            assert bench.state(other) is JobState.QUEUED
-
-    run(main())
+@with_a_job_in_west
+async def test_nothing_is_added_in_a_cordoned_cluster_and_its_supervisors_know_why(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    bench.clusters.cordon("west", "upgrade")
+    await bench.clock.advance(2.0)
+    [avoided] = supervisor.directives[-1].avoid
+    assert avoided.keeps_workers and avoided.reason == "cordoned: the cluster 'west' is cordoned: upgrade"
+    other = submit(bench, "west")
+    await bench.clock.advance(3.0)
+    assert bench.state(other) is JobState.QUEUED
 
 
 def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(store: Store) -> None:

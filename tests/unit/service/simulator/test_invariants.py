@@ -46,17 +46,15 @@ def _jobs(draw: st.DrawFn) -> list[TraceJob]:
     return jobs
 
 
+_NAMES = st.sampled_from(sorted(POLICIES))
 _CAPACITIES = st.lists(
     st.tuples(st.integers(1, 300), st.integers(0, 4)), max_size=4, unique_by=lambda step: step[0]
 ).map(lambda steps: Capacity(3, ((0.0, 3), *sorted(steps), (400.0, 3))))
 _COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), use_restart_s=st.booleans())
 
 
-@pytest.mark.cells(6, 16)
-@pytest.mark.parametrize("use_rules", [False, True])
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=30)
-@given(jobs=_jobs(), capacity=_CAPACITIES, costs=_COSTS)
+@settings(max_examples=100)
+@given(name=_NAMES, use_rules=st.booleans(), jobs=_jobs(), capacity=_CAPACITIES, costs=_COSTS)
 def test_every_policy_keeps_the_laws(
     name: str, use_rules: bool, jobs: list[TraceJob], capacity: Capacity, costs: Costs
 ) -> None:
@@ -79,9 +77,9 @@ def _steps(most: int) -> st.SearchStrategy[list[tuple[float, int]]]:
     return later.map(lambda steps: [(0.0, most), *sorted(steps), (400.0, most)])
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=30)
+@settings(max_examples=100)
 @given(
+    name=_NAMES,
     jobs=_jobs(),
     east=_steps(2),
     west=_steps(3),

@@ -4,7 +4,7 @@
     decide   all have given a text, rank 0 decides          one text comes back
     gather   all have given a text                          all texts come back: N values for N ranks
 
-Every wait has a deadline, and `wake` lets it look at the fence at once. No name server is asked (docs/decisions/0017).
+Every wait has a deadline, and `wake` lets it look at the fence at once. No name server is asked (docs/decisions/0002).
 Called by `Group` on the training thread.
 """
 

@@ -240,7 +240,7 @@ class StepBuffers:
         for slot in self._slots:
             if slot.pending is not None:
                 slot.home.copy_(slot.pending)
-                slot.pending = None
+                slot.pending = slot.lent = None
 
     @contextmanager
     def _lent(self, slots: Sequence[_Slot]) -> Iterator[None]:

@@ -118,8 +118,7 @@ class Running(_AnyStage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quiescing(_AnyStage):
     __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
-    """Journals of wire version 1 have a field here with the workers that have acknowledged. It is ignored, and each
-    worker is asked again."""
+    """Unknown fields are ignored. This is a part of wire version 3."""
     interrupt_at: float | None = None
     """The workers of the group are not interrupted before this time; None: they have been interrupted."""
     interrupted_at: float | None = None

@@ -1,7 +1,5 @@
 """How long an attempt waits, for each thing that it waits for. The journal keeps these timeouts with the state; tests
 shorten them.
-
-A module of its own: configurations of earlier releases, which a restarted supervisor unpickles, name it.
 """
 
 from __future__ import annotations

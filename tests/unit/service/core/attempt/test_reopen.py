@@ -1,4 +1,4 @@
-"""After the supervisor's own death: the requests without an answer, as far as the state tells them."""
+"""After the death of the supervisor: the orders without an answer, which its successor repeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from kit.worlds.attempt.lives import entry_of, restart_from
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.unanswered import orders_of
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]
@@ -16,20 +15,19 @@ NewWorld = Callable[..., Any]
 
 def test_the_search_for_a_checkpoint_is_repeated(new_world: NewWorld) -> None:
     world = new_world(workers=2)
-    assert orders_of(world.state) == (FindCheckpoint(),)
     world.committed["step-000000000004-a0-g1"] = False
     world.open()
     world.start_all()
     world.form()
     world.deliver_all()
-    assert orders_of(world.state) == (FindCheckpoint(excluding=("step-000000000004-a0-g1",)),)
+    assert world.issued == [FindCheckpoint(excluding=("step-000000000004-a0-g1",))]
 
 
 def test_those_still_in_run_are_interrupted_again(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.die(1)
     world.deliver_all()
-    assert orders_of(world.state) == (Interrupt(0, 1), Interrupt(2, 1))
+    assert world.issued == [Interrupt(0, 1), Interrupt(2, 1)]
 
 
 def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> None:
@@ -37,11 +35,11 @@ def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> No
     world.direct(granted=2)
     world.train(1)
     world.deliver("exit-0")
-    assert orders_of(world.state) == (RequestYield(1, 1), RequestYield(2, 1))
+    assert world.issued == [RequestYield(1, 1), RequestYield(2, 1)]
 
 
 def test_a_running_group_is_left_alone(new_world: NewWorld) -> None:
-    assert orders_of(new_world(workers=2).open(then=5).state) == ()
+    assert new_world(workers=2).open(then=5).issued == []
 
 
 def test_the_commit_of_the_result_is_repeated(new_world: NewWorld) -> None:
@@ -51,8 +49,8 @@ def test_the_commit_of_the_result_is_repeated(new_world: NewWorld) -> None:
     world.deliver_all()
     assert world.state.stage is Stage.COMMITTING
     commits, world.commits = world.commits, []
-    assert list(orders_of(world.state)) == commits
-    world.perform(orders_of(world.state))
+    assert world.issued == commits
+    world.perform(world.issued)
     world.answer_storage()
     world.deliver_all()
     assert world.end.reason is EndReason.FINISHED
@@ -65,10 +63,10 @@ def test_a_commit_of_the_generation_before_is_repeated(new_world: NewWorld) -> N
     commits = world.commits
     world.die(1)
     world.recover()
-    assert world.state.group.generation == 2 and list(orders_of(world.state)) == commits
+    assert world.state.group.generation == 2 and world.issued == commits
     world.answer_storage()
     world.deliver_all()
-    assert orders_of(world.state) == () and world.state.checkpoints.parts == {}
+    assert world.issued == [] and world.state.checkpoints.parts == {}
 
 
 def test_what_a_predecessor_trained_after_its_last_journal_entry_is_not_done_again(new_world: NewWorld) -> None:

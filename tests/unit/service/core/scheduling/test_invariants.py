@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from kit.cases import failed_cases
 from kit.market import NOW, carried_out, grants, market
 from kit.random_markets import NEEDS, clustered_markets, markets, may_use, of_one_kind, random_market
 from shoal_service.core.scheduling.admission import has_waited
@@ -281,34 +282,34 @@ OF_SEVERAL_CLUSTERS = [
 ]
 
 
-@pytest.mark.parametrize("holds", INVARIANTS, ids=lambda one: one.__name__)
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(state=markets())
-def test_every_invariant_holds(holds: Callable[[MarketState], None], state: MarketState) -> None:
-    holds(state)
+def broken(invariants: list[Callable[[MarketState], None]], state: MarketState) -> dict[str, str]:
+    return failed_cases(lambda holds: holds(state), invariants, lambda holds: holds.__name__)
 
 
-@pytest.mark.parametrize("holds", OF_SEVERAL_CLUSTERS, ids=lambda one: one.__name__)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(state=clustered_markets())
-def test_every_invariant_holds_with_several_clusters(holds: Callable[[MarketState], None], state: MarketState) -> None:
-    holds(state)
+@given(markets())
+def test_every_invariant_holds(state: MarketState) -> None:
+    assert broken(INVARIANTS, state) == {}
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(clustered_markets())
+def test_every_invariant_holds_with_several_clusters(state: MarketState) -> None:
+    assert broken(OF_SEVERAL_CLUSTERS, state) == {}
 
 
 @pytest.mark.matrix
 @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(clustered_markets())
 def test_every_invariant_holds_for_many_markets_of_several_clusters(state: MarketState) -> None:
-    for holds in OF_SEVERAL_CLUSTERS:
-        holds(state)
+    assert broken(OF_SEVERAL_CLUSTERS, state) == {}
 
 
 @pytest.mark.matrix
 @settings(max_examples=MANY_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(markets())
 def test_every_invariant_holds_for_many_markets(state: MarketState) -> None:
-    for holds in INVARIANTS:
-        holds(state)
+    assert broken(INVARIANTS, state) == {}
 
 
 @pytest.mark.matrix

@@ -5,5 +5,5 @@
 
 It stands in the place of torch's TCPStore, which asks a name server for the name of every peer that connects. Here all
 sockets are numeric, a server listens on one address of its host, and every connection proves that it knows the
-attempt's key (docs/decisions/0017).
+attempt's key (docs/decisions/0002).
 """

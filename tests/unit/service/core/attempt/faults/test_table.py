@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from kit.sources import sources
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
 from shoal_workers.contract.job import IncidentCause
 
@@ -21,9 +20,7 @@ def test_each_way_to_leave_run_reports_one_cause() -> None:
 
 
 def test_every_cause_is_detected_somewhere() -> None:
-    root = Path(__file__).resolve().parents[6]
-    sources = [path for folder in ("service", "workers") for path in (root / folder).rglob("*.py")]
-    text = "".join(path.read_text("utf-8") for path in sources if path.name != "table.py")
+    text = "".join(text for path, text in sources("service", "workers").items() if path.name != "table.py")
     undetected = [cause for cause in IncidentCause if f"IncidentCause.{cause.name}" not in text]
     assert [cause for cause in undetected if FAULTS[cause].exit_kind is None] == []
 
