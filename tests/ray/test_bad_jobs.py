@@ -18,7 +18,7 @@ TINY_LM = {
 
 
 def _describe(run: Any, *messages: str) -> tuple[Any, ...]:
-    """Of a job that has failed: reason, type, phase and ranks of its failure, attempts, and what is not reported."""
+    """Return of a failed job: reason, type, phase and ranks of its failure, attempts, and what is not reported."""
     status = run.finish(JobState.FAILED).status
     failure = status.failure
     assert failure is not None, status
