@@ -31,6 +31,8 @@ from shoal_workers.torch_internals import is_compiled, tree_leaves, without_torc
 _WATCHED_PASSES = 3
 _MAX_DEPTH = 3
 """Of containers in containers."""
+_MAX_ITEMS = 100
+"""Longer containers are data."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _COPIED_BYTES = 64 << 10
 _NOT_READS = frozenset(
@@ -233,8 +235,12 @@ def _may_be_state(value: object) -> bool:
     return any(_is_plain(leaf) for _, leaf in _leaves(value))
 
 
+def _is_container(value: Any, depth: int) -> bool:
+    return type(value) in (tuple, list, dict) and len(value) <= _MAX_ITEMS and depth < _MAX_DEPTH
+
+
 def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    if type(value) not in (tuple, list, dict) or len(path) >= _MAX_DEPTH:
+    if not _is_container(value, len(path)):
         yield path, value
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -243,7 +249,7 @@ def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 def _exchanged(value: Any, tensors: Mapping[int, Tensor], depth: int = 0) -> Any:
     """Returns the value with other tensors in the place of those; lists and dicts are changed in place."""
-    if type(value) not in (tuple, list, dict) or depth >= _MAX_DEPTH:
+    if not _is_container(value, depth):
         return tensors.get(id(value), value)
     if isinstance(value, tuple):
         return tuple(_exchanged(item, tensors, depth + 1) for item in value)
