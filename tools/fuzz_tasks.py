@@ -26,7 +26,7 @@ _TAIL_CHARS = 1500
 sys.path.insert(0, str(TESTS))
 
 from kit.fuzz.draw import Description, draw  # noqa: E402
-from kit.fuzz.kinds import OPTIMIZERS, PIECES  # noqa: E402
+from kit.fuzz.kinds import OPEN_SPELLINGS, OPTIMIZERS, PIECES, SPELLINGS  # noqa: E402
 
 
 def main() -> int:
@@ -60,6 +60,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kinds", default=",".join(PIECES), help="of pieces to draw")
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help="to draw")
     parser.add_argument("--plans", type=float, default=0.3, help="fraction of the tasks that have a plan")
+    parser.add_argument("--spelled", type=float, default=0.4, help="fraction of the others with sizes and spellings")
+    parser.add_argument("--spellings", default=",".join(SPELLINGS), help="of things that are written or reached")
+    parser.add_argument("--open", action="store_true", help="also spellings that are known to train another model")
     parser.add_argument("--shrink", type=int, help="seed of a task that fails")
     parser.add_argument("--table", type=Path, help="a file of results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -67,8 +70,16 @@ def _arguments() -> argparse.Namespace:
 
 
 def _drawn(arguments: argparse.Namespace, seed: int) -> Description:
-    split = [[name for name in text.split(",") if name] for text in (arguments.kinds, arguments.optimizers)]
-    return draw(seed, kinds=split[0], optimizers=split[1], plans=arguments.plans)
+    texts = (arguments.kinds, arguments.optimizers, arguments.spellings)
+    kinds, optimizers, spellings = ([name for name in text.split(",") if name] for text in texts)
+    return draw(
+        seed,
+        kinds=kinds,
+        optimizers=optimizers,
+        plans=arguments.plans,
+        spelled=arguments.spelled,
+        spellings=[*spellings, *(OPEN_SPELLINGS if arguments.open else ())],
+    )
 
 
 def _run_part(arguments: argparse.Namespace) -> None:

@@ -243,3 +243,56 @@ def test_without_a_service_the_loop_trains_in_its_own_process_and_goes_on_from_i
         assert f'"steps": {steps}' in answer.stdout and '"end": "finished"' in answer.stdout
     assert len(lines) == STEPS - 5, "the second run went on from the first one's checkpoint"
     assert losses == pytest.approx(undisturbed(), abs=2e-6)  # printed with six digits
+
+
+@pytest.mark.parametrize("how", ["two_backwards", "two_updates", "plateau"])
+def test_a_spelling_of_a_loop_trains_as_plain_torch_does(make_job: Any, how: str) -> None:
+    """Backward passes of one micro-batch add up; each update has its own; run.loss is the global batch's."""
+    job = make_job(memory=True, **spec_of("spelled", how))
+    workers = job.workers(2)
+    ends = job.run(workers, layout=replicated(2))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 2, ends
+    assert job.losses(workers) == pytest.approx(undisturbed("spelled", how), abs=5e-7)
+    reports = job.reports(workers[0])
+    assert {report.metrics["spread"] for report in reports} == {0.0}
+    if how == "two_updates":
+        for report in reports:
+            plain = plain_loop.undisturbed(file_of("spelled"), how)[1][report.step]
+            assert report.metrics == pytest.approx(plain, rel=1e-6, abs=3e-7), report.step
+
+
+def test_a_buffer_of_any_size_written_through_data_is_equal_on_all_ranks(make_job: Any) -> None:
+    """And at every number of workers: a weighted mean of what the micro-batches have changed."""
+    differing, numbers = [], {}
+    for size in ("1", "16383", "16384", "16385"):
+        for world_size in (1, 2):
+            job = make_job(f"{size}-{world_size}", **spec_of("spelled", "queue", size))
+            ends = job.run(workers := job.workers(world_size), layout=replicated(world_size))
+            assert [e.kind for e in ends] == [ExitKind.FINISHED] * world_size, ends
+            metrics = [report.metrics for report in job.reports(workers[0])]
+            differing += [(size, world_size, one["spread"]) for one in metrics if one["spread"]]
+            numbers[size, world_size] = [one["b_3_kept"] for one in metrics]
+    assert differing == []
+    assert all(found == pytest.approx(numbers["1", 1], rel=1e-6) for found in numbers.values()), numbers
+
+
+def test_all_ranks_end_if_one_of_them_agrees_to(make_job: Any) -> None:
+    job = make_job(**spec_of("spelled", "agreed"))
+    ends = job.run(job.workers(2), layout=replicated(2))
+    assert [(e.kind, e.step) for e in ends] == [(ExitKind.FINISHED, 4)] * 2, ends
+
+
+def test_what_ranks_must_not_decide_alone_is_refused_in_a_sentence(make_job: Any) -> None:
+    expected = {
+        "alone": "rank 1 has left the loop after step 3, and the other ranks go on",
+        "own_rate": "the learning rate differs between ranks in step 2",
+        "scaled": "a GradScaler scales the loss",
+    }
+    differing = []
+    for how, message in expected.items():
+        job = make_job(how, **spec_of("spelled", how))
+        ends = job.run(job.workers(2), layout=replicated(2))
+        messages = [end.error.message if end.error is not None else str(end) for end in ends]
+        differing += [(how, end.kind, text) for end, text in zip(ends, messages, strict=True) if message not in text]
+        differing += [(how, end.kind) for end in ends if end.kind is not ExitKind.USER_ERROR]
+    assert differing == []

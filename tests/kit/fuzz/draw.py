@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from typing import Any
 
-from kit.fuzz.kinds import OPTIMIZERS, PIECES
+from kit.fuzz.kinds import ALL_PIECES, LOSSES, OPTIMIZERS, PIECES, SPELLINGS
 from kit.fuzz.plans import CHOICES, Decoder, draw_decoder, layouts, world_of
 
 
@@ -132,9 +132,18 @@ _PHASES = ("forward", "backward", "optimizer", "snapshot")
 
 
 def draw(
-    seed: int, kinds: Iterable[str] = PIECES, optimizers: Iterable[str] = OPTIMIZERS, plans: float = 0.3
+    seed: int,
+    kinds: Iterable[str] = PIECES,
+    optimizers: Iterable[str] = OPTIMIZERS,
+    plans: float = 0.3,
+    *,
+    spelled: float = 0.0,
+    spellings: Iterable[str] = SPELLINGS,
 ) -> Description:
-    """The task of a seed, of these kinds of pieces and optimizers; the fraction `plans` of all are decoders."""
+    """The task of a seed, of these kinds of pieces and optimizers; the fraction `plans` of all are decoders.
+
+    `spelled`: the fraction of the tasks of pieces that also have sizes and spellings drawn, of these kinds. The other
+    choices of a seed do not depend on it."""
     source = random.Random(seed)
     has_plan = source.random() < plans
     num_micro_batches = source.choice((2, 3, 4, 5, 8) if has_plan else (1, 2, 3, 4, 5, 7))
@@ -170,11 +179,30 @@ def draw(
     if has_plan:  # of these a decoder has nothing
         plain = {"container": "list", "is_reversed": False, "inlet": "linear", "head": "linear", "loss": "squares"}
         drawn = replace(drawn, width=4, length=2, **plain)
-    return replace(drawn, ways=_ways(source, drawn))
+    drawn = replace(drawn, ways=_ways(source, drawn))
+    spelling = random.Random(f"spelling {seed}")
+    return _spelled(spelling, drawn, sorted(spellings)) if not has_plan and spelling.random() < spelled else drawn
+
+
+def _spelled(source: random.Random, drawn: Description, kinds: list[str]) -> Description:
+    """With a piece that has a spelling, in the place of the last one; and sometimes a size, a group or a loss."""
+    size = max(2, drawn.num_micro_batches) * drawn.micro_size
+    return replace(
+        drawn,
+        pieces=(*drawn.pieces[:-1], _piece(source, source.choice(kinds))),
+        num_samples=source.choice((drawn.num_samples, max(1, size - 1), size, size + 1)),
+        loss=source.choice(LOSSES) if source.random() < 0.1 else drawn.loss,
+        optim=source.choice((drawn.optim, drawn.optim, replace(drawn.optim, groups="by_attribute"), READING)),
+        num_micro_batches=max(2, drawn.num_micro_batches),  # state is noticed when it is read
+    )
+
+
+READING = Optim("own_scaled", {"declared": None})
+"""An optimizer that reads attributes of parameters."""
 
 
 def _piece(source: random.Random, kind: str) -> Piece:
-    return Piece(kind, {name: source.choice(choices) for name, choices in PIECES[kind].items()})
+    return Piece(kind, {name: source.choice(choices) for name, choices in ALL_PIECES[kind].items()})
 
 
 def _ways(source: random.Random, drawn: Description) -> Ways:
@@ -249,7 +277,7 @@ def simpler(description: Description) -> Iterable[Description]:
             if candidate.num_micro_batches >= description.num_micro_batches:
                 yield candidate
     for index, piece in enumerate(pieces):
-        for name, choices in PIECES[piece.kind].items():
+        for name, choices in ALL_PIECES[piece.kind].items():
             if piece.options[name] != choices[0]:
                 plainer = Piece(piece.kind, {**piece.options, name: choices[0]})
                 yield replace(description, pieces=(*pieces[:index], plainer, *pieces[index + 1 :]))

@@ -54,6 +54,25 @@ PIECES: dict[str, _Choices] = {
     "inner_list": {"skips": (False, True)},
 }
 
+SIZES = (4, 0, 1, (64 << 8) - 1, 64 << 8, (64 << 8) + 1, (1 << 17) + 1, (1 << 18) - 1, 1 << 18)
+"""Elements of float32: few, none, one, around 64 KiB, above a piece of an exact sum, and around 1 MiB, the size of a
+first bucket of gradients and of a sum that is made directly."""
+WRITINGS = ("in_place", "slice", "copy", "data", "data_slice", "data_assigned", "replaced")
+
+SPELLINGS: dict[str, _Choices] = {
+    "sized_buffer": {"size": SIZES, "written": WRITINGS},
+    "sized_parameter": {"size": SIZES},
+    "written_parameter": {"written": ("no_grad", "data", "data_assigned", "data_copied", "once")},
+    "reached": {"by": ("attribute", "list", "tuple", "dict", "closure", "data", "detached_buffer")},
+    "carried": {"in": ("buffer", "tensor", "tuple", "list", "dict")},
+}
+"""Pieces that are of a drawn size, or that write or reach a thing in a drawn way."""
+OPEN_SPELLINGS: dict[str, _Choices] = {"number": {}}
+"""Those that train another model, and that nothing refuses yet: drawn only if they are named (`--open`)."""
+LOSSES = ("penalty", "carried_by_task")
+"""Spellings of a loss."""
+ALL_PIECES = {**PIECES, **SPELLINGS, **OPEN_SPELLINGS}
+
 _OPTIONS: dict[str, _Choices] = {
     "sgd": {"momentum": (0.0, 0.9), "nesterov": (False, True), "weight_decay": (0.0, 0.1), "foreach": (None, True)},
     "adam": {"amsgrad": (False, True), "weight_decay": (0.0, 0.1), "foreach": (None, True, False)},

@@ -51,6 +51,8 @@ def build_optimizer(kind: str, options: dict, groups: list[dict], lr: float) -> 
             return GroupState(groups, lr=lr)
         case "own_late_state":
             return LateState(groups, lr=lr)
+        case "own_scaled":
+            return Scaled(groups, lr=lr)
     raise ValueError(kind)
 
 
@@ -131,6 +133,21 @@ class LateState(torch.optim.Optimizer):
                     parameter.lerp_(state["anchor"], 0.1)
 
 
+class Scaled(torch.optim.Optimizer):
+    """Scales the rate of a parameter by its attribute."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    scale = 0.25 if getattr(parameter, "is_slow", False) else 1.0
+                    parameter.add_(parameter.grad, alpha=-group["lr"] * scale)
+
+
 def grouped(model: nn.Module, groups: str, lr: float) -> list[dict]:
     """The trainable parameters of a model in one or two groups; the second has another rate."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -139,6 +156,8 @@ def grouped(model: nn.Module, groups: str, lr: float) -> list[dict]:
             first, second = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
         case "by_dim":
             first, second = [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
+        case "by_attribute":
+            first, second = ([p for p in parameters if getattr(p, "is_slow", False) is slow] for slow in (False, True))
         case _:
             first, second = parameters, []
     return [{"params": own, "lr": rate} for own, rate in ((first, lr), (second, lr / 2)) if own]

@@ -592,6 +592,170 @@ class InnerList(Base):
         return x if self.skips and is_chosen("parity", numbers, self.training) else self.lines[1](x)
 
 
+class SizedBuffer(Base):
+    """A buffer of any size, written in a drawn way; the output depends on its last element."""
+
+    def __init__(self, width, size, written):
+        super().__init__()
+        self.written = written
+        self.line = nn.Linear(width, width)
+        self.register_buffer("kept", torch.zeros(size))
+
+    def body(self, x, numbers):
+        y = self.line(x) + self.kept[-1:].sum()
+        if self.training:
+            self._write(y.detach().mean())
+        return y
+
+    def _write(self, value):
+        match self.written:
+            case "in_place":
+                self.kept.mul_(0.5).add_(value)
+            case "slice":
+                self.kept[-1:] += value
+            case "copy":
+                self.kept.copy_(0.5 * self.kept + value)
+            case "data":
+                self.kept.data.mul_(0.5).add_(value)
+            case "data_slice":
+                self.kept.data[-1:] += value
+            case "data_assigned":
+                self.kept.data = 0.5 * self.kept + value
+            case "replaced":
+                self.kept = 0.5 * self.kept + value
+
+
+class SizedParameter(Base):
+    def __init__(self, width, size):
+        super().__init__()
+        self.line = nn.Linear(width, width)
+        self.extra = nn.Parameter(torch.randn(size) * 0.3)
+
+    def body(self, x, numbers):
+        return self.line(x) + self.extra[-1:].sum() + self.extra.square().sum() / (1 + self.extra.numel())
+
+
+class WrittenParameter(Base):
+    """A parameter that its own forward pass writes: a constraint, or an initialisation by the first samples."""
+
+    def __init__(self, width, written):
+        super().__init__()
+        self.written = written
+        self.line = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.ones(width))
+        self.register_buffer("is_ready", torch.zeros((), dtype=torch.int64))
+
+    def body(self, x, numbers):
+        weight = self.line.weight
+        match self.written:
+            case "no_grad":
+                with torch.no_grad():
+                    weight.clamp_(-0.2, 0.2)
+            case "data":
+                weight.data.clamp_(-0.2, 0.2)
+            case "data_assigned":
+                weight.data = torch.renorm(weight.data, 2, 0, 0.3)
+            case "data_copied":
+                weight.data.copy_(torch.renorm(weight.data, 2, 0, 0.3))
+            case "once":
+                if self.training and not bool(self.is_ready):
+                    self.scale.data.copy_(1 / (x.detach().std((0, 1), unbiased=False) + 0.1))
+                    self.is_ready.fill_(1)
+        return self.line(x) * self.scale
+
+
+class Reached(Base):
+    """A weight that is used twice, the second time by another reference to it."""
+
+    def __init__(self, width, by):
+        super().__init__()
+        self.line = nn.Linear(width, width)
+        weight = self.line.weight
+        match by:
+            case "attribute":
+                self.again = weight
+            case "list":
+                self.held = [weight]
+            case "tuple":
+                self.held = (weight,)
+            case "dict":
+                self.held = {0: weight}
+            case "closure":
+                self.read = lambda: weight
+            case "data":
+                self.again = weight.data
+            case "detached_buffer":
+                self.register_buffer("again", weight.detach(), persistent=False)
+
+    def body(self, x, numbers):
+        y = torch.tanh(self.line(x))
+        if hasattr(self, "again"):
+            return F.linear(y, self.again)
+        return F.linear(y, self.held[0] if hasattr(self, "held") else self.read())
+
+
+class Carried(Base):
+    """What it has computed for the micro-batch before is added to its output."""
+
+    def __init__(self, width, **options):
+        super().__init__()
+        self.kept_in = options["in"]
+        self.line = nn.Linear(width, width)
+        self.last = None
+        match self.kept_in:
+            case "buffer":
+                del self.last
+                self.register_buffer("last", torch.zeros(width))
+            case "list":
+                self.last = []
+            case "dict":
+                self.last = {}
+
+    def body(self, x, numbers):
+        y = self.line(x)
+        match self.kept_in:
+            case "buffer" | "tensor":
+                before = self.last
+            case "tuple":
+                before = None if self.last is None else self.last[0]
+            case "list":
+                before = torch.stack(self.last).mean(0) if self.last else None
+            case "dict":
+                before = self.last.get("value")
+        if self.training:
+            self._keep(y.detach().mean((0, 1)))
+        return y if before is None else y + 0.5 * before
+
+    def _keep(self, value):
+        match self.kept_in:
+            case "buffer":
+                self.last.copy_(value)
+            case "tensor":
+                self.last = value
+            case "tuple":
+                self.last = (value,)
+            case "list":
+                self.last.append(value)
+                del self.last[:-2]
+            case "dict":
+                self.last["value"] = value
+
+
+class Number(Base):
+    """A plain number that training changes; the output depends on it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.line = nn.Linear(width, width)
+        self.temperature = 2.0
+
+    def body(self, x, numbers):
+        y = self.line(x) / self.temperature
+        if self.training:
+            self.temperature *= 0.9
+        return y
+
+
 _CLASSES = {
     "linear": Linear,
     "branches": Branches,
@@ -635,6 +799,12 @@ _CLASSES = {
     "lazy": Lazy,
     "double_backward": DoubleBackward,
     "inner_list": InnerList,
+    "sized_buffer": SizedBuffer,
+    "sized_parameter": SizedParameter,
+    "written_parameter": WrittenParameter,
+    "reached": Reached,
+    "carried": Carried,
+    "number": Number,
 }
 
 

@@ -56,6 +56,8 @@ class Model(nn.Module):
         for index, kind in enumerate(self.kinds):
             if kind == "tied_to_first":
                 pieces[index].line.weight = self.inlet.weight if description.inlet == "linear" else self.head.weight
+        for number, parameter in enumerate(self.parameters()):
+            parameter.is_slow = number % 2 == 1
 
     def piece(self, index):
         match self.container:
@@ -83,6 +85,7 @@ class Drawn:
         self.elementwise_optimizer = (optim.options or {}).get("declared")
         if optim.kind == "builtin":
             self.build_optimizer = None
+        self.baseline = torch.zeros(())
 
     def build_model(self):
         d = self.description
@@ -112,4 +115,10 @@ class Drawn:
         else:
             loss = (y - x.roll(1, 2)).square().mean()
             accuracy = (y.detach() > 0).float().mean()
+            if self.description.loss == "penalty":
+                loss = loss + 0.05 * sum(p.abs().square().sum() for p in model.parameters() if p.requires_grad)
+            if self.description.loss == "carried_by_task":
+                loss = loss * (1 + self.baseline)
+                if model.training:
+                    self.baseline = 0.9 * self.baseline + 0.1 * loss.detach().float()
         return (loss, {"accuracy": accuracy}) if self.description.has_metrics else loss

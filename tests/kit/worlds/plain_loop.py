@@ -44,7 +44,7 @@ class PlainBatch:
         run, num = self.run, self.global_size // self.size
         first, self.passes, step = self.passes * num, self.passes + 1, run.step
         for micro in range(num):
-            run.left = num - micro - 1
+            run.left, run.micro_weight = num - micro - 1, 0.0
             at = sample_positions(step, micro, global_size=self.global_size, micro_size=self.size)
             items = [self.dataset[sample_at(one, num_samples=len(self.dataset), seed=0)] for one in at]
             seed_everything(randomness_seed(0, step, first + micro))
@@ -55,7 +55,7 @@ class PlainRun:
     rank, world_size, is_rank_zero, device = 0, 1, True, torch.device("cpu")
 
     def __init__(self):
-        self.step, self.losses, self.metrics = 0, {}, {}
+        self.step, self.losses, self.metrics, self.loss, self.micro_weight = 0, {}, {}, None, 0.0
         self.sums = [0.0, 0.0]
 
     def wrap(self, model, *, blocks=None):
@@ -69,6 +69,9 @@ class PlainRun:
 
     def gather(self, tensor):
         return tensor
+
+    def agree(self, flag):
+        return bool(flag)
 
     def batches(self, dataset, *, global_size, micro_size=None, num_streams=None):
         if callable(dataset):
@@ -86,14 +89,15 @@ class PlainRun:
         while True:
             step = self.step
             for micro, reader in enumerate(reader for reader in readers for _ in range(each)):
-                self.left = num_streams * each - micro - 1
+                self.left, self.micro_weight = num_streams * each - micro - 1, 0.0
                 batch = next(reader)
                 seed_everything(randomness_seed(0, step, micro))
                 yield batch
 
     def backward(self, loss, *, weight=1.0):
         (loss * weight).backward()
-        self.sums[0] += weight
+        self.sums[0] += max(0.0, weight - self.micro_weight)  # several in one micro-batch add up
+        self.micro_weight = max(weight, self.micro_weight)
         self.sums[1] += float(loss.detach()) * weight
 
     def update(self, optimizer, *, clip=None):
@@ -103,7 +107,7 @@ class PlainRun:
         torch.nn.utils.clip_grad_norm_(parameters, float("inf") if clip is None else clip)
         optimizer.step()
         optimizer.zero_grad()
-        self.loss, self.sums = self.sums[1] / self.sums[0], [0.0, 0.0]
+        self.loss, self.sums, self.micro_weight = self.sums[1] / self.sums[0], [0.0, 0.0], 0.0
 
     def commit(self, **metrics):
         self.step += 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from kit.fuzz.draw import Description, draw, simpler
-from kit.fuzz.kinds import OPTIMIZERS, PIECES
+from kit.fuzz.kinds import LOSSES, OPEN_SPELLINGS, OPTIMIZERS, PIECES, SPELLINGS
 from kit.fuzz.plans import CHOICES, world_of
 from kit.fuzz.spec import broken_rules
 
@@ -35,6 +37,35 @@ def test_every_kind_and_choice_is_drawn(many: list[Description]) -> None:
     }
     axes = {axis for one in many for layout in one.ways.layouts for axis, n in layout.items() if n not in (1, "none")}
     assert axes >= {"pp", "tp", "cp", "ep", "dp_shard", "dp_replicate", "recompute"}
+
+
+def test_every_size_and_spelling_is_drawn_and_the_open_ones_only_if_named() -> None:
+    spelled = [draw(seed, spelled=1.0) for seed in _MANY]
+    drawn = {
+        (piece.kind, name, piece.options[name])
+        for one in spelled
+        for piece in one.pieces
+        for name in piece.options
+        if piece.kind in SPELLINGS
+    }
+    assert drawn == {(kind, *choice) for kind in SPELLINGS for choice in _choices(SPELLINGS[kind])}
+    assert {one.loss for one in spelled} >= set(LOSSES)
+    assert {"by_attribute"} <= {one.optim.groups for one in spelled}
+    assert not any(piece.kind in OPEN_SPELLINGS for one in spelled for piece in one.pieces)
+    named = [draw(seed, spelled=1.0, plans=0.0, spellings=OPEN_SPELLINGS) for seed in range(9)]
+    assert {one.pieces[-1].kind for one in named} == set(OPEN_SPELLINGS)
+    legal = [broken_rules(one, layout) for one in spelled for layout in one.ways.layouts[:2]]
+    assert set(legal) == {()}
+
+
+def _choices(options: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
+    return ((name, choice) for name, choices in options.items() for choice in choices)
+
+
+def test_the_other_choices_of_a_seed_do_not_depend_on_its_spelling(many: list[Description]) -> None:
+    for one in many[:50]:
+        spelled = draw(one.seed, spelled=1.0)
+        assert (spelled.ways, spelled.decoder, spelled.width) == (one.ways, one.decoder, one.width)
 
 
 def test_every_layout_is_legal_and_the_dead_worker_is_missing(many: list[Description]) -> None:

@@ -220,7 +220,9 @@ def _drop(groups: list[dist.ProcessGroup], store: GenerationStore | None, wake: 
         kept.clear()
 
     kept = [store]
-    group_reaper = threading.Thread(target=drop, name="shoal-group-reaper", daemon=True)
+    # At a clean end no operation is lost, and the interpreter must wait: Python ends a daemon thread that comes back
+    # from a destructor of C++ in a way that terminates the process.
+    group_reaper = threading.Thread(target=drop, name="shoal-group-reaper", daemon=wake is not None)
     group_reaper.start()
     group_reaper.join(_DROP_S)
 

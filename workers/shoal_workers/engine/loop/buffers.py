@@ -9,7 +9,8 @@ every size, that of tasks (engine/step/buffers.py). Hides when which values are 
 
 Every micro-batch begins with B, of which a copy is kept. So a rank that leaves a broken group has the buffers of the
 last complete step, whatever its forward passes have done since. What the loop changes between an update and the next
-micro-batch is its own, and becomes B. Padding micro-batches, and those after the last update of a step, leave no trace.
+micro-batch is its own, and becomes B; if another backward pass follows in the same micro-batch, what has changed since
+the update belongs to the next one. Padding micro-batches, and those after the last update of a step, leave no trace.
 Only buffers that checkpoints hold are looked after. The order of the micro-batches of an update is that of the ranks,
 then of each rank's own; with one pass over the global batch that is the order of one process.
 
@@ -29,9 +30,6 @@ from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.step.buffers import as_sum, folds, from_sum
 from shoal_workers.torch_internals import BatchNorm
 
-_SMALL_BYTES = 64 << 10
-"""Up to here values are compared, because torch does not count all writes. Larger buffers are compared by version."""
-
 
 @dataclass(slots=True, eq=False)
 class _Norm:
@@ -50,7 +48,6 @@ class _Buffer:
     """What is in the module between micro-batches."""
     base: Tensor
     """B."""
-    version: int
     places: list[tuple[nn.Module, str]]
     norm: _Norm | None = None
     total: Tensor | None = None
@@ -62,18 +59,14 @@ class _Buffer:
         return next((one for one in found if one is not self.home), self.home)
 
     def has_changed(self, now: Tensor | None) -> bool:
-        if now is not self.home:
-            return True
-        if self.norm is not None or self.home.nbytes <= _SMALL_BYTES:
-            return not torch.equal(self.home, self.base)
-        return self.home._version != self.version
+        """Compares values, because torch does not count all writes."""
+        return now is not self.home or not torch.equal(self.home, self.base)
 
     def restore(self) -> None:
         """B is in the module."""
         for module, key in self.places:
             module._buffers[key] = self.home
         self.home.data.copy_(self.base)  # not counted by torch: a backward pass may still come
-        self.version = self.home._version
 
     def keep(self) -> None:
         """What is in the module is B from now on."""
@@ -83,7 +76,6 @@ class _Buffer:
             for module, key in self.places:
                 module._buffers[key] = self.home
         self.base.copy_(self.home)
-        self.version = self.home._version
 
 
 class LoopBuffers:
@@ -119,8 +111,10 @@ class LoopBuffers:
         return is_changed
 
     def weigh(self, weight: float) -> None:
-        """`backward` was called with this weight."""
-        self._weight += weight
+        """`backward` was called, and the micro-batch counts with this weight. After an update within a micro-batch it
+        goes on: what its forward passes have changed since belongs to the next update."""
+        self._is_open = self._is_open or bool(self._buffers)
+        self._weight = weight
 
     def send(self) -> list[float]:
         """Ends the last micro-batch before an update. Returns this rank's numbers for the vote, equally many on all
@@ -187,7 +181,7 @@ class LoopBuffers:
                     known[id(tensor)].places.append((inner, key))
                     continue
                 path = f"{name}/{prefix}.{key}" if prefix else f"{name}/{key}"
-                buffer = _Buffer(path, tensor, tensor.detach().clone(), tensor._version, [(inner, key)])
+                buffer = _Buffer(path, tensor, tensor.detach().clone(), [(inner, key)])
                 known[id(tensor)] = buffer
                 self._buffers.append(buffer)
                 if not folds(inner):

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from torch.amp import GradScaler
 from torch.distributed import DistError
 
 from shoal_workers.checkpoint.errors import CheckpointError
@@ -97,7 +99,8 @@ class LoopProgram:
         run, self._run = self._run, None
         assert run is not None and self._function is not None, "the generation is entered first"
         try:
-            self._user(self._function, run)
+            with _scalers_refused():
+                self._user(self._function, run)
             end: GenerationEnd = self._user(run.finish)
             return end
         except LoopEnd as left:
@@ -123,6 +126,26 @@ class LoopProgram:
             if is_storage or is_collective_error(error):
                 raise
             raise TaskFailed(report_of(error, self._position.phase, in_task_call=True)) from None
+
+
+@contextmanager
+def _scalers_refused() -> Iterator[None]:
+    """Makes an enabled GradScaler raise ValueError as it scales a loss."""
+    plain = GradScaler.scale
+
+    def scale(scaler: GradScaler, outputs: Any) -> Any:
+        if scaler.is_enabled():
+            raise ValueError(
+                "a GradScaler scales the loss, and run.update() would sum and clip the scaled gradients. Use "
+                "torch.autocast with bfloat16, which needs no scaler, or make it with GradScaler(enabled=False)."
+            )
+        return plain(scaler, outputs)
+
+    GradScaler.scale = scale  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        GradScaler.scale = plain  # type: ignore[method-assign]
 
 
 def _start_of(assignment: Assignment) -> int:

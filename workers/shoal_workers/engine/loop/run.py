@@ -33,6 +33,7 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
+from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
@@ -49,11 +50,15 @@ from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
 from shoal_workers.engine.step.generation import Membership
+from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.torch_internals import tree_map_only
+
+_SAME_RATE = 1e-9
+"""Relative variance of the learning rate over the ranks that is rounding."""
 
 
 class GlobalBatch:
@@ -103,6 +108,8 @@ class Run:
         self._host = host
         self._recorder = recorder
         self._boundary: StepBoundary | None = None
+        self.loss: float | None = None
+        """Loss of the newest update, over the global batch: the same on all ranks. None before the first one."""
         self._loss: float | None = None
         self._grad_norm: float | None = None
         self._lr: float | None = None
@@ -112,11 +119,17 @@ class Run:
         self._awaits_commit = False
         """`steps` has ended a step, and the loop may still change its state: schedules, averages."""
         self._micro = MicroBatch(0, 1.0)
+        self._is_in_micro_batch = False
+        """False if the loop reads data of its own: then each backward pass is a micro-batch."""
         self._num_left = 0
         """Micro-batches of this step that this rank has not begun yet."""
         self._weight_sum = 0.0
         self._loss_sum: Tensor | float = 0.0
-        """Weights and weighted losses of this rank since the last update."""
+        """Weights of micro-batches and weighted losses of this rank since the last update."""
+        self._micro_weight = 0.0
+        """How much of `_weight_sum` is of the current micro-batch: the largest weight of its backward passes."""
+        self._num_numbers = 0
+        """Of the first vote of the last step."""
         self._gradients = Gradients(group.gradients)
         self._buffers = LoopBuffers({}, 0, 1)
         """Those of the tracked modules."""
@@ -303,7 +316,8 @@ class Run:
         )
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
-        """Adds the gradient of `weight` times the loss. `update` divides by the sum of all weights over all ranks.
+        """Adds the gradient of `weight` times the loss. `update` divides by the sum of the weights of all micro-batches
+        over all ranks. Several calls in one micro-batch add up, and it counts with the largest of their weights.
 
         Args:
             loss: mean over something, for example the tokens of the micro-batch.
@@ -317,8 +331,11 @@ class Run:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
         finally:
             self._gradients.end_backward()
-        self._buffers.weigh(weight)
-        self._weight_sum += weight
+        if not self._is_in_micro_batch:
+            self._micro_weight = 0.0
+        self._weight_sum += max(0.0, weight - self._micro_weight)
+        self._micro_weight = max(weight, self._micro_weight)
+        self._buffers.weigh(self._micro_weight)
         # On a GPU the number would have to be waited for.
         self._loss_sum += (loss.item() if loss.device.type == "cpu" else loss.detach().double()) * weight
 
@@ -338,14 +355,25 @@ class Run:
         boundary = self._tracked("update")
         flags = self._gradients.send(optimizer)
         sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
-        numbers = [self._weight_sum, float(self._loss_sum), sharded.squares(), *flags, *self._buffers.send()]
-        vote = boundary.begin_vote(self._data_s, numbers)
-        self._weight_sum, self._loss_sum = 0.0, 0.0
+        rate = sum(float(group["lr"]) for group in optimizer.param_groups)
+        sums = [self._weight_sum, float(self._loss_sum), sharded.squares(), rate, rate**2]
+        numbers = [*sums, *flags, *self._buffers.send()]
+        if self._loss is None:
+            self._num_numbers = len(numbers)
+        vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers])
+        self._weight_sum, self._loss_sum, self._micro_weight = 0.0, 0.0, 0.0
         self._gradients.wait_for_sums(optimizer)
         verdict = vote.counted()
         self._check()  # an aborted communicator ends without an error
+        self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
-        weight, loss, sharded_squares, *totals = verdict.uses
+        weight, loss, sharded_squares, rates, squared_rates, *totals = verdict.uses[self.world_size :]
+        if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
+            raise ValueError(
+                f"the learning rate differs between ranks in step {self.step + 1} ({rate:g} on rank {self.rank}), so "
+                "their weights would, too. A schedule that decides by a loss (ReduceLROnPlateau) needs run.loss, which "
+                "is equal on all ranks."
+            )
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
@@ -368,7 +396,7 @@ class Run:
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self._loss, self._grad_norm = loss, norm
+        self.loss, self._loss, self._grad_norm = loss, loss, norm
         return norm
 
     def commit(self, **metrics: Any) -> None:
@@ -412,6 +440,17 @@ class Run:
             self._recorder.log(self._membership.position.step + 1, **media)
         self._metrics |= _numbers(metrics)
 
+    def agree(self, flag: bool) -> bool:
+        """True on all ranks if the flag is true on any of them. Collective, for what a rank decides by its own numbers
+        or clock."""
+        if self.world_size == 1:
+            return bool(flag)
+        self._check()
+        box = torch.tensor([float(flag)], dtype=torch.float64, device=self.device)
+        all_reduce_small(box)
+        self._check()
+        return bool(box.item())
+
     def gather(self, tensor: Tensor) -> Tensor:
         """The tensors of all ranks one after the other along the first dimension, with gradients to all of them.
         Collective; all ranks give the same shape."""
@@ -432,6 +471,7 @@ class Run:
         """Called by `GlobalBatch`: reads the samples of a micro-batch, which is the current one from now on."""
         self._check()
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
+        self._micro_weight, self._is_in_micro_batch = 0.0, True
         if self._buffers.begin_micro_batch(is_real=micro.weight > 0) and self._boundary is not None:
             self._boundary.unsettle()
         start = time.perf_counter()
@@ -462,7 +502,24 @@ class Run:
         boundary = self._tracked("track")
         self._commit_awaited()
         self._gradients.end_step()
+        if self.world_size > 1:
+            # As large as the vote in which the others would be if this rank were alone.
+            leaving = [float(rank == self.rank) for rank in range(self.world_size)]
+            self._refuse_leaving_alone(
+                boundary.begin_vote(self._data_s, [*leaving, *[0.0] * self._num_numbers]).counted()
+            )
         return boundary.finish()
+
+    def _refuse_leaving_alone(self, verdict: Verdict) -> None:
+        """Raises ValueError, on all ranks, if some have left the loop and others have not."""
+        left = [rank for rank, count in enumerate(verdict.uses[: self.world_size]) if count]
+        if left and len(left) < self.world_size:
+            are = f"ranks {', '.join(map(str, left))} have" if len(left) > 1 else f"rank {left[0]} has"
+            raise ValueError(
+                f"{are} left the loop after step {self._membership.position.step}, and the other ranks go on. All "
+                "ranks leave it after the same step: decide by run.step or run.loss, which are equal on all ranks, or "
+                "by run.agree(flag)."
+            )
 
     def _check(self) -> None:
         """Leaves a generation that is over, or a group that a failed collective has broken although the loop went
@@ -503,6 +560,7 @@ class Run:
         self._stream_states.texts = dict(extra.get("streams", {}))
         for report in (past := Recent.parse(extra.get("reports", ()))):
             recent.add(report)
+            self.loss = getattr(report, "loss", self.loss)
         return Restored(int(extra["step"]), num_bytes, remote_bytes, past=past)
 
     def _advanced(self, num_bytes: int) -> None:

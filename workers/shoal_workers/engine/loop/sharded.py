@@ -28,7 +28,12 @@ from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.parallel.sharding import default_shard_units, sum_gradients
+from shoal_workers.engine.parallel.sharding import (
+    default_shard_units,
+    move_additions,
+    places_of,
+    sum_gradients,
+)
 
 _WAY_OUT = (
     "A loop has one mesh: wrap with run.wrap(model), or with fully_shard(module, mesh=run.mesh), and set parallelism: "
@@ -57,10 +62,12 @@ def wrapped(
         raise ValueError(
             f"run.wrap(blocks=...): {names} is no module of the model. Give modules that are inside of it."
         )
+    additions = places_of((), model)
     for module in reversed(list(model.modules())):  # inner blocks first
         if module in chosen:
             fully_shard(module, mesh=mesh, reshard_after_forward=frees)
     fully_shard(model, mesh=mesh, reshard_after_forward=frees)
+    move_additions(additions, model)
     return model
 
 

@@ -24,8 +24,10 @@ communication, because every rank has built the same weights. A task without a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import NoReturn
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
+from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
@@ -44,7 +47,7 @@ from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompu
 from shoal_workers.engine.parallel.sharding import (
     hooked_parameters,
     mixed_precision,
-    move_hooks,
+    move_additions,
     places_of,
     shard_model,
 )
@@ -74,6 +77,7 @@ def assemble(
         plan = checked_plan(model, plan)
     units = set(shard_units(model))
     hooked = hooked_parameters(model)
+    originals = {name: ref(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     precisions = apply_precisions(model, spec, plan)
@@ -98,9 +102,11 @@ def assemble(
         places = places_of(hooked, stage.module)
         own = own_policies(stage.module, precisions, spec.reduce_precision)
         orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
-        move_hooks(places, stage.module)
+        move_additions(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)
+    del hooked
+    _refuse_gradients(originals)
     return Assembly(
         layout=layout,
         parts=tuple(stage.module for stage in stages),
@@ -113,6 +119,22 @@ def assemble(
         partial=owners,
         orders=tuple(orders),
         has_buffers=has_buffers,
+    )
+
+
+def _refuse_gradients(originals: Mapping[str, ReferenceType[nn.Parameter]]) -> None:
+    """Has a backward pass raise ValueError if it reaches a parameter that was replaced in its module, but that the
+    task's code still refers to."""
+    for name, reference in originals.items():
+        if (parameter := reference()) is not None:
+            parameter.register_hook(partial(_refuse_gradient, name))  # type: ignore[no-untyped-call]
+
+
+def _refuse_gradient(name: str, _: Tensor) -> NoReturn:
+    raise ValueError(
+        f"forward() or loss() uses the parameter {name} through a reference beside its module (a list, tuple, dict or "
+        "closure), which no optimizer would change. Read it from the module each time it is used, or assign it to a "
+        "second module or attribute, which ties both."
     )
 
 
@@ -179,6 +201,11 @@ def make_plain(model: nn.Module, line: str) -> list[str]:
             f"{line}: the parameters {name} and {other} share memory but are two parameters, so each would be trained "
             "on its own. Assign the same nn.Parameter to both modules if the weights are tied, else clone one of them."
         )
+    for alias, name in _aliases(model, named):
+        raise ValueError(
+            f"{line}: {alias} shares the memory of the parameter {name}. It would keep the initial values, since "
+            "workers train parts of a parameter. Read the parameter itself where it is used, or clone() it."
+        )
     for _, parameter in named:
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
@@ -198,7 +225,8 @@ def _give_dimension(module: nn.Module, given: dict[int, tuple[nn.Parameter, nn.P
         scalar = module._parameters[name]
         assert scalar is not None
         if id(scalar) not in given:
-            given[id(scalar)] = scalar, nn.Parameter(scalar.data.view(1), requires_grad=scalar.requires_grad)
+            fresh = nn.Parameter(scalar.data.view(1), requires_grad=scalar.requires_grad)
+            given[id(scalar)] = scalar, take_attributes(fresh, scalar)
             _take_hooks(*given[id(scalar)])
         module._parameters[name] = given[id(scalar)][1]
     if names:
@@ -259,6 +287,16 @@ def _overlapping(named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, s
             if are_blocks or _places(before) & _places(parameter):
                 yield other, name
         earlier.append((end, name, parameter))
+
+
+def _aliases(model: nn.Module, named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, str]]:
+    """Buffers and plain tensor attributes in the memory of a parameter that is trained."""
+    trained = {p.untyped_storage().data_ptr(): name for name, p in named if p.requires_grad and p.numel()}
+    for prefix, module in model.named_modules():
+        for key, value in {**vars(module), **module._buffers}.items():
+            is_plain = type(value) is Tensor and value.layout is torch.strided and value.numel() > 0
+            if is_plain and (name := trained.get(value.untyped_storage().data_ptr())) is not None:
+                yield f"{prefix}.{key}" if prefix else key, name
 
 
 def _span_bytes(tensor: Tensor) -> int:

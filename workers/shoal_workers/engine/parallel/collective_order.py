@@ -35,6 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
+from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.torch_internals import (
     DefaultAllGather,
     DefaultReduceScatter,
@@ -53,6 +54,8 @@ from shoal_workers.torch_internals import (
     set_collectives,
 )
 
+_HASHED_STEPS = 2
+"""Steps of a generation in which the values of parameters are compared around each forward pass."""
 _END = -1
 _LEFT = -2
 """In place of a call: this rank has left an earlier pass of the step."""
@@ -92,13 +95,19 @@ class CollectiveOrder:
         self._versions: dict[int, tuple[Any, int]] = {}
         """FSDP's record of a parameter, by the record's id, with the version that the gathered parameter had as its
         unit's first forward in this pass began."""
+        self._marks: dict[int, tuple[int, int]] = {}
+        """By the id of FSDP's record: the mark of the gathered parameter as its unit's forward began."""
+        self._written: str | None = None
+        """A parameter whose mark was another one as its unit's forward ended."""
+        self._num_steps = 0
+        """Passes of this generation."""
         self._used: set[int] = set()
         """Ids of FSDP's records of parameters."""
         self._hook()
 
     def begin_generation(self) -> None:
         """Called on all ranks of a group that has just formed: forgets the passes of the group before."""
-        self._passes = None
+        self._passes, self._num_steps = None, 0
         if self.is_whole and not self._layout_is_whole:
             self.is_whole = False
             self._root.set_reshard_after_forward(True)
@@ -112,6 +121,7 @@ class CollectiveOrder:
     def begin_step(self) -> None:
         """Forgets which parameters were used."""
         self._used.clear()
+        self._num_steps += 1
 
     @contextmanager
     def in_loss(self) -> Iterator[None]:
@@ -142,9 +152,10 @@ class CollectiveOrder:
     def written_parameter(self) -> str | None:
         """Name of a parameter that a forward pass has written to since the last call; None: there is none. What is
         written to a gathered parameter is lost, and only this rank would have it."""
-        versions, self._versions = self._versions, {}
+        versions, written = self._versions, self._written
+        self._versions, self._written = {}, None
         return next(
-            (parameter_name(one) for one, version in versions.values() if gathered(one)._version != version), None
+            (parameter_name(one) for one, version in versions.values() if gathered(one)._version != version), written
         )
 
     def any_deviated(self) -> bool:
@@ -201,6 +212,7 @@ class CollectiveOrder:
             assert isinstance(unit, nn.Module)
             at_end_of_backward(unit, lambda finish: partial(self._end_backward, finish))
             unit.register_forward_pre_hook(partial(self._enter, fsdp_groups(unit)), prepend=True)
+            unit.register_forward_hook(partial(self._leave, fsdp_groups(unit)), prepend=True)
             if id(unit) == id(root):
                 unit.register_forward_pre_hook(self._gather_all, prepend=True)
             # FSDP's own hook comes first, since it sets everything up; those of the task come last
@@ -243,10 +255,28 @@ class CollectiveOrder:
         for group in groups:
             for one in group.fsdp_params:
                 self._versions.setdefault(id(one), (one, gathered(one)._version))
+                self._marks[id(one)] = self._mark(gathered(one))
         if torch.is_grad_enabled():
             again = 2 if is_in_backward() else 1
             for group in groups:
                 self._num_calls[id(group)] = self._num_calls.get(id(group), 0) + again
+
+    def _leave(self, groups: list[Any], *_: object) -> None:
+        """A unit's forward ends, and its parameters are still there: looks for writes that torch does not count."""
+        for group in groups:
+            for one in group.fsdp_params:
+                if self._marks[id(one)] != self._mark(gathered(one)):
+                    self._written = parameter_name(one)
+
+    def _mark(self, gathered_parameter: Tensor) -> tuple[int, int]:
+        """What differs after a write through `data`: the address, if `data` was assigned; and in the first steps a hash
+        of the values."""
+        parameter = local(gathered_parameter)  # tp may have split it
+        is_hashed = self._num_steps <= _HASHED_STEPS and parameter.numel() > 0
+        real = torch.view_as_real(parameter) if is_hashed and parameter.is_complex() else parameter
+        with torch.no_grad():
+            value = int(torch.hash_tensor(real).item()) if is_hashed else 0
+        return parameter.data_ptr(), value
 
     def _after_backward(self, group: Any, *_: object) -> None:
         """Replaces FSDP's `post_backward` of a unit."""

@@ -33,7 +33,18 @@ def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.P
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-    return nn.Parameter(shard, requires_grad=parameter.requires_grad)
+    return take_attributes(nn.Parameter(shard, requires_grad=parameter.requires_grad), parameter)
+
+
+def user_attributes(parameter: Tensor) -> dict[str, Any]:
+    """What the model's code has set on a parameter, for example `lr_scale`."""
+    return {name: value for name, value in vars(parameter).items() if name != "_is_param"}
+
+
+def take_attributes(fresh: nn.Parameter, parameter: Tensor) -> nn.Parameter:
+    """Returns `fresh`, which replaces the parameter, with the attributes that the model's code has set."""
+    vars(fresh).update(user_attributes(parameter))
+    return fresh
 
 
 def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:

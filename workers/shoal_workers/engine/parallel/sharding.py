@@ -16,8 +16,9 @@ In return every addition rounds to 8 or 11 bits, including those of gradient acc
 the dtype that it sends. The result then also depends more on the world size than in fp32.
 
 Sharding replaces every parameter, and autograd differentiates the gathered one, so a hook that a model has registered
-on a parameter (`Tensor.register_hook`) would never run: it is moved to what takes the parameter's place. Called by
-`assemble`, `warm_up` and, for the units, by `LoadedTask.shard_units`.
+on a parameter (`Tensor.register_hook`) would never run: it is moved to what takes the parameter's place. So are the
+attributes that a model has set on a parameter (`lr_scale`), which optimizers read. Called by `assemble`, `warm_up` and,
+for the units, by `LoadedTask.shard_units`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.collective_order import CollectiveOrder
+from shoal_workers.engine.parallel.cutting import user_attributes
 from shoal_workers.torch_internals import (
     FSDPParamGroup,
     collectives_of,
@@ -254,8 +256,16 @@ def hooked_parameters(model: nn.Module) -> list[HookedParameter]:
     return found
 
 
-def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place, tuple[Hook, ...]]:
-    """Returns where the hooked parameters of a part are, once all axes but data are applied.
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What a model has added to a parameter."""
+
+    hooks: tuple[Hook, ...]
+    attributes: Mapping[str, Any]
+
+
+def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place, Additions]:
+    """Returns where the parameters of a part with hooks or attributes are, once all axes but data are applied.
 
     Raises ValueError for one that has been split."""
     for one in hooked:
@@ -271,14 +281,14 @@ def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place,
             )
     hooks = {id(one.parameter): one.hooks for one in hooked}
     return {
-        (id(module), name): hooks[id(parameter)]
+        (id(module), name): Additions(hooks.get(id(parameter), ()), attributes)
         for module in part.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) in hooks
+        if (attributes := user_attributes(parameter)) or id(parameter) in hooks
     }
 
 
-def move_hooks(places: Mapping[Place, tuple[Hook, ...]], part: nn.Module) -> None:
+def move_additions(places: Mapping[Place, Additions], part: nn.Module) -> None:
     """Called once the data axis has been applied to the part."""
     for module in part.modules():
         if not isinstance(module, FSDPModule):
@@ -287,17 +297,19 @@ def move_hooks(places: Mapping[Place, tuple[Hook, ...]], part: nn.Module) -> Non
             records: list[Any] = group.fsdp_params
             for record in records:
                 owner, attribute = module_of(record)
-                if (hooks := places.get((id(owner), attribute))) is not None:
-                    record.init_unsharded_param = _hooking(record, record.init_unsharded_param, hooks)
+                if (additions := places.get((id(owner), attribute))) is not None:
+                    vars(record.sharded_param).update(additions.attributes)
+                    record.init_unsharded_param = _adding(record, record.init_unsharded_param, additions)
 
 
-def _hooking(record: Any, init: Callable[[], None], hooks: tuple[Hook, ...]) -> Callable[[], None]:
+def _adding(record: Any, init: Callable[[], None], additions: Additions) -> Callable[[], None]:
     def init_unsharded_param() -> None:
         # FSDP calls this at every gathering, and makes the parameter at the first one only.
         is_first = gathered(record) is None
         init()
         if is_first:
-            for hook in hooks:
+            vars(gathered(record)).update(additions.attributes)
+            for hook in additions.hooks:
                 gathered(record).register_hook(hook)
 
     return init_unsharded_param

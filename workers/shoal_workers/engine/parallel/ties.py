@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from shoal_workers.contract.model import ParallelPlan, TensorStyle
+from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.names import matching
 
 _SHOWN = 4
@@ -84,7 +85,7 @@ def untie_parts(parts: Sequence[nn.Module]) -> None:
                     continue
                 if id(parameter) not in own:
                     fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                    own[id(parameter)] = fresh
+                    own[id(parameter)] = take_attributes(fresh, parameter)
                 module._parameters[name] = own[id(parameter)]
         seen_modules.update(map(id, part.modules()))
         seen_parameters.update(map(id, part.parameters()))

@@ -35,7 +35,7 @@ from torch.optim import AdamW, Optimizer
 from shoal_workers.contract.optimizers import EMA, OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import local, shard_like
+from shoal_workers.engine.parallel.cutting import local, shard_like, take_attributes, user_attributes
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
@@ -384,7 +384,8 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
     with torch.no_grad():
         for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
             own_ones = [
-                nn.Parameter(local(parameter), requires_grad=parameter.requires_grad) for parameter in group["params"]
+                take_attributes(nn.Parameter(local(parameter), requires_grad=parameter.requires_grad), parameter)
+                for parameter in group["params"]
             ]
             local_parameters += zip(own_ones, group["params"], strict=True)
             groups.append({**settings, "params": own_ones})
@@ -402,6 +403,8 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         logged = describe(optimizer)
     except ValueError as error:
         not_logged = f"the optimizer cannot be made again on another node: {error}"
+    if any(map(user_attributes, owners)) and not type(optimizer).__module__.startswith("torch."):
+        logged, not_logged = None, "the optimizer may read attributes of parameters, which another node does not have"
     return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
 
 

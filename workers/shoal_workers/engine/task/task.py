@@ -125,6 +125,11 @@ class LoadedTask:
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
+    @property
+    def instance(self) -> object:
+        """The object of the user's class."""
+        return self._task
+
     def collate(self, samples: list[Any]) -> Any:
         """The batch of a micro-batch's samples, or of its buckets'."""
         if any(isinstance(one, Bucket) for one in samples):
