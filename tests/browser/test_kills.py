@@ -211,7 +211,7 @@ OTHERS = tuple(name for name in LOOKS if name not in MAIN)
 def world(
     request: pytest.FixtureRequest, _browser: Browser, shoal_server: Server, submit_for_module: Submit
 ) -> Iterator[World]:
-    """The pages stand open, and then rank 1 is killed."""
+    """The pages stand open, and then rank 1 is killed. Each step draws all of them, so the job takes few."""
     looks = {name: LOOKS[name] for name in request.param}
     other = submit_for_module(workers=1, steps=8, labels={"sweep": "kills", "seed": "1"}, seed=1)
     strikes = [
@@ -221,7 +221,7 @@ def world(
         {"at": "step", "rank": 0, "n": 12, "do": "print"},
     ]
     run = submit_for_module(
-        workers=2, min_workers=2, steps=5_000, step_s=0.1, strikes=strikes, labels={"sweep": "kills", "seed": "2"}
+        workers=2, min_workers=2, steps=5_000, step_s=0.5, strikes=strikes, labels={"sweep": "kills", "seed": "2"}
     )
     with ExitStack() as stack:
         first = _browser.driver.current_window_handle
