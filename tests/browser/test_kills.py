@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from kit.processes.chromium import Browser
-from kit.processes.cut_proxy import CutProxy
+from kit.processes.proxy import Proxy
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Run, Submit
 from shoal_api.http.routes.pages import PAGES
@@ -210,7 +210,7 @@ def world(_browser: Browser, shoal_server: Server, submit_for_module: Submit) ->
     )
     with ExitStack() as stack:
         first = _browser.driver.current_window_handle
-        proxies: list[CutProxy] = []
+        proxies: list[Proxy] = []
         tabs: dict[str, str] = {}
         world = World(_browser, run, other, {}, tabs)
         _browser.complaints()
@@ -219,7 +219,7 @@ def world(_browser: Browser, shoal_server: Server, submit_for_module: Submit) ->
         stack.callback(_close, _browser, tabs, first)
         for number, (name, look) in enumerate(LOOKS.items()):
             if number % _PER_PROXY == 0:
-                proxies.append(CutProxy(shoal_server.port))
+                proxies.append(Proxy(shoal_server.port))
                 stack.callback(proxies[-1].close)
                 _browser.use_tab(first)
                 _browser.log_in(f"http://127.0.0.1:{proxies[-1].port}{run.client.session_link().path}")
