@@ -32,6 +32,7 @@ from typing import Any
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from kit.processes.fleet import Fleet, Job
+from kit.processes.warm import Zygote
 from measurements.machine import describe
 from shoal_service.planner import plan
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -124,11 +125,13 @@ def _node(spec: dict[str, Any], folder: Path) -> Iterator[tuple[Job, Path]]:
             tempfile.TemporaryDirectory(prefix="shoal-bench-", dir="/dev/shm") as memory,
             tempfile.TemporaryDirectory(prefix="shoal-bench-") as sockets,
         ):
-            fleet = Fleet(Path(sockets), prefix=[*_ENTER, str(group)])
+            zygote = Zygote([*_ENTER, str(group)])
+            fleet = Fleet(Path(sockets), zygote)
             try:
                 yield Job(fleet, spec, folder / "job", Path(memory)), group
             finally:
                 fleet.close()
+                zygote.close()
     finally:
         group.rmdir()
 

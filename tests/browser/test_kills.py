@@ -15,7 +15,7 @@ import pytest
 from selenium.common.exceptions import TimeoutException
 
 from kit.processes.chromium import Browser
-from kit.processes.cut_proxy import CutProxy
+from kit.processes.proxy import Proxy
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Run, Submit
 from shoal_api.http.routes.pages import PAGES
@@ -225,7 +225,7 @@ def world(
     )
     with ExitStack() as stack:
         first = _browser.driver.current_window_handle
-        proxies: list[CutProxy] = []
+        proxies: list[Proxy] = []
         tabs: dict[str, str] = {}
         world = World(_browser, looks, run, other, {}, tabs)
         _browser.complaints()
@@ -234,7 +234,7 @@ def world(
         stack.callback(_close, _browser, tabs, first)
         for number, (name, look) in enumerate(looks.items()):
             if number % _PER_PROXY == 0:
-                proxies.append(CutProxy(shoal_server.port))
+                proxies.append(Proxy(shoal_server.port))
                 stack.callback(proxies[-1].close)
                 _browser.use_tab(first)
                 _browser.log_in(f"http://127.0.0.1:{proxies[-1].port}{run.client.session_link().path}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.processes.chromium import Browser
-from kit.processes.cut_proxy import CutProxy
+from kit.processes.proxy import Proxy
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import Submit, holds
 from shoal_api.client import Client
@@ -20,15 +20,15 @@ MANY_STEPS = 2_000
 
 
 @pytest.fixture
-def proxy(shoal_server: Server) -> Iterator[CutProxy]:
-    running = CutProxy(shoal_server.port)
+def proxy(shoal_server: Server) -> Iterator[Proxy]:
+    running = Proxy(shoal_server.port)
     yield running
     running.close()
 
 
 @pytest.mark.first
 def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
-    browser: Browser, proxy: CutProxy, submit: Submit, client: Client
+    browser: Browser, proxy: Proxy, submit: Submit, client: Client
 ) -> None:
     kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
     run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds(4, 10, 14, 18), kill])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
+from kit.processes.warm import warm_python
 from kit.requirements import require
 from shoal_workers.engine.group.network_interface import VARIABLE, address_towards, choose_interface, interface_of
 
 _PAIR = """
-import sys
+import ctypes, sys
 from shoal_workers.node_test import pair_fault
-rank, host, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+namespace, rank, host, port = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+with open(f"/run/netns/{namespace}") as network:
+    assert ctypes.CDLL(None).setns(network.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
 print(pair_fault(rank, host, port, round_name="pair", timeout_s=20.0) or "whole")
 """
 _ADDRESSES = ("10.201.78.1", "10.201.78.2")
@@ -89,7 +91,7 @@ def test_ranks_on_two_hosts_find_each_other(hosts: tuple[str, str]) -> None:
     """Their name resolves to loopback or to an address of neither, which is what gloo would announce."""
     ranks = [
         subprocess.Popen(
-            ["ip", "netns", "exec", host, sys.executable, "-c", _PAIR, str(rank), _ADDRESSES[0], str(_PORT)],
+            [warm_python(), "-c", _PAIR, host, str(rank), _ADDRESSES[0], str(_PORT)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -100,7 +102,7 @@ def test_ranks_on_two_hosts_find_each_other(hosts: tuple[str, str]) -> None:
         outputs = [rank.communicate(timeout=90) for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
+            rank.terminate()
             rank.communicate()
 
     assert [out.strip() for out, _ in outputs] == ["whole", "whole"], outputs

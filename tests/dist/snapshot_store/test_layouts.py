@@ -23,9 +23,9 @@ def result(answer_of: Callable[..., dict[str, Any]], root: Path) -> dict[str, An
     return answer_of("snapshot_layouts.py", root)
 
 
-@pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))
-def test_state_is_bit_equal_after_resharding(result: dict[str, Any], saved: str, loaded: str) -> None:
-    assert result["differing"][f"{saved}->{loaded}"] == []
+def test_state_is_bit_equal_after_resharding_between_all_pairs(result: dict[str, Any]) -> None:
+    pairs = itertools.product(_LAYOUTS, _LAYOUTS)
+    assert result["differing"] == {f"{saved}->{loaded}": [] for saved, loaded in pairs}
 
 
 def test_parts_came_from_local_memory_and_over_the_network(result: dict[str, Any]) -> None:

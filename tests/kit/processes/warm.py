@@ -73,7 +73,9 @@ _shared: list[Zygote] = []
 
 
 def shared_zygote() -> Zygote:
-    """That of the session, which the first call starts."""
+    """That of the session. The first call starts it, and so does one after it has died."""
+    if _shared and not _shared[0].is_alive:
+        close_shared_zygote()
     if not _shared:
         _shared.append(Zygote())
     return _shared[0]

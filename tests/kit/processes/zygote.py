@@ -185,10 +185,11 @@ class Request:
         elif arguments[0] == "-c":
             exec(compile(program, "<string>", "exec"), vars(main))
         else:
-            main.__file__, main.__cached__ = program, None
-            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", program)
-            with io.open_code(program) as source:
-                code = compile(source.read(), program, "exec")
+            file = main.__file__ = str(Path(self.directory, program))
+            main.__cached__ = None
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", file)
+            with io.open_code(file) as source:
+                code = compile(source.read(), file, "exec")
             exec(code, vars(main))
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from kit.processes.held_proxy import HeldProxy
 from kit.processes.joined_clusters import Join, RayCluster
+from kit.processes.proxy import Proxy
 from kit.processes.server import PATIENCE_S, Server, until
 from kit.worlds.tiny_jobs import Run, submit_tiny
 from shoal_api.client import Client
@@ -34,9 +34,9 @@ class JoinedCluster:
 
     name: str
     ray: RayCluster
-    link: HeldProxy
+    link: Proxy
     """Between its gateway and the service."""
-    home: HeldProxy
+    home: Proxy
     """Between its supervisors and the service."""
     join: Join
     token: str
@@ -137,7 +137,7 @@ def whole_fleet(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) ->
     clusters = []
     for name in ("east", "west"):
         ray, join = (kind(wheel_python, directory / name, *more) for kind, more in ((RayCluster, (CPUS,)), (Join, ())))
-        clusters.append(JoinedCluster(name, ray, HeldProxy(0), HeldProxy(0), join, token=""))
+        clusters.append(JoinedCluster(name, ray, Proxy(0), Proxy(0), join, token=""))
     fleet = Fleet(directory, wheel_python, None, *clusters)  # type: ignore[arg-type]
     try:
         fleet.lead_to(fleet.make_server().start())

@@ -1,4 +1,4 @@
-"""A TCP proxy that a test holds: connections stay open and nothing passes, as in a network that drops packets."""
+"""A TCP proxy whose connections a test cuts or holds, as a network between a client and the service does."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import socket
 import threading
 
 
-class HeldProxy:
-    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`, which may be changed."""
+class Proxy:
+    """Forwards 127.0.0.1:`port` to 127.0.0.1:`target`. While it is cut, or nothing listens there, connections end at
+    once. While it is held, they stay open and nothing passes, as in a network that drops packets."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         """Where connections go that are opened from now on."""
         self._passes = threading.Event()
         self._passes.set()
-        self._is_closed = False
+        self._is_cut = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -26,6 +27,16 @@ class HeldProxy:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Every connection ends, and new ones end at once."""
+        with self._lock:
+            self._is_cut = True
+        self._end_all()
+
+    def mend(self) -> None:
+        with self._lock:
+            self._is_cut = False
 
     def hold(self) -> None:
         """From now on nothing passes, in either direction. New connections are accepted, and nothing passes."""
@@ -41,12 +52,11 @@ class HeldProxy:
         self._end_all()
 
     def close(self) -> None:
-        self._is_closed = True
-        self._passes.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._end_all()
+        self.cut()
+        self._passes.set()
         for thread in self._threads:
             thread.join(10)
 
@@ -60,6 +70,7 @@ class HeldProxy:
             self._threads[-1].start()
 
     def _connect(self, near: socket.socket) -> None:
+        """Both directions of one connection."""
         with near:
             self._passes.wait()
             try:
@@ -68,9 +79,9 @@ class HeldProxy:
                 return  # no service listens there
             with far:
                 with self._lock:
+                    if self._is_cut:
+                        return
                     self._open |= {near, far}
-                if self._is_closed:
-                    return
                 back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
                 back.start()
                 self._pump(near, far)
