@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, jsonable
 
-_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
 """Other processes may use the cores, which must not fail the test."""
 
 _ITEM = IndexItem(

@@ -80,7 +80,7 @@ def test_documents_and_positions_are_those_of_one_process(
     sources = find_sources(config)
     expected = _sequential(sources, config)
     draw = random.Random(3)
-    starts = [Position(), *(one[2] for one in draw.sample(expected, 8)), expected[-1][2]]
+    starts = [Position(), *(one[2] for one in draw.sample(expected, 4)), expected[-1][2]]
     for number, start in enumerate(starts):
         directory = tmp_path / f"corpus{number}"
         directory.mkdir()

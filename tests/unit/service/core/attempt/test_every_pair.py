@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.attempt.new_world import make_world
 from kit.worlds.attempt.parts import directed, error_of, from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
@@ -60,6 +61,7 @@ from shoal_workers.contract.worker_reports import (
 )
 
 NewWorld = Callable[..., Any]
+Moments = list[tuple[Attempt, float]]
 HEALTH = {"hang_floor_s": 5.0}
 
 
@@ -293,16 +295,21 @@ def _reports(generation: int, step: int) -> list[WorkerReport]:
     ]
 
 
-def test_every_stage_is_among_the_worlds(new_world: NewWorld) -> None:
-    assert {world.state.stage for world in worlds(new_world)} == set(Stage)
+@pytest.fixture(scope="module")
+def moments() -> Moments:
+    """The state of each world, which is frozen, and its time."""
+    return [(world.state, world.now) for world in worlds(make_world)]
 
 
-def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
+def test_every_stage_is_among_the_worlds(moments: Moments) -> None:
+    assert {state.stage for state, _ in moments} == set(Stage)
+
+
+def test_no_pair_raises_or_breaks_a_rule(moments: Moments) -> None:
     pairs = 0
-    for world in worlds(new_world):
-        state = world.state
+    for state, now in moments:
         for event in events(state):
-            after, commands = machine.step(state, event, world.now + 0.5, plan)
+            after, commands = machine.step(state, event, now + 0.5, plan)
             if after.stage is not state.stage or pairs % 8 == 0:
                 assert from_journal(after) == after
             assert sum(isinstance(c, End) for c in commands) == (
@@ -316,10 +323,10 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
 @pytest.mark.parametrize(
     "changes", [{"desired": Desired.RUN}, {"desired": Desired.PAUSE}, {"server_stops": True}, {"is_preempted": True}]
 )
-def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, changes: dict[str, Any]) -> None:
+def test_ticks_alone_lead_out_of_every_wait(moments: Moments, changes: dict[str, Any]) -> None:
     """No worker ever answers: every stage ends."""
-    for world in worlds(new_world):
-        state, now = world.state, world.now
+    for first, since in moments:
+        state, now = first, since
         if state.stage is not Stage.ENDED:
             state, _ = machine.step(state, directed(state.target, **changes), now, plan)
         for _ in range(800):
@@ -327,5 +334,5 @@ def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, changes: dict[s
                 break
             now += 0.5
             state, _ = machine.step(state, Tick(), now, plan)
-        assert state.stage is Stage.ENDED, f"{world.state.stage} gets stuck in {state.stage}"
+        assert state.stage is Stage.ENDED, f"{first.stage} gets stuck in {state.stage}"
         assert state.stage is Stage.ENDED or not state.group.exits

@@ -193,19 +193,19 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ANYTHING)
 def test_any_document_gives_a_spec_or_a_spec_error(document: Any) -> None:
     _gives_spec_or_spec_error(document)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.dictionaries(st.sampled_from(sorted(JobSpec.model_fields)), ANYTHING))
 def test_any_values_under_valid_keys_give_a_spec_or_a_spec_error(document: dict[str, Any]) -> None:
     _gives_spec_or_spec_error({**LEAST, **document})
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(sorted(set(JobSpec.model_fields) - {"name", "task", "seed", "priority", "deterministic"})),
     st.data(),

@@ -158,6 +158,7 @@ def test_without_gradients_no_activation_is_saved(mode: Recompute) -> None:
         assert not build(mode)(torch.randn(4, 32, 16)).requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.cells(1)
 @pytest.mark.parametrize("mode", list(Recompute))
 def test_compiled_blocks_compute_the_same_count_once_and_share_one_compilation(mode: Recompute) -> None:

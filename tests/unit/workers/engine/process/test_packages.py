@@ -78,6 +78,7 @@ def test_a_package_and_what_it_requires_are_installed_once_and_imported(
     assert add_packages(CodeSpec(), notes.append) is None
 
 
+@pytest.mark.slow
 def test_workers_of_a_node_that_start_together_install_once(wheels: Path, tmp_path: Path) -> None:
     code, notes = CodeSpec(pip=("shoalfin",), wheels=str(wheels)), [[], []]
     runs = [threading.Thread(target=installed, args=(code, said.append, tmp_path / "packages")) for said in notes]

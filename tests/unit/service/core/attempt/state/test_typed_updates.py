@@ -37,6 +37,7 @@ def misspelt(turn: Turn, worker: Worker) -> None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # the first run on a machine fills mypy's cache
 def test_mypy_refuses_every_misspelt_update_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = tmp_path / "updates.py"
