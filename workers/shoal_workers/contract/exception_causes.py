@@ -549,7 +549,8 @@ MISTAKES: tuple[Mistake, ...] = (
         r"got mixed torch\.Tensor and DTensor",
         "loss",
         "a part of the model is called, or a parameter is used, outside a call of the whole model, where parameters "
-        "are sharded; call model(...), and move what needs single layers into its forward().",
+        "are sharded; call model(...), move what needs single layers into its forward(), and a penalty on a weight "
+        "into the forward() of its layer. For an L2 penalty on all weights set weight_decay of the optimizer.",
         phases=_PASSES,
     ),
     _mistake(

@@ -50,6 +50,9 @@ from shoal_workers.contract.worker_reports import PreemptionNotice, ReplayMismat
 NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
 TOTAL_STEPS = 40
+_HANG_S = 5.0
+_AROUND = (-1, 0, 1)
+"""By how much a number that has a bound differs from it."""
 
 
 def lives_of(
@@ -63,7 +66,7 @@ def lives_of(
     class Life(CodeRules, SetbackRules):
         def __init__(self) -> None:
             super().__init__()
-            health = {"hang_floor_s": 5.0, "non_finite": "roll_back" if memory else "stop"}
+            health = {"hang_floor_s": _HANG_S, "non_finite": "roll_back" if memory else "stop"}
             self.world = new_world(
                 workers=3,
                 standby=1,
@@ -116,9 +119,14 @@ def lives_of(
                 self.world.form()
 
         @precondition(lambda self: self.world.state.stage in (Stage.RUNNING, Stage.SWITCHING))
-        @rule(steps=st.integers(1, 3), save_every=st.sampled_from([1, 2, 4]), late=st.sampled_from([None, 0, 1]))
-        def the_group_trains(self, steps: int, save_every: int, late: int | None) -> None:
-            self.world.train(steps - 1, save_every=save_every)
+        @rule(
+            save_every=st.sampled_from([1, 2, 4]),
+            more=st.sampled_from(_AROUND),
+            late=st.sampled_from([None, 0, 1]),
+        )
+        def the_group_trains(self, save_every: int, more: int, late: int | None) -> None:
+            """Around the step of the next checkpoint."""
+            self.world.train(max(0, save_every + more - 1), save_every=save_every)
             self.world.train(1, save_every=save_every, late=late)
 
         @rule()
@@ -202,11 +210,13 @@ def lives_of(
             self.world.send(first, named)
 
         @precondition(lambda self: memory and self.world.is_whole and self.world.state.stage is Stage.RUNNING)
-        @rule(compute_s=st.lists(st.sampled_from([0.1, 0.9]), min_size=1, max_size=4))
-        def a_rank_is_slow_for_long(self, compute_s: list[float]) -> None:
-            if not self.world.pending and self.world.group()[0].step < TOTAL_STEPS - 21:
+        @rule(compute_s=st.lists(st.sampled_from([0.1, 0.9]), min_size=1, max_size=4), more=st.sampled_from(_AROUND))
+        def a_rank_is_slow_for_long(self, compute_s: list[float], more: int) -> None:
+            """For about as many steps as make it a straggler."""
+            steps = self.world.state.target.spec.health.straggler_steps + more
+            if not self.world.pending and self.world.group()[0].step < TOTAL_STEPS - steps - 1:
                 seconds = (compute_s * 4)[: self.world.world_size]
-                for _ in range(20):
+                for _ in range(steps):
                     if self.world.state.stage is Stage.RUNNING and self.world.is_whole:
                         self.world.report(*seconds)
 
@@ -246,7 +256,7 @@ def lives_of(
         def a_checkpoint_rots(self) -> None:
             self.world.damage_newest()
 
-        @rule(seconds=st.sampled_from([0.0, 0.25, 1.0, 3.0, 6.0]))
+        @rule(seconds=st.sampled_from([0.0, 0.25, 1.0, 3.0, 6.0, *(_HANG_S + more / 100 for more in _AROUND)]))
         def time_passes(self, seconds: float) -> None:
             self.world.pass_time(seconds)
 
