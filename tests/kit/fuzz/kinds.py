@@ -63,7 +63,7 @@ SPELLINGS: dict[str, _Choices] = {
     "sized_buffer": {"size": SIZES, "written": WRITINGS},
     "sized_parameter": {"size": SIZES},
     "written_parameter": {"written": ("no_grad", "data", "data_assigned", "data_copied", "once")},
-    "reached": {"by": ("attribute", "list", "tuple", "dict", "closure", "data", "detached_buffer")},
+    "reached": {"by": ("attribute", "list", "tuple", "dict", "closure", "data", "detached_buffer", "computed")},
     "carried": {"in": ("buffer", "tensor", "tuple", "list", "dict")},
 }
 """Pieces that are of a drawn size, or that write or reach a thing in a drawn way."""

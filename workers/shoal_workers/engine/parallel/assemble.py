@@ -290,12 +290,18 @@ def _overlapping(named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, s
 
 
 def _aliases(model: nn.Module, named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, str]]:
-    """Buffers and plain tensor attributes in the memory of a parameter that is trained."""
-    trained = {p.untyped_storage().data_ptr(): name for name, p in named if p.requires_grad and p.numel()}
+    """Buffers and plain tensor attributes in the memory of a parameter that is trained. Not those that torch's own
+    spectral_norm and pruning compute before each forward pass, from a parameter with `_orig` in its name."""
+    trained = {
+        parameter.untyped_storage().data_ptr(): name
+        for name, parameter in named
+        if parameter.requires_grad and parameter.numel() and not parameter.is_meta
+    }
     for prefix, module in model.named_modules():
         for key, value in {**vars(module), **module._buffers}.items():
-            is_plain = type(value) is Tensor and value.layout is torch.strided and value.numel() > 0
-            if is_plain and (name := trained.get(value.untyped_storage().data_ptr())) is not None:
+            is_plain = type(value) is Tensor and value.layout is torch.strided and value.numel()
+            is_kept = is_plain and f"{key}_orig" not in module._parameters
+            if is_kept and (name := trained.get(value.untyped_storage().data_ptr())) is not None:
                 yield f"{prefix}.{key}" if prefix else key, name
 
 
