@@ -11,16 +11,17 @@ rooms in `injected_faults.sources`, each room as often as the others. Only state
 reaches; how the map is made, and why not by coverage.py, says `injected_faults.reach`. The map holds for the sources
 that it was made from, and is kept in build/faults/. Faults are tried in a copy of the tree, never in the tree.
 
-The exit status is 0 if a test caught every fault, or a sentence in `equivalent.toml` says why it changes nothing.
+The exit status is 0 if a test caught every fault, or a sentence in `escaped.toml` says why it changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import reduce
 from itertools import zip_longest
 from operator import or_
@@ -38,6 +39,8 @@ _ESCAPED = ("none", "undecided")
 
 def main() -> int:
     arguments = _arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell lets what it starts in the background ignore SIGINT
+        signal.signal(number, signal.default_int_handler)
     if arguments.map is not None:
         make_map(arguments.map or PIECES, _FIRST_TIER)
         return 0
@@ -47,7 +50,6 @@ def main() -> int:
         return 2
     done = [result for result in read_results(arguments.out) if result.seed == arguments.seed]
     faults = list(_draw(arguments, tests, done))
-    earlier = {result.key: result.caught for result in done}
     if arguments.list:
         for _, fault, reaching in faults:
             before, after = fault.describe((ROOT / fault.path).read_text(encoding="utf-8"))
@@ -65,7 +67,6 @@ def main() -> int:
                 room=room,
                 num_tests=len(reaching),
                 judgement=trials.judge(fault, reaching),
-                has_escaped=earlier.get(fault.key) == "none",
             )
             append_result(arguments.out, result)
             print(
@@ -93,7 +94,7 @@ def _draw(
 
     Faults in the file count, whatever the map was when they were drawn.
     """
-    numbers = number_statements()
+    numbers, equivalent = number_statements(), read_equivalent()
     any_test = reduce(or_, (test.statements for test in tests))
 
     def bit(fault: Fault) -> int:
@@ -101,7 +102,7 @@ def _draw(
 
     def draw_in_room(room: str, num_faults: int) -> Iterator[tuple[str, Fault, list[ReachingTest]]]:
         in_room = {result.key: result for result in done if result.room == room}
-        again = {key for key, result in in_room.items() if arguments.again and result.caught in _ESCAPED}
+        again = {key for key, result in in_room.items() if arguments.again and _has_escaped(result, equivalent)}
         num_new = num_faults - len(in_room)
         for fault in draw_faults(room, arguments.seed, lambda fault: any_test >> bit(fault) & 1 == 1):
             if num_new <= 0 and not again:
@@ -122,14 +123,14 @@ def _report(results: list[Result]) -> int:
     """Prints the counts, and returns the exit status."""
     print(", ".join(f"{count} {name}" for name, count in Counter(result.caught for result in results).items()))
     equivalent = read_equivalent()
-    escaped = [
-        result
-        for result in results
-        if result.caught in _ESCAPED and (result.path, result.before, result.after) not in equivalent
-    ]
+    escaped = [result for result in results if _has_escaped(result, equivalent)]
     for result in escaped:
         print(f"{result.caught}: {result.path}:{result.line} {result.kind}\n    {result.before}\n    {result.after}")
     return 1 if escaped else 0
+
+
+def _has_escaped(result: Result, equivalent: Collection[tuple[str, str, str]]) -> bool:
+    return result.caught in _ESCAPED and (result.path, result.before, result.after) not in equivalent
 
 
 if __name__ == "__main__":

@@ -134,8 +134,9 @@ def make_map(folders: Sequence[str], marks: str, options: Sequence[str] = ()) ->
 def tree_environment(tree: Path) -> dict[str, str]:
     """The environment in which Python imports the product and the plugins from a copy of the tree."""
     names = ("api", "service", "workers", "tools")
+    without = "PYTHONDONTWRITEBYTECODE"  # else each process would compile the product
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != without},
         "PYTHONPATH": os.pathsep.join(str(tree / name) for name in names),
         "OMP_NUM_THREADS": "1",
     }

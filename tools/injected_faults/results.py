@@ -1,7 +1,7 @@
 """The file of results: a JSON line for each fault that was tried, and the table that the page shows.
 
-A fault that no test catches has a sentence in `equivalent.toml` why it changes nothing, or gets a test. It is then
-tried again, and its line says that the test was written for it.
+A fault that no test catches has a sentence in `escaped.toml` why it changes nothing, or gets a test, which is named
+there too. The fault is then tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from injected_faults.changes import Fault
 from injected_faults.sources import ROOMS
 from injected_faults.trials import How, Judgement
 
-EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+ESCAPED = Path(__file__).with_name("escaped.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,9 @@ class Result:
     how: str
     test: str
     seconds: float
-    has_escaped: bool = False
-    """An earlier trial ended without a catch: the test that catches it was written for it."""
 
 
-def make_result(
-    fault: Fault, source: str, *, seed: int, room: str, num_tests: int, judgement: Judgement, has_escaped: bool
-) -> Result:
+def make_result(fault: Fault, source: str, *, seed: int, room: str, num_tests: int, judgement: Judgement) -> Result:
     before, after = fault.describe(source)
     run = judgement.run
     return Result(
@@ -60,7 +56,6 @@ def make_result(
         how=run.how,
         test=run.test,
         seconds=run.seconds,
-        has_escaped=has_escaped,
     )
 
 
@@ -82,8 +77,13 @@ def append_result(path: Path, result: Result) -> None:
 
 def read_equivalent() -> dict[tuple[str, str, str], str]:
     """Module, line before, line after -> why the change has no effect."""
-    entries = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8")).get("equivalent", [])
+    entries = tomllib.loads(ESCAPED.read_text(encoding="utf-8"))["equivalent"]
     return {(entry["path"], entry["before"], entry["after"]): entry["why"] for entry in entries}
+
+
+def read_added_tests() -> list[str]:
+    """The tests that were written for a fault that had escaped, without their parameters."""
+    return list(tomllib.loads(ESCAPED.read_text(encoding="utf-8"))["added"])
 
 
 def format_tables(results: Sequence[Result]) -> str:
@@ -99,35 +99,45 @@ def _format_counts(results: Sequence[Result]) -> str:
 
 
 def _count(name: str, results: Sequence[Result]) -> list[str]:
-    equivalent = read_equivalent()
-    columns = dict.fromkeys(("first", "second", "equivalent", "added", "none", "undecided"), 0)
-    for result in results:
-        is_equivalent = result.caught == "none" and _identity(result) in equivalent
-        columns["added" if result.has_escaped and result.caught == "first" else result.caught] += not is_equivalent
-        columns["equivalent"] += is_equivalent
-    return [name, str(len(results)), *map(str, columns.values())]
+    kinds = ("first", "second", "equivalent", "added", "none", "undecided")
+    columns = [_classify(result) for result in results]
+    return [name, str(len(results)), *(str(columns.count(kind)) for kind in kinds)]
+
+
+def _classify(result: Result) -> str:
+    if result.caught == "none" and _identity(result) in read_equivalent():
+        return "equivalent"
+    is_added = result.caught == "first" and result.test.split("[")[0] in read_added_tests()
+    return "added" if is_added else result.caught
 
 
 def _format_faults(results: Sequence[Result]) -> str:
-    equivalent = read_equivalent()
     rows = [
-        [f"{result.path}:{result.line}", result.kind, _code(result.before), _code(result.after), reason]
+        [
+            f"{result.path}:{result.line}",
+            result.kind,
+            _code(result.before),
+            _code(result.after),
+            _describe_catch(result),
+        ]
         for result in sorted(results, key=lambda result: (ROOMS.index(result.room), result.path, result.line))
-        for reason in [_describe_catch(result, equivalent.get(_identity(result), ""))]
     ]
     return _table(["place", "what", "before", "after", "caught by"], rows)
 
 
-def _describe_catch(result: Result, why: str) -> str:
-    if result.caught == "none":
-        return f"none, changes nothing: {why}" if why else "**none**"
-    if result.caught == "undecided":
-        return f"undecided after {result.seconds:.0f} s"
-    tier = {"first": "", "second": "second tier: "}[result.caught]
-    note = " (added for it)" if result.has_escaped else ""
-    how = {How.HUNG: " hangs", How.CRASHED: " ends its process"}.get(How(result.how), "")
-    name = f"`{result.test.removeprefix('tests/')}`" if result.test else "import of the module"
-    return f"{tier}{name}{how}{note}, {result.seconds:.0f} s"
+def _describe_catch(result: Result) -> str:
+    match _classify(result):
+        case "equivalent":
+            return f"none, changes nothing: {read_equivalent()[_identity(result)]}"
+        case "none":
+            return "**none**"
+        case "undecided":
+            return f"undecided after {result.seconds:.0f} s"
+        case caught:
+            tier = {"second": "second tier: ", "added": "added for it: "}.get(caught, "")
+            how = {How.HUNG: " hangs", How.CRASHED: " ends its process"}.get(How(result.how), "")
+            name = f"`{result.test.removeprefix('tests/')}`" if result.test else "import of the module"
+            return f"{tier}{name}{how}, {result.seconds:.0f} s"
 
 
 def _identity(result: Result) -> tuple[str, str, str]:

@@ -203,3 +203,12 @@ def test_a_mark_changes_with_every_change_of_what_is_tracked_and_with_nothing_el
         next(model.parameters()).zero_()
     assert changed()
     assert not changed()
+
+
+def test_a_mark_changes_when_a_tensor_of_any_other_object_does() -> None:
+    mean = torch.zeros(2)
+    tracked = Tracked({"averages": Holder({"mean": mean, "count": 3})})
+    mark = tracked.mark()
+    assert tracked.mark() == mark
+    mean.add_(1.0)
+    assert tracked.mark() != mark

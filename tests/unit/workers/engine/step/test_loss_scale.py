@@ -55,6 +55,15 @@ def test_the_scale_is_a_power_of_two_within_its_bounds(outcomes: list[bool]) -> 
     assert {1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0} >= set(scales)
 
 
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_step_updates_if_it_is_finite_whatever_becomes_of_the_scale(outcomes: list[bool]) -> None:
+    state = LossScale.first(POLICY)
+    for is_finite in outcomes:
+        verdict = after_step(state, is_finite=is_finite, policy=POLICY)
+        assert verdict.updates is is_finite
+        state = verdict.state
+
+
 @given(st.lists(st.booleans(), max_size=30), st.integers(0, 30))
 def test_a_state_restored_from_json_continues_unchanged(outcomes: list[bool], cut: int) -> None:
     state = LossScale.first(POLICY)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
 from shoal_service.core.attempt.events import ProgressReported, WorkerUnreachable
+from shoal_service.core.attempt.memory_snapshots import newest_kept
+from shoal_service.core.attempt.state.attempt import Discarded, SnapshotIndex
+from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind, Phase, Progress
+from shoal_workers.contract.snapshots import SnapshotPart
 
 NewWorld = Callable[..., Any]
 
@@ -130,6 +135,24 @@ def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld)
     world.run(1)
     [incident] = world.incidents()
     assert (incident.state_source, incident.steps_lost) == ("checkpoint", 2)
+
+
+def test_the_newest_kept_step_is_one_of_a_snapshot_that_may_be_used(new_world: NewWorld) -> None:
+    state = new_world(workers=2, memory=True).open().state
+    steps = ((1, 20), (2, 30), (3, 10))
+    parts = [
+        SnapshotPart(generation=generation, rank=0, world_size=2, step=step, num_bytes=1, node_id="n0")
+        for generation, step in steps
+    ]
+    reported = IntMap({0: tuple(parts)})
+    cases = {
+        30: SnapshotIndex(reported=reported),
+        20: SnapshotIndex(reported=reported, unreadable=((2, 30),)),
+        10: SnapshotIndex(reported=reported, discarded=Discarded(1, 2)),
+        None: SnapshotIndex(reported=reported, oldest_generation=4),
+    }
+    newest = {expected: newest_kept(replace(state, snapshots=index)) for expected, index in cases.items()}
+    assert newest == {expected: expected for expected in cases}
 
 
 def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) -> None:
