@@ -94,7 +94,7 @@ def stacks() -> str:
     """Stacks of all Python processes that this run has started, read from outside by py-spy."""
     dumps = []
     for pid, command in _runs[0].processes().items():
-        dump = [Path(sys.executable).with_name("py-spy"), "dump", "--nonblocking", "--pid", str(pid)]
+        dump = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
         ran = subprocess.run(dump, capture_output=True, text=True, check=False, timeout=_DUMP_S)
         if ran.returncode == 0:
             dumps.append(f"{command}\n{ran.stdout}")
