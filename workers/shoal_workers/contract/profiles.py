@@ -41,9 +41,6 @@ class ProfileRequest(Frozen):
 class Category(StrEnum):
     """Where the time of a step goes, as the training thread of one rank sees it."""
 
-    # openapi.json calls its schema by this path, since goodput has a Category too: clients are generated from there.
-    __module__ = "shoal_workers.contract.profiling.messages"
-
     COMPUTE = "compute"
     """Forward and backward passes."""
     COMMUNICATION = "communication"

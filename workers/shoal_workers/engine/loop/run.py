@@ -129,7 +129,7 @@ class Run:
         self._micro_weight = 0.0
         """How much of `_weight_sum` is of the current micro-batch: the largest weight of its backward passes."""
         self._num_numbers = 0
-        """Of the first vote of the last step."""
+        """The loss in the first vote of the last step."""
         self._gradients = Gradients(group.gradients)
         self._buffers = LoopBuffers({}, 0, 1)
         """Those of the tracked modules."""

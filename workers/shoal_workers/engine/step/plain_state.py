@@ -30,7 +30,7 @@ from shoal_workers.torch_internals import is_compiled, tree_leaves, without_torc
 
 _WATCHED_PASSES = 3
 _MAX_DEPTH = 3
-"""Of containers in containers."""
+"""Depth of containers in containers that is looked at."""
 _MAX_ITEMS = 100
 """Longer containers are data."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
