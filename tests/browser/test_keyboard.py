@@ -3,7 +3,6 @@ focus stays where it was when what had it is drawn anew."""
 
 from __future__ import annotations
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
@@ -18,7 +17,6 @@ _FOCUSED = (
 )
 
 
-@pytest.mark.first
 def test_tab_reaches_a_button_enter_opens_its_dialog_and_escape_closes_it(
     browser: Browser, shoal_server: Server, submit: Submit
 ) -> None:

@@ -206,7 +206,7 @@ OTHERS = tuple(name for name in LOOKS if name not in MAIN)
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(MAIN, marks=pytest.mark.first, id="main"), pytest.param(OTHERS, id="others")],
+    params=[pytest.param(MAIN, id="main"), pytest.param(OTHERS, id="others")],
 )
 def world(
     request: pytest.FixtureRequest, _browser: Browser, shoal_server: Server, submit_for_module: Submit
@@ -300,7 +300,7 @@ def test_pages_say_that_the_control_plane_is_away_and_go_on_when_it_is_back(worl
     assert wrong == {}
 
 
-@pytest.mark.parametrize("world", [pytest.param(MAIN, marks=pytest.mark.first, id="main")], indirect=True)
+@pytest.mark.parametrize("world", [pytest.param(MAIN, id="main")], indirect=True)
 def test_after_both_kills_the_curve_goes_on_and_the_end_of_the_job_is_seen(world: World) -> None:
     step = world.run.now().status.step
     browser = world.at("tab curves")

@@ -41,7 +41,6 @@ def _rows(browser: Browser) -> list[str]:
     return browser.run("[...document.querySelectorAll('#versions tr')].map((one) => one.dataset.version)")
 
 
-@pytest.mark.first
 def test_an_alias_is_moved_and_the_page_says_what_serving_reads_from_then_on(
     reader: Browser, written: Service, jobs: tuple[JobView, JobView]
 ) -> None:

@@ -111,6 +111,7 @@ def test_every_reference_resolves(service: Any) -> None:
     visit(document)
 
 
+@pytest.mark.slow
 def test_no_generated_request_breaks_the_service_or_its_own_description(service: Any, spec: dict[str, Any]) -> None:
     """Valid requests, about a job that exists, and invalid ones."""
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")

@@ -20,9 +20,33 @@ FEW = {"dist": 1, "http": 2, "chaos": 1, "ray": 1}
 it for one test."""
 MORE = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
 """Cells that `make test` and `make test-slow` run together. The marker's second argument says it for one test."""
-LATER = ("tests/browser/", "tests/chaos/", "tests/http/cli/", "tests/ray/")
-"""Folders whose tests start jobs, pages or a server each: `make test` runs those that are marked `first`, and
-`make test-slow` the others."""
+LATER = ("tests/browser/", "tests/chaos/", "tests/dist/", "tests/http/cli/", "tests/ray/", "tests/unit/deploy/")
+"""Folders whose tests start ranks, jobs, pages, Helm or a server each: `make test` runs those that are marked `first`,
+and `make test-slow` the others."""
+CORE_OF_DIST = (
+    "checkpoint/test_damage",
+    "checkpoint/test_layouts",
+    "checkpoint/test_load_plan",
+    "checkpoint/test_progress",
+    "checkpoint/test_writer",
+    "deterministic/",
+    "group/test_every_phase",
+    "group/test_re_forming",
+    "group/test_rendezvous",
+    "group/test_store",
+    "group/test_wake_up",
+    "loop/test_loops",
+    "parallel/test_layouts",
+    "snapshot_store/",
+    "state/test_transitions",
+    "step/test_buffers",
+    "step/test_global_norm",
+    "step/test_parity",
+    "step/test_weights",
+    "tasks/test_drawn_tasks",
+)
+"""Folders and modules of tests/dist that `make test` runs too: slots, checkpoint format, group store, fence, waking
+and re-forming, the layouts, the step, and drawn tasks, which meet most of what the engine does."""
 CORE_OF_THE_STORE = (
     "test_concurrency",
     "test_driving",
@@ -62,6 +86,8 @@ def _is_later(folder: str, item: pytest.Item) -> bool:
     if folder == "store":
         module = item.nodeid.partition(".py::")[0].rpartition("/")[2]
         return item.get_closest_marker("postgres") is not None and module not in CORE_OF_THE_STORE
+    if item.nodeid.startswith(tuple(f"tests/dist/{name}" for name in CORE_OF_DIST)):
+        return False
     return item.nodeid.startswith(LATER) and item.get_closest_marker("first") is None
 
 

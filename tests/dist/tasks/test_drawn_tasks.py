@@ -23,6 +23,7 @@ _WAYS = Ways(layout=_TWO, resumed=_ONE, killed=None, survived=_ONE, changed=None
 _EQUAL = {"reached attribute", "reached computed", "carried buffer", "attributes own_scaled", "attributes adamw"}
 
 
+@pytest.mark.cells(len(SEEDS))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_task_is_right_in_every_way_or_refused(seed: int, fleet: Any) -> None:
     found = outcome_of(fleet, draw(seed), Limits(run_s=120.0))

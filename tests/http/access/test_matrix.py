@@ -109,6 +109,8 @@ def outcome(status: int) -> str:
 CHANGES_JOBS = re.compile(r"/v1/jobs/{job_id}/(cancel|pause|resume)$|DELETE /v1/jobs/{job_id}$")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_operation_answers_each_role_as_the_table_says(world: World) -> None:
     """Whoever may ask gets past the check: to the document, or to a refusal of what was sent."""
     wrong = []

@@ -201,6 +201,7 @@ def many(service: Any) -> Iterator[str]:
     yield "many"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_many_jobs_are_each_there_once_and_a_page_at_a_time(service: Any, many: str, format: str) -> None:
     columns, sort = "optimizer.lr,created", "optimizer.lr"
@@ -209,6 +210,7 @@ def test_many_jobs_are_each_there_once_and_a_page_at_a_time(service: Any, many: 
     assert [float(row["optimizer.lr"]) for row in rows] == [rate_of(number) for number in range(MANY)]
 
 
+@pytest.mark.slow
 def test_a_csv_is_read_as_far_as_it_is_sent_and_leaves_out_jobs_that_are_deleted_meanwhile(
     service: Any, many: str
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_csv_is_read_as_far_as_it_is_sent_and_leaves_out_jobs_that_are_deleted
     assert len(b"".join(made).splitlines()) == 1_500, "a number without a job has no row"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_jobs(service: Any, many: str) -> None:
     def peak_bytes(num_jobs: int, format: FileFormat) -> int:
         query = FleetQuery(project=many, limit=num_jobs)

@@ -28,6 +28,7 @@ def _rules() -> list[dict[str, Any]]:
 ALERTS = [rule for rule in _rules() if "alert" in rule]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -58,6 +58,11 @@ def test_a_costly_folder_runs_what_is_marked_first() -> None:
     assert chosen("ray", cells, slow=True) == ["test_a", "test_b"]
 
 
+def test_the_core_of_dist_is_run_too() -> None:
+    cells = [Cell("test_a", module="dist/step/test_parity"), Cell("test_b", module="dist/step/test_suspects")]
+    assert chosen("dist", cells) == ["test_a"] and len(chosen("dist", cells, slow=True)) == 2
+
+
 def test_the_store_runs_its_core_on_both_databases() -> None:
     core = [Cell("test_a[sqlite]", module="test_hub"), Cell("test_a[postgres]", "postgres", module="test_hub")]
     both = [Cell("test_b[sqlite]"), Cell("test_b[postgres]", "postgres")]

@@ -128,6 +128,7 @@ def _megabyte(entry: str, start: str = "", end: str = "") -> str:
     return start + "".join(entry.format(i) for i in range(num)) + end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "spec_format"),
     [
