@@ -49,7 +49,7 @@ class Zygote:
         return self._process.poll() is None
 
     def start(self, *arguments: str, environment: Mapping[str, str] | None = None) -> int:
-        """Starts a process that no command waits for; returns its pid. OSError: the zygote has died, or starts no such process."""
+        """Starts a process that no command waits for; returns its pid. OSError: the zygote starts no process."""
         variables = {os.fsencode(k): os.fsencode(v) for k, v in (environment or self.environment).items()}
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection, Path(os.devnull).open("r+b") as null:
             connection.connect(self._address)
