@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 import time
 from pathlib import Path
@@ -11,9 +12,10 @@ import httpx
 import pytest
 
 from shoal_api.client import Client, NotFound, Unauthenticated
+from shoal_api.http.access.authentication import Authenticator
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.core.access import Role, hash_of
+from shoal_service.core.access import Principal, Role, hash_of
 from shoal_service.store import Store, credentials
 
 
@@ -70,6 +72,24 @@ def test_an_expired_token_is_refused(service: Any) -> None:
     request = TokenRequest(name="past", expires_in_s=5.0)
     made = service.store.writing(credentials.create_token)(request, by="test", now=time.time() - 10)
     assert status_of(service, made.token) == 401
+
+
+def test_a_token_that_another_process_revokes_is_valid_for_five_more_seconds(store: Store) -> None:
+    made = store.writing(credentials.create_token)(TokenRequest(name="cached"), by="test", now=1.0)
+    mono = 100.0
+    authenticator = Authenticator(store, clock=lambda: 2.0, mono=lambda: mono)
+
+    async def principals() -> list[Principal | None]:
+        nonlocal mono
+        before = await authenticator.of_bearer(made.token)
+        store.writing(credentials.revoke_token)(made.id, now=2.0)
+        mono = 104.9
+        cached = await authenticator.of_bearer(made.token)
+        mono = 105.1
+        return [before, cached, await authenticator.of_bearer(made.token)]
+
+    before, cached, after = asyncio.run(principals())
+    assert before is not None and cached == before and after is None
 
 
 def test_the_last_use_is_written(run_service: Any, store: Store) -> None:

@@ -80,14 +80,21 @@ class _KnownAttempt:
 class Authenticator:
     """Finds the principal of a token. Its methods are called on the event loop."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time, issuer: Issuer | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float] = time.time,
+        issuer: Issuer | None = None,
+        mono: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._issuer = issuer
         self._clock = clock
+        self._mono = mono
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._attempts: OrderedDict[str, _KnownAttempt] = OrderedDict()
         self._used: dict[str, float] = {}
-        self._written_mono = time.monotonic()
+        self._written_mono = self._mono()
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
@@ -107,7 +114,7 @@ class Authenticator:
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
         token. What a report changes is checked again when it is stored."""
-        digest, now_mono = hash_of(token), time.monotonic()
+        digest, now_mono = hash_of(token), self._mono()
         known = self._attempts.get(digest)
         if known is None or now_mono - known.read_mono > _CACHE_S:
             found = await run_in_threadpool(self._store.reading(supervisor_links.attempt_of_token), token)
@@ -131,7 +138,7 @@ class Authenticator:
     async def write_uses(self) -> None:
         """Write when tokens were used, at most once a minute and when the server stops. Never raises."""
         used, self._used = self._used, {}
-        self._written_mono = time.monotonic()
+        self._written_mono = self._mono()
         if used:
             try:
                 await run_in_threadpool(self._store.writing(credentials.note_use), used)
@@ -153,7 +160,7 @@ class Authenticator:
 
     async def _find(self, secret: str, read: Callable[[str], Awaitable[Principal | None]]) -> Principal | None:
         digest = hash_of(secret)
-        now_mono = time.monotonic()
+        now_mono = self._mono()
         known = self._known.get(digest)
         if known is None or now_mono - known.read_mono > _CACHE_S:
             found = await read(secret)
