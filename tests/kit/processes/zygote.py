@@ -181,6 +181,7 @@ class Request:
             first = {"-m": self.directory, "-c": ""}.get(arguments[0], str(Path(program).resolve().parent))
             sys.path.insert(0, first)
         if arguments[0] == "-m":
+            sys.modules.pop(program, None)  # a new interpreter has not imported it, and runpy warns if it is there
             runpy._run_module_as_main(program)
         elif arguments[0] == "-c":
             exec(compile(program, "<string>", "exec"), vars(main))
