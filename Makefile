@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
 demo: setup      ## train, kill a worker, continue, grow back, and compare with an undisturbed run
 	@$(BIN)/shoal demo
 
-test: setup      ## all tests but those marked `slow`, `matrix` or `soak`: about 25 minutes on two cores
+test: setup      ## the core of everything: what is not marked `slow`, `matrix` or `soak`, and of the costly folders what tests/kit/cells.py names
 	@$(BIN)/python tools/run_tests.py
 
 test-slow: setup ## the tests marked `slow`, which CI runs too
