@@ -357,7 +357,7 @@ class DoubleBufferedState:
     def _movable(self, planned: Collection[str]) -> Iterator[_MovedParameter]:
         """Parameters of which this rank has a part, with their optimizer state."""
         optimizer = self.update.optimizer
-        sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
+        sharded = self._assembly.records()
         for name, parameter in self._assembly.named_parameters():
             local_parameter = self.update.local_parameter(parameter)
             if id(parameter) not in sharded or not isinstance(parameter, DTensor):

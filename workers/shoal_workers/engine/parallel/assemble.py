@@ -40,6 +40,7 @@ from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.cutting import take_attributes
+from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
@@ -95,13 +96,13 @@ def assemble(
         context.install(model)
     owners = _owners(stages, partial)
     policy = mixed_precision(spec.precision, spec.reduce_precision)
-    orders = []
+    axes: list[DataAxis] = []
     for stage in stages:
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
         own = own_policies(stage.module, precisions, spec.reduce_precision)
-        orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
+        axes.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
         move_additions(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)
@@ -117,7 +118,7 @@ def assemble(
         forward_passes=tuple(stage.forward_pass for stage in stages if stage.forward_pass is not None),
         context=context,
         partial=owners,
-        orders=tuple(orders),
+        data_axes=tuple(axes),
         has_buffers=has_buffers,
     )
 
