@@ -9,6 +9,7 @@
     5 recompute    blocks' forwards run twice           recompute.py
     6 compile      blocks' forwards as one graph        recompute.py
     7 data         parameters over the shards           sharding.py
+                   or whole on each rank                plain.py
 
 What every axis expects of a parameter:
 
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shoal_workers.contract.layout import Recompute, num_stages
+from shoal_workers.contract.layout import Recompute, ShardLevel, num_stages
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
@@ -43,6 +44,7 @@ from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.plain import PlainReplica
 from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import (
@@ -78,7 +80,8 @@ def assemble(
         plan = checked_plan(model, plan)
     units = set(shard_units(model))
     hooked = hooked_parameters(model)
-    originals = {name: ref(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    is_plain = layout.shard is ShardLevel.NONE
+    originals = {} if is_plain else {name: ref(one) for name, one in model.named_parameters() if one.requires_grad}
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     precisions = apply_precisions(model, spec, plan)
@@ -98,6 +101,9 @@ def assemble(
     policy = mixed_precision(spec.precision, spec.reduce_precision)
     axes: list[DataAxis] = []
     for stage in stages:
+        if is_plain:
+            axes.append(PlainReplica(stage.module, meshes.dense))
+            continue
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
