@@ -131,6 +131,8 @@ class ParallelismSpec(Frozen):
     @property
     def unit(self) -> int:
         """The degrees fit every world size that is a multiple of this number; with a fixed dp_shard, only this one."""
+        if self.shard is ShardLevel.NONE:
+            return 1
         return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
