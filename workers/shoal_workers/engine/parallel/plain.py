@@ -33,19 +33,23 @@ class PlainReplica:
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._buckets = GradientBuckets([*self._named.values()])
+        self._buckets: GradientBuckets | None = None
+        """None if there is one rank."""
+        if REPLICATE in (mesh.mesh_dim_names or ()):
+            self._buckets = GradientBuckets([*self._named.values()])
         self._used: set[int] = set()
         self._num_steps = 0
         self._written: str | None = None
 
     def begin_generation(self) -> None:
         self._num_steps = 0
-        names = self._mesh.mesh_dim_names or ()
-        self._buckets.group = self._mesh.get_group(REPLICATE) if REPLICATE in names else None
+        if self._buckets is not None:
+            self._buckets.group = self._mesh.get_group(REPLICATE)
 
     def park(self) -> None:
-        self._buckets.begin()
-        self._buckets.group = None
+        if self._buckets is not None:
+            self._buckets.begin()
+            self._buckets.group = None
 
     def revive(self) -> None:
         pass
@@ -69,7 +73,7 @@ class PlainReplica:
 
     def add_up(self) -> None:
         self._used = {id(one) for one in self._named.values() if one.grad is not None}
-        if self._buckets.group is not None:
+        if self._buckets is not None:
             self._buckets.send()
             self._buckets.wait_for_sums()
             self._buckets.give(1.0)
