@@ -121,89 +121,17 @@ def mode_of_metric(name: str) -> str | None:
     does."""
     for part in reversed(re.findall("[a-z0-9]+", name.lower())):
         for mode, parts in _PARTS_BY_MODE.items():
-            if part in parts or part.rstrip("0123456789") in parts:
+            if {part, part.rstrip("0123456789")} & {*parts.split()}:
                 return mode
     return None
 
 
 _PARTS_BY_MODE = {
-    "min": frozenset(
-        [
-            "loss",
-            "losses",
-            "nll",
-            "perplexity",
-            "ppl",
-            "error",
-            "errors",
-            "err",
-            "mae",
-            "mse",
-            "rmse",
-            "mape",
-            "wer",
-            "cer",
-            "ter",
-            "eer",
-            "fid",
-            "kl",
-            "bits",
-            "bpb",
-            "bpc",
-            "brier",
-            "distance",
-            "divergence",
-            "regret",
-        ]
-    ),
-    "max": frozenset(
-        [
-            "accuracy",
-            "accuracies",
-            "acc",
-            "precision",
-            "recall",
-            "f1",
-            "auc",
-            "auroc",
-            "auprc",
-            "ap",
-            "map",
-            "iou",
-            "miou",
-            "dice",
-            "jaccard",
-            "bleu",
-            "sacrebleu",
-            "chrf",
-            "rouge",
-            "rougel",
-            "meteor",
-            "bertscore",
-            "comet",
-            "r2",
-            "mcc",
-            "kappa",
-            "pearson",
-            "spearman",
-            "psnr",
-            "ssim",
-            "mrr",
-            "ndcg",
-            "hits",
-            "em",
-            "match",
-            "reward",
-            "rewards",
-            "margins",
-            "return",
-            "win",
-            "pass",
-            "sensitivity",
-            "specificity",
-            "similarity",
-        ]
-    ),
+    "min": "loss losses nll perplexity ppl error errors err mae mse rmse mape wer cer ter eer fid kl bits bpb bpc "
+    "brier distance divergence regret",
+    "max": "accuracy accuracies acc precision recall f1 auc auroc auprc ap map iou miou dice jaccard bleu sacrebleu "
+    "chrf rouge rougel meteor bertscore comet r2 mcc kappa pearson spearman psnr ssim mrr ndcg hits em match reward "
+    "rewards margins return win pass sensitivity specificity similarity",
 }
 """Parts of the names of metrics."""
 
