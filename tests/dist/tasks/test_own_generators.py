@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.messages import ExitKind, ProofDemand
 
 SPEC: dict[str, Any] = {
     "task": "read_ahead_tasks:OwnGenerator",
@@ -30,6 +30,10 @@ def test_it_is_said_once_and_refused_if_the_job_is_deterministic(make_job: Any) 
         if end.kind is not ExitKind.FINISHED or len(said) != ("task" not in changes):
             wrong.append((changes, end, said))
     assert wrong == []
+    job = make_job("layout", **{**SPEC, "model": {"dropout": 0}})
+    ends = job.run(job.workers(2), proof=ProofDemand.REQUIRED)
+    assert all("the layout fsdp2 was not proven: read_ahead_tasks.py" in end.error.message for end in ends)
+    assert all(FOUND in end.error.message for end in ends), "it is not the layout that differs"
     job = make_job("refused", **{**SPEC, "deterministic": True})
     [end] = job.run(job.workers(1))
     assert (end.kind, end.step) == (ExitKind.USER_ERROR, 0)

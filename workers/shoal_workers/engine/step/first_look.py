@@ -32,17 +32,22 @@ def look(batch: Any, again: Any, place: str, *, deterministic: bool, say: Callab
         ValueError: the samples differ, and the job is deterministic.
     """
     if not is_same(batch, again):
-        changed = (
-            f"{place}: a micro-batch had other samples when it was read again with the same seeds. They come from a "
-            "generator of the data set, from a clock, or from a counter, so losses depend on the number of workers, on "
-            "batch.num_workers and on lost workers. Draw from torch, numpy.random or random, which are seeded for each "
-            "micro-batch"
-        )
+        changed = describe_changed(place)
         if deterministic:
             raise ValueError(f"{changed}; or leave deterministic out.")
         say(f"{changed}.")
     for text in remarks_on_batch(batch):
         say(text)
+
+
+def describe_changed(place: str) -> str:
+    """What is wrong with samples that differ when they are read again, and what to do."""
+    return (
+        f"{place}: a micro-batch had other samples when it was read again with the same seeds. They come from a "
+        "generator of the data set, from a clock, or from a counter, so losses depend on the number of workers, on "
+        "batch.num_workers and on lost workers. Draw from torch, numpy.random or random, which are seeded for each "
+        "micro-batch"
+    )
 
 
 def is_same(batch: Any, again: Any) -> bool:
