@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
@@ -304,6 +306,7 @@ class Run:
                 source.close()
 
     def _reader(self) -> Reader:
+        say = self._membership.outbox.log_text
         return Reader(
             rank=self.rank,
             world_size=self.world_size,
@@ -313,6 +316,11 @@ class Run:
             check=self._check,
             processes=self._processes,
             states=self._stream_states,
+            first_look=partial(
+                look, place="the data set of run.batches()", deterministic=self._spec.deterministic, say=say
+            )
+            if self.is_rank_zero
+            else None,
         )
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
