@@ -7,7 +7,7 @@ those that are answers.
                                                    an answer, without the header that asks for it
     {"prompt": messages, "completion": messages}   the same, but the turns of the prompt are no answers
     {"prompt", "chosen", "rejected"}               a preference: two completions of one prompt, as above. Without prompt
-                                                   it is what both begin with, up to the last word that they share
+                                                   it is what both begin with
     "tools", "documents", "chat_template_kwargs"   beside messages: what the template gets besides
 
 transformers renders and tokenises, always the whole text, so that tokens are those of a model that answers. If a
@@ -43,7 +43,6 @@ _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "*.jinja", "*/*.jinja")
 _CONTENT = "\ue000"
 """Stands for the content of an answer in a rendering that shows its header."""
-_LAST_WORD = re.compile(r" ?(?:[+-]|[+-]?\d[\d.,:/]*|\w+(?:['\u2019-]\w+)*['\u2019-]?)\Z")
 
 
 Text = str | list[Any]
@@ -152,15 +151,11 @@ def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, E
 
 
 def _num_shared(chosen: Any, rejected: Any) -> int:
-    """Messages, or characters, that both begin with: whole words and numbers. A space between the prompt and the answer
+    """Messages, or characters, that both begin with, as TRL counts them. A space between the prompt and the answer
     belongs to the answer, as tokenizers have it."""
     pairs = enumerate(zip(chosen, rejected, strict=False))
     shared = next((number for number, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
-    if not isinstance(chosen, str):
-        return shared
-    goes_on = any(answer[shared : shared + 1].isalnum() for answer in (chosen, rejected))
-    word = _LAST_WORD.search(chosen[:shared]) if goes_on else None
-    return word.start() if word else shared - (chosen[:shared][-1:] == " ")
+    return shared - (isinstance(chosen, str) and chosen[:shared][-1:] == " ")
 
 
 def _variables(record: dict[str, Any], place: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.tasks.conversations import _num_shared, answer_of, load_encoder, preference_of
+from shoal_workers.tasks.conversations import answer_of, load_encoder, preference_of
 from shoal_workers.tasks.lm import LanguageModel
 from shoal_workers.tasks.rows import NO_LABEL
 from shoal_workers.tasks.seq2seq import SequenceToSequence
@@ -193,30 +193,31 @@ def test_a_preference_has_the_tokens_of_its_two_answers(directories: dict[str, P
     assert failures == []
 
 
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "prompt"),
-    [
-        ("The sky. Answer: yes", "The sky. Answer: yellow", "The sky. Answer:"),
-        ("It is 125", "It is 127", "It is"),
-        ("It is 2.5 km", "It is 2.7 km", "It is"),
-        ("It is -3", "It is -4", "It is"),
-        ("At 10:30 he", "At 10:45 he", "At"),
-        ("is it? yes", "is it? no", "is it?"),
-        ("Answer:yes", "Answer:no", "Answer:"),
-        ("don't go", "don't", "don't"),
-        ("a\nb", "a\nc", "a\n"),
-        ("it's", "it isn't", "it"),
-        ("well-known", "well-made", ""),
-        ("naïve", "naïf", ""),
-        ("答案：是", "答案：不", "答案："),
-        ("yes", "yes, it is", "yes"),
-        ("same", "same", "same"),
-    ],
-)
-def test_without_a_prompt_it_is_what_both_answers_begin_with_up_to_a_whole_word(
-    chosen: str, rejected: str, prompt: str
+def test_without_a_prompt_it_is_what_both_answers_begin_with(
+    directories: dict[str, Path], theirs: dict[str, Any]
 ) -> None:
-    assert chosen[: _num_shared(chosen, rejected)] == prompt
+    """The characters, as in TRL: a token that goes over the border is the answer's."""
+    texts = {
+        "a word": ("The sky. Answer: ye", "s", "llow"),
+        "a number": ("it is 2", "4", "8"),
+        "with a point": ("it is 2.", "5 km", "7 km"),
+        "a space": ("is it?", " yes", " no"),
+        "no space": ("Answer:", "yes", "no"),
+        "a line": ("def f(x):\n    ", "return x", "if x:"),
+        "one goes on": ("yes", "", ", it is"),
+        "nothing": ("", "yes", "no"),
+    }
+    failures = []
+    for layout, directory in directories.items():
+        encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
+        for name, (prompt, *answers) in texts.items():
+            line = json.dumps({"chosen": prompt + answers[0], "rejected": prompt + answers[1]}).encode()
+            found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
+            kept = prompt.removesuffix(" ")  # of several spaces the last is the answer's
+            expected = [_expected_pair(tokenizer, kept, prompt[len(kept) :] + answer) for answer in answers]
+            if found != expected:
+                failures.append((layout, name, found, expected))
+    assert failures == []
 
 
 TEXTS = ["The sky is blue.\n", "def f(x):\n    return x\n", "naïve ☃ is 4  ", "<|im_start|>user yes"]
