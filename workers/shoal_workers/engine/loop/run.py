@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -170,6 +171,15 @@ class Run:
     def step(self) -> int:
         """Completed steps, the one included that `steps` has just ended."""
         return self._membership.position.step + self._awaits_commit
+
+    @property
+    def entry_step(self) -> int:
+        """Step of the state that `track` puts into the objects; 0 if training begins."""
+        assignment = self._membership.assignment
+        if assignment.restore_snapshot is not None:
+            return assignment.restore_snapshot.step
+        name = CheckpointName.parse((assignment.restore_from or "").rstrip("/").rpartition("/")[2])
+        return name.step if name is not None else 0
 
     def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
         """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
