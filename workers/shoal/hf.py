@@ -68,6 +68,7 @@ class InPlace:
     """
 
     def __init__(self, *args: Any, run: Run, global_size: int, micro_size: int | None = None, **kwargs: Any) -> None:
+        self.run = run  # the Trainer asks at once which rank this is
         super().__init__(*args, **kwargs)
         trainer: Any = self
         if trainer.args.gradient_accumulation_steps != 1:
@@ -75,7 +76,6 @@ class InPlace:
                 f"gradient_accumulation_steps is {trainer.args.gradient_accumulation_steps}. In place a step has "
                 "global_size samples, and each rank takes its micro-batches of them; leave it at 1."
             )
-        self.run = run
         self._global_size = global_size
         self._micro_size = micro_size or trainer.args.per_device_train_batch_size
         self._clip = trainer.args.max_grad_norm or None
