@@ -140,6 +140,8 @@ class Run:
         self._has_left_stream = False
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
+        self.steps_per_epoch: int | None = None
+        """Steps in which each sample is read once; None if that is not known."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -300,6 +302,8 @@ class Run:
                     "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
                     "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
                 )
+        elif hasattr(data, "__len__") and not hasattr(data, "batch_size"):
+            self.steps_per_epoch = len(data) // wanted.global_size
         source = source_of(data, wanted, self._reader(), len(self._sources))
         self._sources.append(source)
         try:
