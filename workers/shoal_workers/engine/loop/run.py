@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -141,6 +142,8 @@ class Run:
         self._has_left_stream = False
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
+        self.steps_per_epoch: int | None = None
+        """Steps in which each sample is read once; None if that is not known."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -172,6 +175,15 @@ class Run:
     def step(self) -> int:
         """Completed steps, the one included that `steps` has just ended."""
         return self._membership.position.step + self._awaits_commit
+
+    @property
+    def entry_step(self) -> int:
+        """Step of the state that `track` puts into the objects; 0 if training begins."""
+        assignment = self._membership.assignment
+        if assignment.restore_snapshot is not None:
+            return assignment.restore_snapshot.step
+        name = CheckpointName.parse((assignment.restore_from or "").rstrip("/").rpartition("/")[2])
+        return name.step if name is not None else 0
 
     def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
         """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
@@ -292,6 +304,8 @@ class Run:
                     "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
                     "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
                 )
+        elif hasattr(data, "__len__") and not hasattr(data, "batch_size"):
+            self.steps_per_epoch = len(data) // wanted.global_size
         source = source_of(data, wanted, self._reader(), len(self._sources))
         self._sources.append(source)
         try:
