@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,27 @@ def test_a_death_repeats_no_completed_step_with_an_optimizer_that_is_elementwise
 def test_with_another_one_the_report_says_why_snapshots_are_copies(make_job: Any, task: str, reason: str) -> None:
     _, cost, _ = _killed(make_job, task=task, model={"optimizer": "Clipped"}, snapshot={"budget": 0.5})
     assert reason in cost.copies_reason
+
+
+def test_a_class_with_the_id_of_one_that_is_gone_is_tried_itself() -> None:
+    """As after an update of the code, when the module is imported again."""
+
+    def step_of(across: bool) -> Any:
+        @torch.no_grad()
+        def step(self: Any, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad.mean() if across else parameter.grad, alpha=self.param_groups[0]["lr"])
+
+        return step
+
+    for _ in range(50):
+        first = type("Own", (SGD,), {"step": step_of(False)})
+        number = id(first)
+        assert why_not_elementwise(first([nn.Parameter(torch.ones(6))], lr=0.1)) == ""
+        del first
+        gc.collect()
+        second = type("Own", (SGD,), {"step": step_of(True)})
+        assert "mean" in why_not_elementwise(second([nn.Parameter(torch.ones(6))], lr=0.1))
+        if id(second) == number:
+            return
+    pytest.fail("no id was given twice")
