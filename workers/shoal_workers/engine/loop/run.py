@@ -83,7 +83,8 @@ class GlobalBatch:
     def __iter__(self) -> Iterator[Any]:
         source = self._source
         first, self._num_passes = self._num_passes * source.num_micro_batches, self._num_passes + 1
-        own = source.own if source.epoch is None else source.epoch.weighted(source.own, self.step)
+        epoch = source.epoch
+        own = source.own if epoch is None else epoch.weighted(source.own, self.step)
         own = own[: self._run.most_micro_batches]
         for number, micro in enumerate(own):
 
@@ -91,6 +92,7 @@ class GlobalBatch:
                 return source.get(self.step, number, again=self._again)
 
             left = len(own) - number - 1
+            self._run.default_weight = 1.0 if epoch is None else epoch.share(self.step, micro.index)
             yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, read)
         self._run.seed_after_pass(self.step, self._num_passes)
 
@@ -128,6 +130,8 @@ class Run:
         self._awaits_commit = False
         """`steps` has ended a step, and the loop may still change its state: schedules, averages."""
         self._micro = MicroBatch(0, 1.0)
+        self.default_weight = 1.0
+        """That of a backward pass of the micro-batch."""
         self._is_in_micro_batch = False
         """False if the loop reads data of its own: then each backward pass is a micro-batch."""
         self._num_left = 0
@@ -372,17 +376,18 @@ class Run:
             states=self._stream_states,
         )
 
-    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
+    def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
         """Adds the gradient of `weight` times the loss. `update` divides by the sum of the weights of all micro-batches
         over all ranks. Several calls in one micro-batch add up, and it counts with the largest of their weights.
 
         Args:
             loss: mean over something, for example the tokens of the micro-batch.
-            weight: how many of it, for example the number of tokens.
+            weight: how many of it, for example the number of tokens. None: 1, and within `epochs` the micro-batch's
+                share of the samples of its step.
         """
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
-        weight *= self._micro.weight
+        weight = (self.default_weight if weight is None else weight) * self._micro.weight
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:
             (loss * weight).backward()  # type: ignore[no-untyped-call]

@@ -147,6 +147,10 @@ class EpochOrder:
         num = len(self.steps[step - self.first_step])
         return [micro if micro.index < num else replace(micro, weight=0.0) for micro in micro_batches]
 
+    def share(self, step: int, micro_batch: int) -> float:
+        """The micro-batch's fraction of the samples of its step: 1.0 if it has all of them."""
+        return len(self.indices(step, micro_batch)) / self.num_samples(step)
+
     def num_samples(self, step: int) -> int:
         return sum(map(len, self.steps[step - self.first_step]))
 
