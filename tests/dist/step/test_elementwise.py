@@ -152,3 +152,31 @@ def test_a_class_with_the_id_of_one_that_is_gone_is_tried_itself() -> None:
         if id(second) == number:
             return
     pytest.fail("no id was given twice")
+
+
+@pytest.mark.parametrize("revived", [False, True])
+def test_a_number_of_an_optimizer_beside_its_state_goes_on_after_a_restore(
+    make_job: Any, reference: Any, revived: bool
+) -> None:
+    """The rate is divided by a counter, which the step that makes the state of a new optimizer would have moved."""
+    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": "Counted"}, "checkpoint": {"every_steps": 3}}
+    job = make_job(**spec)
+    (worker,) = job.workers(1)
+    worker.strike("forward", 5, "hold")
+    generation = job.start([worker])
+    worker.reached()
+    job.wait_until_committed([worker], 3)
+    worker.call("interrupt", generation)
+    worker.call("go")
+    worker.exit()
+    (other,) = [worker] if revived else job.workers(1)
+    (end,) = job.run([other])
+    assert end.kind is ExitKind.FINISHED, end
+    assert job.losses([worker, other]) == pytest.approx(reference(STEPS, **spec), rel=1e-6)
+
+
+def test_a_tensor_of_an_optimizer_that_its_step_changes_is_refused(make_job: Any) -> None:
+    job = make_job(**SPEC, task="own_optimizers:Own", model={"optimizer": "Remembering"})
+    (end,) = job.run(job.workers(1))
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert "changes the tensor 'norm' of the optimizer itself" in end.error.message

@@ -258,7 +258,7 @@ def schedule_of(drawn, optimizer):
         case "cosine":
             return schedulers.CosineAnnealingLR(optimizer, STEPS)
         case "one_cycle":
-            return schedulers.OneCycleLR(optimizer, 2 * drawn["lr"], total_steps=STEPS + 1)
+            return schedulers.OneCycleLR(optimizer, 2 * drawn["lr"], total_steps=STEPS + 1, cycle_momentum=False)
         case "chained":
             first = schedulers.LinearLR(optimizer, 0.5, total_iters=2)
             return schedulers.SequentialLR(optimizer, [first, schedulers.ExponentialLR(optimizer, 0.8)], [3])
