@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_data
+from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
@@ -453,3 +454,14 @@ def test_a_transcript_has_the_tokenizers_prompt_but_for_what_the_decoder_reads_f
     spec["data"]["paths"] = [str(tmp_path / "rows.jsonl")]
     with pytest.raises(BadRowError, match=r"line 1: data\.text_field is an empty text"):
         _loaded(spec)
+
+
+def test_a_decoder_that_classifies_needs_a_token_for_padding(folder: Path) -> None:
+    document = small_spec("bert, classes", folder)
+    llama = {**small_config("llama"), "vocab_size": 264}
+    document["model"] = {"config": {**llama, "pad_token_id": None}, "seq_len": 16, "num_labels": 3}
+    with pytest.raises(ValueError, match=r"has no pad_token_id, and Llama.* Set pad_token_id in model\.config, or in"):
+        load_task(parse_spec(document)).build_model()
+    document["model"]["config"]["pad_token_id"] = 260
+    parsed, task, _ = _loaded(document)
+    assert task.evaluate(task.build_model(), _batch(parsed, task)).loss.isfinite()

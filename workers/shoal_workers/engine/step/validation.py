@@ -144,7 +144,7 @@ class Validation:
 def validation_of(generation: Generation, update: Update, assembly: Assembly, passes: Passes) -> Validation | None:
     """Returns None if the job does not validate, or if its data has no validation split."""
     data = generation.task.validation_data
-    if data is None or not len(data):
+    if data is None:
         return None
     return Validation(generation, update, assembly, data, passes)
 
