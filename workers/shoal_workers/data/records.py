@@ -207,7 +207,7 @@ def _separated(file: _File, first: int) -> Iterator[Row]:
 
 def _of_csv(file: _File, reader: Any, first: int) -> Iterator[Row]:
     try:
-        names = next(reader, [])
+        names: list[str] = next(reader, [])
     except csv.Error as error:
         raise file.damaged(error) from error
     places = {name: names.index(name) for name in file.columns(names)} if names else {}
