@@ -51,6 +51,7 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import CapturedOutput
 from shoal_workers.engine.process.use_meter import UseMeter
+from shoal_workers.forkserver.code_path import admit_code
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.machine_limits import total_bytes
 from shoal_workers.metrics_hook.process import HookProcess, job_of
@@ -129,6 +130,13 @@ class WorkerActor:
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
         self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
+        if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
+            del os.environ["PYTHONBREAKPOINT"]  # Ray's debugger waits for someone to attach
+        if spec.script is None and (hidden := admit_code()):
+            self._outbox.log_text(
+                f"{', '.join(hidden)} of the job's code cannot be imported: Python, Ray or Shoal have modules of that "
+                "name. Rename it"
+            )
 
     @ray.method(concurrency_group="train")
     def prepare(self, life: int) -> WorkerInfo | ErrorReport | Refused:
