@@ -91,6 +91,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "simulate": simulate.simulate,
         "schema": specs.schema,
         "data prepare": specs.prepare,
+        "data show": specs.show,
     },
     "Server": {
         "serve": serve.serve,
