@@ -117,6 +117,7 @@ class WorkerActor:
         self._directory = JobDirectory(config.job_id, config.checkpoint_root)
         self._outputs = OutputKeeper(self._directory, config.checkpoint_root, spec.outputs, self._outbox.log_text)
         self._file_note, self._num_file_notes = "", 0
+        self._has_entered = False
         self._program: Program | None = None
         self._pid_of_script: Callable[[], int] | None = None
         """The process of the worker's script; None: it trains a task."""
@@ -421,22 +422,27 @@ class WorkerActor:
     def _open_directory(self) -> None:
         """Leave the directory that Ray has unpacked the code into for that of the job, before anything is imported."""
         archive = self._spec.code.archive
-        self._directory.open(self._code_directory if archive else None, archive or "", self._note_files)
-        self._outputs.prepare(self._config.attempt, self._note_files)
-        enter(self._directory.path, self._code_directory)
-        self._file_note = ""
+        try:
+            self._directory.open(self._code_directory if archive else None, archive or "", self._note_files)
+            self._outputs.prepare(self._config.attempt, self._note_files)
+            if not self._has_entered:  # once, since a program may go elsewhere
+                enter(self._directory.path, self._code_directory)
+                self._has_entered = True
+        finally:
+            self._file_note = ""
 
     def _begin_with_files(self, assignment: Assignment) -> None:
-        archive = self._spec.code.archive
-        # a worker with other code may have prepared meanwhile, for an update that was refused
-        self._directory.open(self._code_directory if archive else None, archive or "", self._note_files)
-        self._outputs.begin(assignment, self._note_files)
+        if not self._directory.is_as_opened:
+            self._open_directory()  # a worker with other code may have prepared, for an update that was refused
+        try:
+            self._outputs.begin(assignment, self._note_files)
+        finally:
+            self._file_note = ""
         if not assignment.rank and not assignment.is_recovery:
             self._outbox.log_text(
                 f"Relative files go to {self._directory.path} on each node. Those that outputs.keep names are kept in "
                 f"the job's storage until the job is deleted: shoal files {self._config.job_id}"
             )
-        self._file_note = ""
 
     def _note_files(self, text: str) -> None:
         self._file_note = text

@@ -75,8 +75,8 @@ from shoal_workers.contract.worker_reports import ValidationReport
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
 _FORGET_S = 2.0
-_KEEP_FILES_S = 300.0
-"""Longest time for the outputs of a node at the end of an attempt."""
+_KEEP_FILES_S = 1800.0
+"""Longest time for the outputs of a node at the end of an attempt; a worker gives up a storage that takes nothing."""
 _LAST_POLL_S = 5.0
 _CHEAP_S = 0.005
 _SHARE = 0.1

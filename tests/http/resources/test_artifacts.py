@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.worlds.kept_files import keep_files
 from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.client.errors import ApiError, Conflict, NotFound
@@ -21,7 +20,6 @@ from shoal_service.store import models
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.media import FOLDER, MediaImage, MediaRecord, MediaText, RecordName
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
-from shoal_workers.contract.outputs import MANIFEST, OutputFile, OutputManifest
 
 NAME = "step-000000000010-a1-g1"
 CHECKPOINT = CheckpointView(step=10, url=f"/c/{NAME}", state="committed", attempt=1, generation=1)
@@ -90,26 +88,13 @@ def test_an_image_has_its_type_and_a_policy_that_runs_nothing(service: Any, supe
         assert service.http.get(f"/v1/jobs/{job_id}/media/{name}").status_code == status, name
 
 
-def _keep(root: Path, node: int, files: dict[str, bytes], **more: int) -> None:
-    """Writes what a worker of this node has collected."""
-    place = root / OUTPUTS / str(node)
-    place.mkdir(parents=True)
-    kept = []
-    for name, data in files.items():
-        content, digest = secrets.token_hex(16), hashlib.sha256(data).hexdigest()
-        (place / content).write_bytes(data)
-        kept.append(OutputFile(name=name, bytes=len(data), modified_ns=5 * 10**9, sha256=digest, content=content))
-    manifest = OutputManifest(directory=f"d{node}", attempt=1, generation=1, files=tuple(kept), **more)
-    (place / MANIFEST).write_text(manifest.model_dump_json())
-
-
 def test_files_are_listed_and_downloaded_as_what_they_are(service: Any, supervise: Callable[..., str]) -> None:
     job_id = supervise()
     assert service.http.get(f"/v1/jobs/{job_id}/files").json()["items"] == []
     root = Path(service.checkpoint_url) / job_id
     html = b"<script>alert(1)</script>"
-    _keep(root, 0, {"last.pt": b"0123", "runs/a b/%41?.html": html, "log.txt": b"of 0"}, num_left_out=2)
-    _keep(root, 1, {"log.txt": b"of 1", "last.pt": b"0123"})
+    keep_files(root, 0, {"last.pt": b"0123", "runs/a b/%41?.html": html, "log.txt": b"of 0"}, num_left_out=2)
+    keep_files(root, 1, {"log.txt": b"of 1", "last.pt": b"0123"})
     page = service.client.files(job_id)
     names = ["last.pt", "log.txt", "node-1/log.txt", "runs/a b/%41?.html"]
     assert ([file.name for file in page.items], page.num_files, page.num_left_out) == (names, 4, 2)

@@ -283,6 +283,7 @@ def test_directories_of_deleted_jobs_are_removed_when_another_job_starts(
         at = time.time() - (31 * 86_400 if number == 3 else 3600)
         os.utime(base / f"{ended.path.name}.use", (at, at))
     (storage / "job-1" / FOLDER).rmdir()
-    (base / "swept").unlink()
-    directory(base, storage / "job-4").open(None, "", _ignore)
+    another = directory(base, storage / "job-4")
+    another.open(None, "", _ignore)
+    another.sweep()
     assert sorted(path.name.partition("-")[2][0] for path in base.iterdir() if path.is_dir()) == ["2", "4"]

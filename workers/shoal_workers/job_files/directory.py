@@ -77,6 +77,7 @@ class JobDirectory:
         self._root = checkpoint_root
         self._base = base
         self._use: IO[bytes] | None = None
+        self._opened: tuple[int, Stamp] | None = None
 
     @property
     def path(self) -> Path:
@@ -107,7 +108,27 @@ class JobDirectory:
                 self.put_state(state.model_copy(update={"code": version, "code_files": files}))
             elif not self._state_path.exists():
                 self.put_state(state)
-        _sweep(self._base, self._key)
+            self._opened = self._state_stamp()
+
+    @property
+    def is_as_opened(self) -> bool:
+        """True if no worker has changed the state since `open`; for a check that must not wait for the lock."""
+        try:
+            return self._opened == self._state_stamp()
+        except FileNotFoundError:
+            return False
+
+    def sweep(self) -> None:
+        """Remove directories of other jobs that are not needed any more. Once an hour on a node; any thread."""
+        mark = self._folder / "swept"
+        with suppress(FileNotFoundError):
+            if time.time() - mark.stat().st_mtime < _SWEEP_EVERY_S:
+                return
+        mark.touch()
+        for other in unused(self._folder, for_s=_MIN_UNUSED_S):
+            if other.unused_s >= KEEP_S or _is_deleted(self._folder / f"{other.name}.json"):
+                with suppress(OSError):
+                    remove(self._folder, other.name, for_s=_MIN_UNUSED_S)
 
     def close(self) -> None:
         """This process uses the directory no longer."""
@@ -133,6 +154,10 @@ class JobDirectory:
         draft = self._state_path.with_suffix(".writing")
         draft.write_text(state.model_dump_json(), encoding="utf-8")
         draft.replace(self._state_path)
+
+    def _state_stamp(self) -> tuple[int, Stamp]:
+        status = self._state_path.stat()
+        return status.st_ino, stamp_of(status)
 
     @property
     def _folder(self) -> Path:
@@ -220,19 +245,6 @@ def _copy(source: Path, target: Path) -> None:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     return status.st_size, status.st_mtime_ns
-
-
-def _sweep(base: Path, key: str) -> None:
-    """Remove directories of other jobs that are not needed any more. Once an hour on a node."""
-    mark = base / "swept"
-    with suppress(FileNotFoundError):
-        if time.time() - mark.stat().st_mtime < _SWEEP_EVERY_S:
-            return
-    mark.touch()
-    for other in unused(base, for_s=_MIN_UNUSED_S):
-        if other.name != key and (other.unused_s >= KEEP_S or _is_deleted(base / f"{other.name}.json")):
-            with suppress(OSError):
-                remove(base, other.name, for_s=_MIN_UNUSED_S)
 
 
 def _is_deleted(note: Path) -> bool:

@@ -25,6 +25,8 @@ EVERY_S = 60.0
 _PAUSE_FACTOR = 19.0
 """Pause after a collection in units of its duration."""
 _NICENESS = 10
+_STALL_S = 20.0
+"""The end of an attempt waits no longer for a storage that takes nothing."""
 
 
 class OutputKeeper:
@@ -34,6 +36,7 @@ class OutputKeeper:
         self, directory: JobDirectory, checkpoint_root: str, spec: OutputsSpec, say: Callable[[str], None]
     ) -> None:
         """`say`: adds a line to the job's log; any thread."""
+        self._directory = directory
         self._outputs = Outputs(directory, checkpoint_root, spec)
         self._is_on = bool(spec.keep)
         self._say = say
@@ -43,6 +46,7 @@ class OutputKeeper:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._finishing: Future[bool] | None = None
+        self._advanced_mono = 0.0
 
     def prepare(self, attempt: int, note: Note) -> None:
         """Training thread, before the program is loaded. Raises OSError."""
@@ -76,12 +80,18 @@ class OutputKeeper:
             return not self._is_on
         with self._lock:
             if self._finishing is None:
+                self._advanced_mono = time.monotonic()
                 self._finishing = ThreadPoolExecutor(1).submit(self._collect, self._writer, is_last=True)
             finishing = self._finishing
         try:
             is_done = finishing.result(within_s)
         except TimeoutError:
-            return None
+            if time.monotonic() - self._advanced_mono < _STALL_S:
+                return None
+            self._say_once(
+                "stalled", f"the storage has taken nothing for {_STALL_S:g} s, so the last files are missing"
+            )
+            return True
         self._finishing = None
         return is_done
 
@@ -90,6 +100,10 @@ class OutputKeeper:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         except OSError:
             pass
+        try:
+            self._directory.sweep()
+        except OSError as error:
+            self._say_once("sweep", f"directories of former jobs stay on this node: {error}")
         pause_s = 0.0
         while True:
             time.sleep(pause_s)
@@ -102,7 +116,7 @@ class OutputKeeper:
 
     def _collect(self, writer: Writer, *, is_last: bool) -> bool:
         try:
-            collected = self._outputs.collect(writer, is_last=is_last, note=lambda _: None)
+            collected = self._outputs.collect(writer, is_last=is_last, note=self._note_progress)
         except OSError as error:
             self._say_once("failed", f"the files of the job could not be stored: {type(error).__name__}: {error}")
             return True
@@ -123,6 +137,9 @@ class OutputKeeper:
                 f"node lies below node-{writer.node}/.",
             )
         return True
+
+    def _note_progress(self, _: str) -> None:
+        self._advanced_mono = time.monotonic()
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:

@@ -98,9 +98,9 @@ class Outputs:
             stays = {name: file for name, file in known.items() if name in there and name not in changed}
             files = [*stays.values()]
             for name in chosen:
-                note(f"keeping {name}")
-                if (file := self._stored(place, name, changed[name], known.get(name), is_last=is_last)) is not None:
-                    files.append(file)
+                pieces = _Pieces(lambda name=name: note(f"keeping {name}"))  # type: ignore[misc]
+                stored = self._stored(place, name, changed[name], known.get(name), pieces, is_last=is_last)
+                files += [stored] if stored is not None else []
             manifest = OutputManifest(
                 directory=state.directory,
                 attempt=writer.attempt,
@@ -109,7 +109,7 @@ class Outputs:
                 num_left_out=num_left,
                 bytes_left_out=bytes_left,
             )
-            if manifest != before:
+            if manifest != before and (files or before is not None):
                 place.create()
                 place.write(MANIFEST, [manifest.model_dump_json().encode()])
                 _remove_unnamed(place, manifest)
@@ -141,10 +141,11 @@ class Outputs:
                 note(f"restoring outputs of the job, {done} of {len(newer)}")
                 if (stamp := _fetch(self._storage.child(str(one.node)), one.file, self._directory.path)) is not None:
                     restored[one.name] = stamp
-            update = {"restored_files": restored, "restored_for": max(attempt, state.restored_for)}
             with suppress(OSError):  # said when there is something to store
                 self._storage.create()
-            self._directory.put_state(state.model_copy(update=update))
+            if newer or attempt > state.restored_for:
+                update = {"restored_files": restored, "restored_for": max(attempt, state.restored_for)}
+                self._directory.put_state(state.model_copy(update=update))
             return len(newer)
 
     def _within_limits(self, changed: dict[str, Stamp]) -> tuple[list[str], int, int]:
@@ -162,14 +163,14 @@ class Outputs:
         return chosen, num_left, bytes_left
 
     def _stored(
-        self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, *, is_last: bool
+        self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, pieces: _Pieces, *, is_last: bool
     ) -> OutputFile | None:
         """The file as it is stored, now or before; None if it cannot be stored yet, or has gone."""
         if known is not None and (known.bytes, known.modified_ns) == stamp:
             return known
         if not is_last and time.time_ns() - stamp[1] < _SETTLED_S * 1e9:
             return known
-        content, pieces = uuid.uuid4().hex, _Pieces()
+        content = uuid.uuid4().hex
         place.create()
         try:
             with _opened(self._directory.path, name) as descriptor:
@@ -248,6 +249,7 @@ def _opened(top: Path, name: str) -> Iterator[int]:
 class _Pieces:
     """A content that passes by, with its length and hash."""
 
+    on_piece: Callable[[], None] = lambda: None
     num_bytes: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
 
@@ -269,6 +271,7 @@ class _Pieces:
     def _seen(self, piece: bytes) -> bytes:
         self.num_bytes += len(piece)
         self.digest.update(piece)
+        self.on_piece()
         return piece
 
 

@@ -55,12 +55,14 @@ def fetch(
     with its hash; a file that is there already with this content is not read again."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
+        from shoal_api.cli.exit_codes import ExitCode
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
             page = client.files(job_id, pattern, limit=_MOST)
             if not page.items:
-                raise CliError(f"job {job_id} has no file that matches {pattern!r}", hint=f"shoal files {job_id}")
+                message = f"job {job_id} has no file that matches {pattern!r}"
+                raise CliError(message, exit_code=ExitCode.NOT_FOUND, hint=f"shoal files {job_id}")
             for file in page.items:
                 _fetch(client, job_id, file, out)
         total = f"{count_text(len(page.items), 'file')}, {size_text(sum(file.bytes for file in page.items))}"
