@@ -14,8 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from shoal_workers.checkpoint.storage import open_job_directory
+from shoal_workers.contract.layout import replicated
+from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.outputs import FOLDER, OutputFile, OutputManifest, OutputsSpec, matcher, merged
 from shoal_workers.job_files.directory import JobDirectory
+from shoal_workers.job_files.keeper import OutputKeeper
 from shoal_workers.job_files.outputs import Outputs, Writer, read_manifests
 
 _ENTER = """
@@ -237,6 +240,46 @@ def test_a_node_that_gets_another_number_goes_on_from_the_files_of_that_number(n
     first.collect()
     assert other.outputs.restore(1, 0, note=_ignore) == 1 and other.read() == {"last.pt": "step 40"}
     assert first.outputs.restore(1, 0, note=_ignore) == 0, "it has written them itself"
+
+
+def test_the_first_worker_of_a_node_collects_after_a_checkpoint_and_at_the_end(node: Callable[..., Node]) -> None:
+    one, said = node(), list[str]()
+    root = str(Path(one.storage.url).parent)
+    keepers = [OutputKeeper(one.directory, root, OutputsSpec(), said.append) for _ in range(2)]
+    assert [keeper.finish(5.0) for keeper in keepers] == [False, False], "they were in no group"
+    for local_rank, keeper in enumerate(keepers):
+        keeper.begin(_assignment(local_rank), _ignore)
+        one.write(f"{local_rank}.pt", "1")
+
+    def stored() -> list[str]:
+        return [file.name for manifest in read_manifests(one.storage).values() for file in manifest.files]
+
+    keepers[1].collect_soon()
+    keepers[0].collect_soon()
+    deadline_mono = time.monotonic() + 30.0
+    while stored() != ["0.pt", "1.pt"]:
+        assert time.monotonic() < deadline_mono and not said, said
+        time.sleep(0.005)  # what another thread writes into a directory cannot be waited for
+    one.write("last.pt", "1", at_s=0.0)
+    assert keepers[1].finish(30.0) and stored() == ["0.pt", "1.pt", "last.pt"]
+    Path(one.storage.url).rename(f"{root}/gone")
+    Path(one.storage.url).write_text("no directory")
+    one.write("more.pt", "1")
+    assert keepers[0].finish(30.0) and len(said) == 1 and "could not be stored" in said[0]
+
+
+def _assignment(local_rank: int) -> Assignment:
+    return Assignment(
+        job_id="job-1",
+        attempt=1,
+        generation=1,
+        rank=local_rank,
+        local_rank=local_rank,
+        layout=replicated(2),
+        store_host="127.0.0.1",
+        store_port=1,
+        restore_from=None,
+    )
 
 
 def test_a_hostile_storage_leads_nowhere(node: Callable[..., Node], tmp_path: Path) -> None:

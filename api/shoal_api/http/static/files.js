@@ -2,20 +2,29 @@
 // contents are only downloaded.
 import { $, fill, link, row } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { bytes, moment, plural } from "./format.js";
+import { bytes, moment, plural, whole } from "./format.js";
 
 const MOST_FILES = 1000;
 let asked = 0;
 
 export async function showFiles(id) {
-  const turn = ++asked, pattern = $("files-match").value.trim() || "**";
-  const page = await request(`${jobPath(id)}/files?${new URLSearchParams({ match: pattern, limit: MOST_FILES })}`);
-  if (turn !== asked) return;
+  const turn = ++asked;
   $("files-match").oninput = () => showFiles(id).catch(() => {});
-  $("files-table").hidden = !page.items.length;
+  const query = new URLSearchParams({ match: $("files-match").value.trim() || "**", limit: MOST_FILES });
+  const page = await request(`${jobPath(id)}/files?${query}`);
+  if (turn !== asked) return;
+  const cells = (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)];
+  fill("files", page.items.map((file) => row(cells(file))));
   $("no-files").hidden = Boolean(page.items.length);
-  fill("files", page.items.map((file) => row([link(file.name, `${jobPath(id)}/files/${file.name.split("/").map(encodeURIComponent).join("/")}`), bytes(file.bytes), moment(file.modified_at)])));
-  const more = page.num_files > page.items.length ? `the first ${page.items.length} of ` : "";
-  const leftOut = page.num_left_out ? `; ${plural(page.num_left_out, "file")} with ${bytes(page.bytes_left_out)} not kept (outputs.max_gib)` : "";
-  $("files-said").textContent = page.num_files ? `${more}${plural(page.num_files, "file")}, ${bytes(page.bytes)}${leftOut}` : "";
+  $("files-said").textContent = describe(page);
+}
+
+const pathOf = (id, file) => `${jobPath(id)}/files/${file.name.split("/").map(encodeURIComponent).join("/")}`;
+
+function describe(page) {
+  const first = page.num_files > page.items.length ? `the first ${whole(page.items.length)} of ` : "";
+  const total = page.num_files ? `${first}${plural(page.num_files, "file")}, ${bytes(page.bytes)}` : "";
+  if (!page.num_left_out) return total;
+  const leftOut = `${plural(page.num_left_out, "file")} with ${bytes(page.bytes_left_out)} not kept (outputs.max_gib)`;
+  return [total, leftOut].filter(Boolean).join("; ");
 }
