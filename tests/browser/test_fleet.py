@@ -78,7 +78,6 @@ def _choose(reader: Browser, hours: str) -> None:
     reader.run(f"({field}.value = '{hours}', {field}.dispatchEvent(new Event('input')), 1)")
 
 
-@pytest.mark.first
 def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/fleet")
     reader.until(lambda: reader.count("#timeline tr") == 2, "the lanes of the jobs that had an attempt")

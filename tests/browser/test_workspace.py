@@ -47,7 +47,6 @@ def drawn(reader: Browser, num: int, panel: int = 0) -> None:
     reader.until(lambda: reader.run(canvas) == str(num), f"{num} in panel {panel}")
 
 
-@pytest.mark.first
 def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -238,7 +237,6 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     assert all("401" in one for one in reader.complaints())
 
 
-@pytest.mark.first
 def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/workspace")
     drawn(reader, 3)

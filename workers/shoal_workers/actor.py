@@ -52,6 +52,7 @@ from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import CapturedOutput
 from shoal_workers.engine.process.use_meter import UseMeter
+from shoal_workers.forkserver.code_path import CODE, admit_code
 from shoal_workers.job_files.directory import JobDirectory, enter
 from shoal_workers.job_files.keeper import OutputKeeper
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
@@ -140,6 +141,8 @@ class WorkerActor:
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
         self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
+        if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
+            del os.environ["PYTHONBREAKPOINT"]  # Ray's debugger waits for someone to attach
 
     @ray.method(concurrency_group="train")
     def prepare(self, life: int) -> WorkerInfo | ErrorReport | Refused:
@@ -426,10 +429,18 @@ class WorkerActor:
             self._directory.open(self._code_directory if archive else None, archive or "", self._note_files)
             self._outputs.prepare(self._config.attempt, self._note_files)
             if not self._has_entered:  # once, since a program may go elsewhere
-                enter(self._directory.path, self._code_directory)
+                enter(self._directory.path, self._code_directory, ("PYTHONPATH", CODE))
                 self._has_entered = True
+                self._admit_code()
         finally:
             self._file_note = ""
+
+    def _admit_code(self) -> None:
+        if self._spec.script is None and (hidden := admit_code()):
+            self._outbox.log_text(
+                f"{', '.join(hidden)} of the job's code cannot be imported: Python, Ray or Shoal have modules of that "
+                "name. Rename it"
+            )
 
     def _begin_with_files(self, assignment: Assignment) -> None:
         if not self._directory.is_as_opened:

@@ -18,8 +18,6 @@ from shoal_service.store import archives, histories
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
-pytestmark = pytest.mark.first
-
 RUNNING = JobStatus(state=JobState.RUNNING, attempt=1, workers=4, desired_workers=4, step=1, total_steps=100)
 
 

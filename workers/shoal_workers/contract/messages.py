@@ -392,6 +392,8 @@ class WorkerExit(Frozen):
     """Wall-clock time at which the rank left the group, seconds since the epoch."""
     suspect: Suspect | None = None
     """What this rank suspects, from its own observations; None: nothing."""
+    has_output: bool = False
+    """Whether a script has written a file with a content that no file had when its group began."""
 
 
 class StackSource(StrEnum):

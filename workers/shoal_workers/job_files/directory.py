@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -169,11 +169,12 @@ class JobDirectory:
         return self._folder / f"{self._key}.json"
 
 
-def enter(directory: Path, before: Path) -> None:
+def enter(directory: Path, before: Path, variables: Iterable[str] = ("PYTHONPATH",)) -> None:
     """Make `directory` the working directory of this process and of its children, also for their imports.
 
     Args:
         before: directory from which modules are imported no longer.
+        variables: names of environment variables with paths of directories for imports.
     """
     os.chdir(directory)
     shared = os.path.realpath(before)
@@ -184,8 +185,9 @@ def enter(directory: Path, before: Path) -> None:
         return f"{directory}{below}" if absolute.startswith(shared) and below[:1] in ("", os.sep) else entry
 
     sys.path[:] = [moved(entry) for entry in sys.path]
-    if path := os.environ.get("PYTHONPATH"):
-        os.environ["PYTHONPATH"] = os.pathsep.join(moved(entry) for entry in path.split(os.pathsep))
+    for name in variables:
+        if path := os.environ.get(name):
+            os.environ[name] = os.pathsep.join(moved(entry) for entry in path.split(os.pathsep))
 
 
 def _writable(base: Path) -> Path:

@@ -22,7 +22,8 @@ No rank waits for ever, because the calls on the group of the gradients are the 
 
 An update is quiet if nothing touches `grad` between the last backward pass of a step and the update. This is tried out
 once, by value, before anything is sent early. Later a version tells, which torch counts for all changes but those
-through `grad.data`.
+through `grad.data`. These are found by value: of a large model a part of the gradients is compared in each update, and
+the loop ends if it has begun to write so. A hook of the loop's own runs before the one that sends.
 
 A bucket is always made of the same parameters in the same order, so the sums have the same bits whether they were sent
 early or not. Sharded parameters are in none: FSDP2 sums their gradients (sharded.py). Called by `Run` on the training
@@ -50,7 +51,9 @@ _MAX_STRIKES = 3
 """Wrong guesses for an update, after which nothing is guessed for it any more."""
 _MAX_IDLE_UPDATES = 32
 """Updates in a row in which no rank has used a parameter; then its zeros are not sent any more."""
-_NUM_FLAGS = 2
+_COMPARED_BYTES = 8 << 20
+"""Gradients that are compared by value in an update; the others have their turn in the next ones."""
+_NUM_FLAGS = 3
 
 
 @dataclass(slots=True)
@@ -59,6 +62,8 @@ class _Sent:
 
     gradient: Tensor
     version: int
+    value: Tensor | None = None
+    """A copy, if values are compared."""
 
     def is_still(self, gradient: Tensor | None) -> bool:
         return gradient is self.gradient and gradient._version == self.version
@@ -73,14 +78,14 @@ class _Bucket:
     num_missing: int
     work: dist.Work | None = None
 
-    def put(self, index: int) -> None:
+    def put(self, index: int, *, is_compared: bool = False) -> None:
         gradient = self.parameters[index].grad
         if gradient is None:
             self.views[index].zero_()
             self.sent[index] = None
             return
         self.views[index].copy_(gradient.detach() if gradient.requires_grad else gradient)
-        self.sent[index] = _Sent(gradient, gradient._version)
+        self.sent[index] = _Sent(gradient, gradient._version, gradient.detach().clone() if is_compared else None)
 
 
 class _Buckets:
@@ -96,6 +101,9 @@ class _Buckets:
         self._noted: list[tuple[_Sent | None, Tensor | None]] = []
         self.num_idle = [0] * len(self.parameters)
         """For each parameter: updates in a row in which no rank has used it."""
+        self._num_compared = 0
+        self._compared: frozenset[int] = self._next_compared()
+        """Ids of the parameters whose gradients are compared by value, if they are sent early."""
 
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self._place
@@ -108,7 +116,7 @@ class _Buckets:
             return 0  # it has changed since it was sent: `is_stale` finds it
         if bucket.sent[index] is None:
             bucket.num_missing -= 1
-        bucket.put(index)
+        bucket.put(index, is_compared=id(parameter) in self._compared)
         while self._num_launched < len(self._buckets) and not self._buckets[self._num_launched].num_missing:
             self._launch()
         return self._num_launched - before
@@ -132,6 +140,18 @@ class _Buckets:
             for parameter, sent in zip(bucket.parameters, bucket.sent, strict=True)
         )
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether a gradient that was compared has changed without torch's knowledge."""
+        every = [
+            sent for bucket in self._buckets for sent in bucket.sent if sent is not None and sent.value is not None
+        ]
+        return not all(torch.equal(sent.gradient, sent.value) for sent in every if sent.value is not None)
+
+    @property
+    def are_all_compared(self) -> bool:
+        return len(self._compared) == len(self.parameters)
+
     def wait_for_sums(self) -> None:
         for bucket in self._buckets:
             if bucket.work is not None:
@@ -141,6 +161,8 @@ class _Buckets:
         """Forgets what was sent."""
         self._num_launched = 0
         self._noted = []
+        if not self.are_all_compared:
+            self._compared = self._next_compared()
         for bucket in self._buckets:
             bucket.work, bucket.sent, bucket.num_missing = None, [None] * len(bucket.sent), len(bucket.sent)
 
@@ -177,6 +199,18 @@ class _Buckets:
             else sent.is_still(parameter.grad) and torch.equal(sent.gradient, value)
             for parameter, (sent, value) in zip(self.parameters, self._noted, strict=True)
         )
+
+    def _next_compared(self) -> frozenset[int]:
+        chosen: set[int] = set()
+        num_bytes = 0
+        for number in range(self._num_compared, self._num_compared + len(self.parameters)):
+            parameter = self.parameters[number % len(self.parameters)]
+            num_bytes += parameter.nbytes
+            if chosen and num_bytes > _COMPARED_BYTES:
+                break
+            chosen.add(id(parameter))
+        self._num_compared += len(chosen)
+        return frozenset(chosen)
 
     def _launch(self) -> None:
         bucket = self._buckets[self._num_launched]
@@ -237,7 +271,11 @@ class Gradients:
         self._num_calls += 1
         expected = self._expected()
         self._is_last_call = is_last_micro_batch and expected is not None and expected.num_calls == self._num_calls
-        self._active = expected.plan.buckets if self._is_last_call and expected and self._is_open() else None
+        self._active = None
+        if self._is_last_call and expected is not None and self._is_open():
+            self._active = expected.plan.buckets
+            if not all(map(_is_last, expected.plan.hooks)):
+                self._hook(expected.plan)
 
     def end_backward(self) -> None:
         self._active = None
@@ -254,10 +292,12 @@ class Gradients:
         plan = self._plans.setdefault(id(optimizer), _Plan(optimizer))
         if (expected := self._expected()) is not None and expected.plan is not plan:
             self._drop_open()
-        flags = [0.0, 0.0]
-        if plan.buckets is not None:
-            plan.buckets.send()
-            flags = [float(plan.buckets.is_stale), float(not plan.buckets.is_as_noted)]
+        flags = [0.0] * _NUM_FLAGS
+        if (buckets := plan.buckets) is not None:
+            buckets.send()
+            is_rewritten = buckets.is_rewritten
+            is_lost = is_rewritten and not buckets.are_all_compared
+            flags = [float(buckets.is_stale or is_rewritten), float(not buckets.is_as_noted), float(is_lost)]
         return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
 
     def wait_for_sums(self, optimizer: Optimizer) -> None:
@@ -270,7 +310,13 @@ class Gradients:
         Returns the whole parameters that any rank has used; the others have no gradient."""
         plan = self._plans[id(optimizer)]
         parameters = plain_parameters(optimizer)
-        (num_stale, num_restless), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        (num_stale, num_restless, num_lost), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        if num_lost:
+            raise ValueError(
+                "the loop writes to `grad.data` between run.backward() and run.update(), and did not do so in its "
+                "second step. Gradients are sent during the backward pass, so such writes of the last steps may be "
+                "lost. Write to `grad` itself, or use clip=."
+            )
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
         self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
         if self._group is None:
@@ -368,9 +414,12 @@ class Gradients:
             idle = dict(zip(map(id, old.parameters), old.num_idle, strict=True)) if old is not None else {}
             kept = [p for p in parameters if id(p) in of_used or idle.get(id(p), _MAX_IDLE_UPDATES) < _MAX_IDLE_UPDATES]
             plan.buckets = _Buckets(kept, self._group) if kept else None
+        self._hook(plan)
+
+    def _hook(self, plan: _Plan) -> None:
+        """Send each gradient when it is ready: after the loop's own hooks, which may change it."""
         _remove(plan.hooks)
-        kept = plan.buckets.parameters if plan.buckets is not None else []
-        for parameter in kept:
+        for parameter in plan.buckets.parameters if plan.buckets is not None else ():
             if parameter.requires_grad:
                 hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
                 plan.hooks.append(hook)
@@ -378,6 +427,11 @@ class Gradients:
     def _ready(self, parameter: Tensor) -> None:
         if self._active is not None and parameter in self._active:
             self.num_early += self._active.take(parameter)
+
+
+def _is_last(hook: RemovableHandle) -> bool:
+    hooks = hook.hooks_dict_ref()
+    return hooks is not None and next(reversed(hooks), None) == hook.id
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:
