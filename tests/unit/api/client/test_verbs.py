@@ -50,6 +50,8 @@ METHODS = {
     "DELETE /v1/jobs/{job_id}/checkpoints/{name}/pin": "unpin_checkpoint",
     "GET /v1/jobs/{job_id}/parity": "parity",
     "GET /v1/jobs/{job_id}/lineage": "lineage",
+    "GET /v1/jobs/{job_id}/files": "files",
+    "GET /v1/jobs/{job_id}/files/{name}": "save_file",
     "GET /v1/jobs/{job_id}/media": "media",
     "GET /v1/jobs/{job_id}/media/{file}": "media_file",
     "GET /v1/jobs/{job_id}/system": "system",
