@@ -326,7 +326,7 @@ class FakeCluster:
         for changed in tuple(self._watchers):
             changed()
 
-    def sees_storage(self, url: str, name: str) -> str:
+    async def sees_storage(self, url: str, name: str) -> str:
         self._require_link()
         if self.error is not None:
             raise self.error

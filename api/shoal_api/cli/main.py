@@ -75,6 +75,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "pin": control.pin,
         "verify": control.verify,
         "delete-checkpoint": control.delete_checkpoint,
+        "take": control.take,
         "export": export.export,
         "model register": models.register,
         "model list": models.list_models,

@@ -82,6 +82,10 @@ class RayVerbs(Protocol):
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         """Removes a set of packages. False: they were used meanwhile, or the node does not answer."""
 
+    async def sees_storage(self, url: str, name: str) -> Words:
+        """Why nodes cannot read the checkpoint of this name in the job's directory; empty if those that answer can.
+        With an empty name: why the directory is not there."""
+
     def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         """Asks the cluster's autoscaler for room for these numbers of workers by kind. Replaces the last request."""
 
@@ -95,10 +99,6 @@ class GatewayVerbs(Protocol):
     def upload_code(self, job_id: str, attempt: int, sha256: str) -> Words:
         """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its
         URI, the same for equal bytes. The gateway reads the archive from the service."""
-
-    def sees_storage(self, url: str, name: str) -> Words:
-        """Why the checkpoint of this name in the job's directory cannot be read from there; empty: it can. With an
-        empty name: why the directory is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
             _row("RequestRoom", RayVerbs.request_room),
             _row("LookNow", GatewayVerbs.look_now, limit_s=1.0),
             _row("UploadCode", GatewayVerbs.upload_code, limit_s=180.0),
-            _row("SeesStorage", GatewayVerbs.sees_storage, limit_s=30.0),
+            _row("SeesStorage", RayVerbs.sees_storage),
         )
     }
 )

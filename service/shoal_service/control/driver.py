@@ -41,7 +41,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import archives, driving, reporting, supervisor_links
+from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import StoreError, StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
@@ -479,6 +479,7 @@ class Driver:
 
     def _supervisor_config(self, home: Home) -> SupervisorConfig:
         row = self._row
+        newest = self._store.reading(checkpoint_rows.newest)(row.id)
         code_uri = self._store_code(row)
         return SupervisorConfig(
             job_id=row.id,
@@ -503,6 +504,7 @@ class Driver:
             logs=self._config.logs,
             avoid=self._avoid,
             pinned=row.pins,
+            newest=str(newest) if newest is not None else None,
         )
 
     def _spec_of_nodes(self, row: DriveRow) -> JobSpec:

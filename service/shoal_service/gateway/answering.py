@@ -20,14 +20,9 @@ from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.verbs import VERBS, RayVerbs, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
-from shoal_service.supervisor.checkpoints import CheckpointCatalog
-from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.marker import CheckpointName
 
 _THREADS = 32
-_STORAGE_THREADS = 4
-"""Number of threads for calls to the storage. A storage that hangs blocks these, and no others."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -74,11 +69,9 @@ class Answering:
         self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "look_now": look,
             "upload_code": self._upload_code,
-            "sees_storage": self._sees_storage,
         }
         """Methods of GatewayVerbs by name."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
-        self._storage_threads = ThreadPoolExecutor(_STORAGE_THREADS, thread_name_prefix="storage")
 
     async def answer(self, order: Order) -> Answer:
         try:
@@ -108,46 +101,9 @@ class Answering:
         archive = await self._archive(sha256)
         return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
 
-    async def _sees_storage(self, url: str, name: str) -> str:
-        look = partial(why_unreachable, url, name)
-        return await asyncio.get_running_loop().run_in_executor(self._storage_threads, look)
-
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 def _as_json(answer: Any) -> str:
     return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()
-
-
-def why_unreachable(root: str, name: str) -> str:
-    """Why the checkpoints of a job cannot be read from this cluster, for people; it may hang, so call it on a thread.
-    Empty: the checkpoint of this name, or a newer one, is there; with an empty name: the directory is.
-
-    Args:
-        root: URL of the job's directory.
-    """
-    try:
-        return _why_not(root, name)
-    except (OSError, ValueError, ImportError) as error:
-        return f"{root} cannot be read: {type(error).__name__}: {error}"[:MAX_WORDS]
-
-
-def _why_not(root: str, name: str) -> str:
-    if not name:
-        try:
-            open_job_directory(root).files()
-        except FileNotFoundError:
-            return f"{root} is not there"
-        return ""
-    wanted = CheckpointName.parse(name)
-    if wanted is None:
-        return f"{name!r} is not the name of a checkpoint"
-    catalog = CheckpointCatalog(root)
-    if catalog.has_marker(wanted):
-        return ""
-    newest = catalog.newest()
-    if newest is not None and newest > wanted:
-        return ""  # retention has deleted it since
-    there = f"the newest checkpoint there is {newest}" if newest is not None else "no checkpoint is there"
-    return f"{root} does not have the checkpoint {name}: {there}"

@@ -21,10 +21,8 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.store import Lease, Store, cluster_links, histories, submissions
-from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
 
 Make = Callable[..., RunningGateway]
 
@@ -97,25 +95,6 @@ def test_labels_and_cordons_come_with_the_cluster(store: Store, clusters: Joined
     west = clusters.joined["west"]
     assert west.labels == {"region": "eu"} and west.cordon is not None and west.cordon.reason == "upgrade"
     assert (west.cluster.connected, west.cluster.silent_s) == (False, None)
-
-
-def test_a_gateway_says_which_checkpoints_its_cluster_reads(
-    store: Store, clusters: JoinedClusters, make_gateway: Make, tmp_path: Path
-) -> None:
-    join(make_gateway, store, "west")
-    connected(clusters, "west")
-    root, name = str(tmp_path / "ckpt" / "job-1"), str(CheckpointName(7, 1, 1))
-    west = clusters.of("west")
-    assert "no checkpoint is there" in west.sees_storage(root, name)
-    assert west.sees_storage(root, "") == f"{root} is not there"
-    place = open_job_directory(root).child(name)
-    place.create()
-    assert "no checkpoint is there" in west.sees_storage(root, name), "it was never committed"
-    assert west.sees_storage(root, "") == ""
-    place.write(MARKER_NAME, [b"{}"])
-    assert west.sees_storage(root, name) == ""
-    assert "no-such-protocol" in west.sees_storage("no-such-protocol://bucket/job-1", name)
-    assert "is not the name of a checkpoint" in west.sees_storage(root, "../../etc")
 
 
 @contextmanager

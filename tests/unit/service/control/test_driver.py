@@ -13,12 +13,14 @@ from shoal_service.cluster.errors import SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.store import archives, driving, histories, submissions
+from shoal_service.home import Home
+from shoal_service.store import archives, checkpoint_rows, driving, histories, submissions
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.store.tables import attempt_tokens
-from shoal_service.views import JobPatch, JobStatus
+from shoal_service.views import CheckpointView, JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.marker import CheckpointName
 
 
 def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(store: Store) -> None:
@@ -46,6 +48,23 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
         config = (await bench.started()).config
         assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
         assert bench.cluster.uploads == [archive.sha256] and config.code_uri == "gcs://code-1.zip"
+
+    run(main())
+
+
+def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_knows(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await bench.started()
+        assert supervisor.config.newest is None
+        for step, state in ((4, "committed"), (12, "committed"), (16, "damaged"), (20, "committed")):
+            supervisor.report(CheckpointView(step=step, url="u", state=state, attempt=1, generation=1))
+        await bench.clock.advance(1.0)
+        deleted = CheckpointName(20, 1, 1)
+        store.writing(checkpoint_rows.note_deletion)(bench.job_id, deleted, now=2.0)
+        await bench.stop()
+        config = bench.make_driver()._supervisor_config(Home(token="t"))
+        assert config.newest == str(CheckpointName(12, 1, 1))
 
     run(main())
 
