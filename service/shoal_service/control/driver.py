@@ -34,16 +34,14 @@ from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access import new_attempt_token
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
+from shoal_service.core.events.service import DriverFailed, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
-from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import StoreError, StoreUnavailable
+from shoal_service.store.errors import LeaseLost, StoreError, StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
@@ -153,7 +151,9 @@ class Driver:
         self._requested = asyncio.Event()
         """Set when a report has ended the attempt, or answered a request of a user."""
         self._has_reported = False
-        self._num_failed = 0
+        self._num_failed = self._num_errors = 0
+        self._reported_at = 0.0
+        """When the supervisor had reported last at the newest unexpected error."""
         self._unrecorded: int | None = None
         """Number of starts that were not recorded when the supervisor last reported; None: unknown."""
         self._is_rekeyed = False
@@ -219,38 +219,70 @@ class Driver:
             self._changed.set()
 
     async def run(self) -> None:
-        """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue."""
+        """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue.
+
+        Raises LeaseLost, StoreUnavailable. Every other error is counted, and the attempt ends after some in a row.
+        """
         with self._requests(self._requested), self._failed_creation():
-            while True:
+            is_over = False
+            while not is_over:
                 try:
-                    await self._follow()
-                    return
-                except _HostSilent as error:
-                    await self._replace(error.node_id)
-                    continue
-                except _Unheard as error:
-                    if await self._rekey(str(error)):
-                        continue
-                    await self._requeue("cannot report to this service", error)
-                    return
-                except _StartsInVain as error:
-                    await self._end(error.args[0])
-                    return
+                    is_over = await self._attend()
+                except (LeaseLost, StoreUnavailable):
+                    raise
                 except ClusterUnreachable:
                     await self._clock.sleep(_AWAY_S)
-                    continue
-                except SupervisorGone as error:
-                    if self._has_reported:
-                        await self._requeue("is gone", error)
-                        return
-                    self._num_failed += 1
-                    decision = supervisor_starts.after_failure(self._num_failed, str(error))
-                if not decision.again:
-                    await self._end(decision)
-                    return
-                await self._report_failed_start(decision)
-                await self._reap()
-                await self._clock.sleep(decision.after_s)
+                except Exception as error:
+                    is_over = await self._count_error(error)
+
+    async def _attend(self) -> bool:
+        """Follows the attempt, and does what has to be done about it. False: it goes on."""
+        try:
+            await self._follow()
+            return True
+        except _HostSilent as error:
+            await self._replace(error.node_id)
+            return False
+        except _Unheard as error:
+            if await self._rekey(str(error)):
+                return False
+            await self._requeue("cannot report to this service", error)
+            return True
+        except _StartsInVain as error:
+            decision: StartDecision = error.args[0]
+        except SupervisorGone as error:
+            if self._has_reported:
+                await self._requeue("is gone", error)
+                return True
+            self._num_failed += 1
+            decision = supervisor_starts.after_failure(self._num_failed, str(error))
+        await self._report_failed_start(decision)
+        if not decision.again:
+            await self._end(decision)
+            return True
+        await self._reap()
+        await self._clock.sleep(decision.after_s)
+        return False
+
+    async def _count_error(self, error: Exception) -> bool:
+        """Counts an unexpected error, and pauses. True: the attempt is over, or has ended now because there were too
+        many since its supervisor has reported."""
+        _log.error("driver.failed", exc_info=error, extra={"job": self._row.id, "attempt": self._row.attempt})
+        link = await self._links.of(self._key, newest=True)
+        if link is None:
+            return True
+        self._num_errors = self._num_errors + 1 if link.reported_at == self._reported_at else 1
+        self._reported_at = link.reported_at
+        decision = supervisor_starts.after_error(self._num_errors, f"{type(error).__name__}: {error}")
+        after_s = decision.after_s if decision.again else None
+        event = DriverFailed(number=self._num_errors, after_s=after_s, message=decision.reason)
+        note = self._store.writing(driving.note_driver_failure, self._epoch)
+        await asyncio.to_thread(note, self._row.id, event, now=self._clock.time())
+        if not decision.again:
+            await self._end(decision)
+            return True
+        await self._clock.sleep(decision.after_s)
+        return False
 
     async def _follow(self) -> None:
         """Follows the attempt until it is over."""
@@ -279,9 +311,12 @@ class Driver:
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
+        await self._reap_at_last()
+
+    async def _reap_at_last(self) -> None:
         try:
             await to_its_end(self._reap(), self._clock, _REAP_S)
-        except ClusterUnreachable as error:  # what is left there is ended when the cluster is back
+        except Exception as error:  # `Leftovers` ends what is left there once the cluster is back
             fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
             _log.warning("attempt.not_reaped", extra=fields)
 
@@ -357,13 +392,9 @@ class Driver:
 
     async def _end(self, decision: StartDecision) -> None:
         """Ends the attempt in place of its supervisor, which cannot report the end."""
-        await self._report_failed_start(decision)
-        await self._reap()
-        status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
-        end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
-        reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
-        now = self._clock.time()
-        await asyncio.to_thread(self._store.writing(reporting.apply, self._epoch), self._row.id, reports, now=now)
+        end = self._store.writing(reporting.end_attempt, self._epoch)
+        await asyncio.to_thread(end, self._row.id, decision.end, decision.reason, now=self._clock.time())
+        await self._reap_at_last()
 
     async def _report_failed_start(self, decision: StartDecision) -> None:
         event = SupervisorStartFailed(

@@ -9,7 +9,7 @@ from sqlalchemy import delete
 
 from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import run, settle, until
-from shoal_service.cluster.errors import SupervisorGone
+from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
@@ -420,5 +420,47 @@ def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store) -> No
         await bench.clock.advance(4.0)
         assert bench.supervisor is first
         await bench.stop()
+
+    run(main())
+
+
+def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_attempt_after_some_in_a_row(
+    store: Store,
+) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        bench.cluster.start_error = RayCallFailed("KeyError: 'x'")
+        bench.cluster.raises_start_error = True
+        bench.start()
+        await bench.clock.advance(2.0)
+        message = store.get_job(bench.job_id).status.message
+        assert "could not drive the attempt, next try in" in message and "KeyError: 'x'" in message
+        await bench.clock.advance(120.0)
+        await bench.task
+        failed = [one.data for one in store.reading(histories.read_events)(bench.job_id) if one.type == "attempt.driver_failed"]
+        assert [one["after_s"] for one in failed] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, None]
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+        assert "failed 8 times in a row to drive the attempt: RayCallFailed" in status.message
+
+    run(main())
+
+
+def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await bench.started()
+        await bench.clock.advance(1.0)
+        await bench.stop()
+        bench.cluster.error_of_find = RayCallFailed("KeyError: 'x'")
+        bench.driver = bench.make_driver()
+        bench.start()
+        await bench.clock.advance(200.0)
+        assert not bench.task.done() and not supervisor.is_released
+        assert store.get_job(bench.job_id).status.state is JobState.RUNNING
+        bench.cluster.error_of_find = None
+        supervisor.end(END)
+        await bench.clock.advance(35.0)
+        assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
 
     run(main())
