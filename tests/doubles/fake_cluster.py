@@ -211,9 +211,8 @@ class FakeCluster:
         if self.away is not None:
             raise self.away
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         self._require_link()
-        self.num_fresh += fresh
         if self.error is not None:
             raise self.error
         return ClusterSnapshot(
@@ -254,7 +253,7 @@ class FakeCluster:
             self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
 
     def look_now(self) -> None:
-        pass
+        self.num_fresh += 1
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         pass

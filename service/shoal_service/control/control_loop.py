@@ -293,7 +293,7 @@ class ControlLoop:
     async def _look_after(self, cluster: str, lease: Lease) -> None:
         """Does what a cluster needs beside its jobs: ends leftovers, and tests suspected nodes."""
         if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
-            self._errands.block(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+            self._errands.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
         probation = self._probations.get(cluster)
         if probation is None:
             probation = self._probations[cluster] = Probation(self._store, self._clusters.of(cluster), self._clock)
@@ -361,7 +361,7 @@ class ControlLoop:
             nodes = self._reader.nodes_of(name)
             avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
             keep_ready = self._clusters.of(name).keep_ready
-            self._errands.block(name, "keep a process ready", partial(keep_ready, avoided))
+            self._errands.begin(name, "keep a process ready", partial(keep_ready, avoided))
 
     def _freed_places(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
@@ -392,7 +392,7 @@ class ControlLoop:
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
-                if self._errands.block(name, "ask for room", request):
+                if self._errands.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:

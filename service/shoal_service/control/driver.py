@@ -344,7 +344,7 @@ class Driver:
             return False
 
     async def _reap(self) -> None:
-        await asyncio.to_thread(self._cluster.reap, *self._key)
+        await self._cluster.reap(*self._key)
 
     async def _goes_on(self, silence: _Silence) -> bool:
         newest = self._requested.is_set()
@@ -362,11 +362,11 @@ class Driver:
     async def _look_into(self, silent_s: float) -> None:
         """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
         try:
-            found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+            found = await self._cluster.find_supervisor(*self._key)
             if found is None:
-                why = await asyncio.to_thread(self._cluster.why_gone, *self._key)
+                why = await self._cluster.why_gone(*self._key)
                 raise SupervisorGone(why or "no actor of that name is in the cluster")
-            node_id = await asyncio.to_thread(self._cluster.silent_supervisor, *self._key)
+            node_id = await self._cluster.silent_supervisor(*self._key)
             if node_id:
                 raise _HostSilent(node_id)
             if silent_s >= _UNANSWERED_S:
@@ -406,7 +406,7 @@ class Driver:
 
     async def _find_or_start(self, *, has_token: bool) -> None:
         """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
-        found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+        found = await self._cluster.find_supervisor(*self._key)
         if found is not None and not has_token:
             raise _Unheard("the token of the attempt is not in the database")
         if found is not None:
@@ -414,10 +414,11 @@ class Driver:
         if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
         home = await self._new_home()
-        config = await asyncio.to_thread(self._supervisor_config, home)
+        code_uri = await self._store_code(self._row)
+        config = await asyncio.to_thread(self._supervisor_config, home, code_uri)
         avoid = frozenset(node.node_id for node in self._avoid)
         places, self._places = self._places, {}
-        await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
+        await self._cluster.start_supervisor(config, avoid_nodes=avoid, places=places)
 
     async def _new_home(self) -> Home:
         """Make the home of a new supervisor. Its token is valid before the supervisor has it, and that of another
@@ -449,7 +450,7 @@ class Driver:
         home = await self._new_home()
         while True:
             try:
-                return await asyncio.to_thread(self._cluster.replace_supervisor, *self._key, silent_node, home)
+                return await self._cluster.replace_supervisor(*self._key, silent_node, home)
             except ClusterUnreachable:
                 await self._clock.sleep(_RETRY_S)
 
@@ -458,11 +459,11 @@ class Driver:
         await asyncio.to_thread(self._store.writing(driving.record_event, self._epoch), self._row.id, event, now=now)
 
     async def _check_starts(self) -> None:
-        found = await asyncio.to_thread(self._cluster.unrecorded_starts, *self._key)
+        found = await self._cluster.unrecorded_starts(*self._key)
         if self._unrecorded is None:
             self._unrecorded = found if self._has_reported else 0
         if not supervisor_starts.while_unanswered(found, self._unrecorded).again:
-            ends = await asyncio.to_thread(self._cluster.last_ends, *self._key)
+            ends = await self._cluster.last_ends(*self._key)
             raise _StartsInVain(supervisor_starts.while_unanswered(found, self._unrecorded, ends))
 
     async def _steer(self) -> None:
@@ -471,7 +472,7 @@ class Driver:
             directive = self._directive(self._row)
             if directive != self._written:
                 try:
-                    await asyncio.to_thread(self._store_code, self._row)  # before the supervisor starts workers with it
+                    await self._store_code(self._row)  # before the supervisor starts workers with it
                 except ClusterUnreachable:
                     await self._clock.sleep(_RETRY_S)
                     continue
@@ -508,10 +509,9 @@ class Driver:
         before it saves."""
         return self._written.granted if self._written is not None else 1
 
-    def _supervisor_config(self, home: Home) -> SupervisorConfig:
+    def _supervisor_config(self, home: Home, code_uri: str | None) -> SupervisorConfig:
         row = self._row
         newest = self._store.reading(checkpoint_rows.newest)(row.id)
-        code_uri = self._store_code(row)
         return SupervisorConfig(
             job_id=row.id,
             attempt=row.attempt,
@@ -549,15 +549,15 @@ class Driver:
             return spec
         return spec.model_copy(update={"worker": spec.worker.model_copy(update={"selector": own})})
 
-    def _store_code(self, row: DriveRow) -> str | None:
+    async def _store_code(self, row: DriveRow) -> str | None:
         """Uploads the code to the cluster, where the workers get it from, and returns its URI. None: the job has none,
         or it is there already."""
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None
-        if not self._store.reading(archives.exists)(version):
+        if not await asyncio.to_thread(self._store.reading(archives.exists), version):
             raise LookupError(f"code archive {version} of job {row.id} is not in the store")
-        uri = self._cluster.upload_code(row.id, row.attempt, version)
+        uri = await self._cluster.upload_code(row.id, row.attempt, version)
         self._stored_code = version
         return uri
 
@@ -602,20 +602,20 @@ class Leftovers:
         """
         return sorted({*found} - {*driven} - self._kept)
 
-    def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
-        """Ends the attempts that are over, in this cluster; blocks. Raises ClusterUnreachable."""
+    async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
+        """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""
         for key in keys:
-            self._look(cluster, key)
+            await self._look(cluster, key)
 
-    def _look(self, cluster: str, key: AttemptKey) -> None:
+    async def _look(self, cluster: str, key: AttemptKey) -> None:
         job_id, attempt = key
         try:
-            status = self._store.get_job(job_id).status
+            status = (await asyncio.to_thread(self._store.get_job, job_id)).status
         except StoreError:
             self._kept.add(key)
             return
         if attempt < status.attempt or (attempt == status.attempt and status.state not in ATTEMPT_STATES):
-            number = self._clusters.of(cluster).reap(job_id, attempt)
+            number = await self._clusters.of(cluster).reap(job_id, attempt)
             _log.warning(
                 "attempt.leftover_ended",
                 extra={"cluster": cluster, "job": job_id, "attempt": attempt, "actors": number},

@@ -8,6 +8,7 @@ order.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.verbs import VERBS, RayVerbs, Verb
+from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
 from shoal_workers.contract.base import Frozen
 
@@ -27,8 +28,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RayAccess(RayVerbs, Protocol):
-    """A connection to one Ray cluster. The real one is `ray_cluster.py`, the fake is in `tests/doubles`."""
+class RayAccess(Protocol):
+    """A connection to one Ray cluster, with a method for each verb of RayVerbs. Those that are no coroutines block.
+
+    The real one is `ray_cluster.py`, the fake is in `tests/doubles`.
+    """
 
     address: str
     """Empty until it is connected."""
@@ -92,9 +96,10 @@ class Answering:
         arguments = {name: getattr(request, name) for name in verb.parameters}
         if (own := self._own.get(verb.method)) is not None:
             return await own(**arguments)
-        call = partial(getattr(self._ray, verb.method), **arguments)
+        method = getattr(self._ray, verb.method)
+        call = partial(method, **arguments)
         # Ray's own calls may wait for the head, so what is no coroutine runs on a thread.
-        value = await (call() if verb.is_coroutine else self._blocking(call))
+        value = await (call() if inspect.iscoroutinefunction(method) else self._blocking(call))
         return value[:MAX_WORDS] if isinstance(value, str) else value
 
     async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:

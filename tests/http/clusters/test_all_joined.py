@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from doubles.blocking_cluster import BlockingCluster
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.access_views import ClusterTokenRequest
@@ -61,7 +62,8 @@ def test_clusters_appear_when_they_join_and_each_gets_its_own_orders(
     connected(clusters, "east", "west")
     assert [*clusters.joined] == ["east", "west"], "the own one first"
     assert clusters.of("west").snapshot().nodes[0].node_id == "node-of-west"
-    assert clusters.of("").reap("of-east", 1) == 0 and clusters.of("west").reap("of-west", 1) == 0
+    assert BlockingCluster(clusters.of("")).reap("of-east", 1) == 0
+    assert BlockingCluster(clusters.of("west")).reap("of-west", 1) == 0
     assert (east.ray.reaped, west.ray.reaped) == ([("of-east", 1)], [("of-west", 1)])
     changed.clear()
     west.ray.change_nodes()
@@ -81,10 +83,10 @@ def test_one_that_was_removed_answers_no_call_and_its_thread_ends(
     assert not any(one.name == "cluster west" for one in threading.enumerate())
     for gone in (held, clusters.of("west"), clusters.of("nowhere")):
         with pytest.raises(ClusterUnreachable):
-            gone.reap("j", 1)
+            BlockingCluster(gone).reap("j", 1)
     join(make_gateway, store, "west")
     connected(clusters, "west")
-    assert clusters.of("west").reap("j", 1) == 0, "it may join again"
+    assert BlockingCluster(clusters.of("west")).reap("j", 1) == 0, "it may join again"
 
 
 def test_labels_and_cordons_come_with_the_cluster(store: Store, clusters: JoinedClusters) -> None:

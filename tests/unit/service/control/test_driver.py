@@ -63,7 +63,7 @@ def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_knows(st
         deleted = CheckpointName(20, 1, 1)
         store.writing(checkpoint_rows.note_deletion)(bench.job_id, deleted, now=2.0)
         await bench.stop()
-        config = bench.make_driver()._supervisor_config(Home(token="t"))
+        config = bench.make_driver()._supervisor_config(Home(token="t"), None)
         assert config.newest == str(CheckpointName(12, 1, 1))
 
     run(main())
@@ -437,7 +437,8 @@ def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_attempt_
         assert "could not drive the attempt, next try in" in message and "KeyError: 'x'" in message
         await bench.clock.advance(120.0)
         await bench.task
-        failed = [one.data for one in store.reading(histories.read_events)(bench.job_id) if one.type == "attempt.driver_failed"]
+        recorded = store.reading(histories.read_events)(bench.job_id)
+        failed = [one.data for one in recorded if one.type == "attempt.driver_failed"]
         assert [one["after_s"] for one in failed] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, None]
         status = store.get_job(bench.job_id).status
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
