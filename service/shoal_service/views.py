@@ -677,6 +677,13 @@ class ExtendRequest(Frozen):
     """Optimizer steps that it is to complete in all."""
 
 
+class TakeRequest(Frozen):
+    """The request to go on from an older checkpoint."""
+
+    step: int = Field(ge=0, le=2**53)
+    """Step of a good checkpoint of the job; 0: it starts over."""
+
+
 class MoveRequest(Frozen):
     """The request to run a job in another cluster."""
 

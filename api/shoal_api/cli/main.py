@@ -76,6 +76,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "pin": control.pin,
         "verify": control.verify,
         "delete-checkpoint": control.delete_checkpoint,
+        "take": control.take,
         "export": export.export,
         "files": files.files,
         "fetch": files.fetch,

@@ -57,6 +57,9 @@ ENDINGS: dict[EndReason, Ending] = {
         JobState.FAILED, Retry.NEVER, "The group was re-formed more often than retry.max_recoveries allows."
     ),
     EndReason.STORAGE_FAILED: Ending(JobState.FAILED, Retry.NEVER, "checkpoint.url could not be read or written."),
+    EndReason.CHECKPOINTS_MISSING: Ending(
+        JobState.FAILED, Retry.NEVER, "The job's checkpoints are not in its directory; it does not start over."
+    ),
     EndReason.VALIDATION_FAILED: Ending(
         JobState.FAILED,
         Retry.NEVER,
