@@ -93,7 +93,7 @@ def test_a_curve_of_one_point_is_drawn_as_a_dot(reader: Browser, written: Servic
         const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
         let count = 0;
         for (let at = 0; at < data.length; at += 4)
-          if (Math.max(data[at], data[at + 1], data[at + 2]) - Math.min(data[at], data[at + 1], data[at + 2]) > 60) count += 1;
+          if (Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 60) count += 1;
         return count;
     })[0]"""
     reader.until(lambda: reader.run(ink) >= 3 * 9, "a dot of each job in the workspace")
