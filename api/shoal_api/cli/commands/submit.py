@@ -77,7 +77,9 @@ def submit(
     priority: Annotated[
         int | None, typer.Option("--priority", min=-1000, max=1000, help="Higher gets workers first.")
     ] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Whose share of the cluster the job uses.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Project whose quota the job counts against.")
+    ] = None,
     user: Annotated[
         str | None, typer.Option("--user", help="Whose job it is; without it the spec's, or your login name.")
     ] = None,

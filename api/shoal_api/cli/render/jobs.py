@@ -338,7 +338,7 @@ def _cluster(job: JobView) -> str:
     if wanted == ANY_CLUSTER:
         return there or "any"
     if there in ("", wanted):
-        return f"{wanted}, as the spec says"
+        return f"{wanted} (from the spec)"
     return f"{there}; the spec says {wanted}"
 
 

@@ -46,7 +46,7 @@ export function drawBest(found, jobs) {
 }
 
 export function showInfluences({ influences }) {
-  $("influence-words").textContent = influences.length ? "Share of the order of the jobs that one parameter explains by itself, less what chance gives." : "At least four jobs with values are needed, and more jobs than values of a parameter.";
+  $("influence-words").textContent = influences.length ? "How well each parameter alone predicts the ranking, corrected for chance. Unreliable below about 10 jobs." : "At least four jobs with values are needed, and more jobs than values of a parameter.";
   fill("influences", influences.map((one) => {
     const bar = element("progress", null, { max: 1, value: one.share, "aria-label": `Influence of ${one.label}` });
     return row([element("td", said(one.label), { class: "title" }), element("td", [bar]), percent(one.share), direction(one), plural(one.num_values, "value"), plural(one.num_jobs, "job")]);

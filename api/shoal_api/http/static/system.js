@@ -8,7 +8,7 @@ import { bytes, number, percent, plural, seconds, words } from "./format.js";
 
 const PACE_MS = 10_000;
 const MAX_LINES = 16;
-const NAMES = { busy: "busy, not waiting for other ranks", cpu_cores: "CPUs busy", memory_bytes: "memory", gpu_busy: "GPU busy", gpu_memory_bytes: "GPU memory", gpu_celsius: "GPU temperature", gpu_watts: "GPU power",
+const NAMES = { busy: "busy (not waiting)", cpu_cores: "CPUs busy", memory_bytes: "memory", gpu_busy: "GPU busy", gpu_memory_bytes: "GPU memory", gpu_celsius: "GPU temperature", gpu_watts: "GPU power",
   received_bytes_s: "network, received by the machine", sent_bytes_s: "network, sent by the machine", read_bytes_s: "disk, read", written_bytes_s: "disk, written" };
 const SHARES = ["busy", "data", "forward", "backward", "communication", "optimizer", "snapshot", "other", "gpu_busy"];
 

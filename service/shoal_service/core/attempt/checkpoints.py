@@ -106,7 +106,7 @@ def waits_for(state: Attempt) -> str:
     root, current = state.config.checkpoint_root, state.current
     if isinstance(current, (Opening, FallingBack)) and current.search.error:
         return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
-    return f"looks for the newest checkpoint in {root}"
+    return f"looking for checkpoints in {root}"
 
 
 def _search_overdue(state: Attempt, search: Search, now: float) -> str:
