@@ -643,9 +643,10 @@ class CodePatch(Frozen):
 
 
 class JobPatch(Frozen):
-    """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
-    can be changed."""
+    """Changes of a job's spec. Absent keys stay as they are. Only `name`, `labels` and `annotations` of a job that has
+    ended can be changed."""
 
+    name: str | None = None
     elasticity: ElasticityPatch | None = None
     parallelism: Literal["auto"] | ParallelismSpec | None = None
     """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
