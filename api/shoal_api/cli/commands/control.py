@@ -62,7 +62,7 @@ def relayout(
     ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree.")] = 1,
     dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model.")] = 1,
     schedule: Annotated[str, typer.Option("--schedule", help="Pipeline schedule: 1f1b, zbv, ... or auto.")] = "auto",
-    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto.")] = "auto",
+    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, none, or auto.")] = "auto",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
