@@ -19,6 +19,8 @@ from shoal_workers.torch_internals import overlaps_itself
 FIRST_BUCKET_BYTES = 1 << 20
 """Small, so that something is under way soon; as in DistributedDataParallel."""
 BUCKET_BYTES = 8 << 20
+_COMPARED_BYTES = 8 << 20
+"""Gradients that are compared by value in an update; the others have their turn in the next ones."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class _Sent:
 
     gradient: Tensor
     version: int
+    value: Tensor | None = None
+    """A copy, if values are compared."""
 
     def is_still(self, gradient: Tensor | None) -> bool:
         return gradient is self.gradient and gradient._version == self.version
@@ -41,14 +45,14 @@ class _Bucket:
     num_missing: int
     work: dist.Work | None = None
 
-    def put(self, index: int) -> None:
+    def put(self, index: int, *, is_compared: bool = False) -> None:
         gradient = self.parameters[index].grad
         if gradient is None:
             self.views[index].zero_()
             self.sent[index] = None
             return
         self.views[index].copy_(gradient.detach() if gradient.requires_grad else gradient)
-        self.sent[index] = _Sent(gradient, gradient._version)
+        self.sent[index] = _Sent(gradient, gradient._version, gradient.detach().clone() if is_compared else None)
 
 
 class GradientBuckets:
@@ -65,6 +69,9 @@ class GradientBuckets:
         self._noted: list[tuple[_Sent | None, Tensor | None]] = []
         self.num_idle = [0] * len(self.parameters)
         """For each parameter: updates in a row in which no rank has used it."""
+        self._num_compared = 0
+        self._compared: frozenset[int] = self._next_compared()
+        """Ids of the parameters whose gradients are compared by value, if they are sent early."""
 
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self._place
@@ -77,7 +84,7 @@ class GradientBuckets:
             return 0  # it has changed since it was sent: `is_stale` finds it
         if bucket.sent[index] is None:
             bucket.num_missing -= 1
-        bucket.put(index)
+        bucket.put(index, is_compared=id(parameter) in self._compared)
         while self._num_launched < len(self._buckets) and not self._buckets[self._num_launched].num_missing:
             self._launch()
         return self._num_launched - before
@@ -101,6 +108,18 @@ class GradientBuckets:
             for parameter, sent in zip(bucket.parameters, bucket.sent, strict=True)
         )
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether a gradient that was compared has changed without torch's knowledge."""
+        every = [
+            sent for bucket in self._buckets for sent in bucket.sent if sent is not None and sent.value is not None
+        ]
+        return not all(torch.equal(sent.gradient, sent.value) for sent in every if sent.value is not None)
+
+    @property
+    def are_all_compared(self) -> bool:
+        return len(self._compared) == len(self.parameters)
+
     def wait_for_sums(self) -> None:
         for bucket in self._buckets:
             if bucket.work is not None:
@@ -110,6 +129,8 @@ class GradientBuckets:
         """Forgets what was sent."""
         self._num_launched = 0
         self._noted = []
+        if not self.are_all_compared:
+            self._compared = self._next_compared()
         for bucket in self._buckets:
             bucket.work, bucket.sent, bucket.num_missing = None, [None] * len(bucket.sent), len(bucket.sent)
 
@@ -146,6 +167,18 @@ class GradientBuckets:
             else sent.is_still(parameter.grad) and torch.equal(sent.gradient, value)
             for parameter, (sent, value) in zip(self.parameters, self._noted, strict=True)
         )
+
+    def _next_compared(self) -> frozenset[int]:
+        chosen: set[int] = set()
+        num_bytes = 0
+        for number in range(self._num_compared, self._num_compared + len(self.parameters)):
+            parameter = self.parameters[number % len(self.parameters)]
+            num_bytes += parameter.nbytes
+            if chosen and num_bytes > _COMPARED_BYTES:
+                break
+            chosen.add(id(parameter))
+        self._num_compared += len(chosen)
+        return frozenset(chosen)
 
     def _launch(self) -> None:
         bucket = self._buckets[self._num_launched]

@@ -22,7 +22,8 @@ No rank waits for ever, because the calls on the group of the gradients are the 
 
 An update is quiet if nothing touches `grad` between the last backward pass of a step and the update. This is tried out
 once, by value, before anything is sent early. Later a version tells, which torch counts for all changes but those
-through `grad.data`.
+through `grad.data`. These are found by value: of a large model a part of the gradients is compared in each update, and
+the loop ends if it has begun to write so. A hook of the loop's own runs before the one that sends.
 
 A bucket is always made of the same parameters in the same order, so the sums have the same bits whether they were sent
 early or not. Sharded parameters are in none: FSDP2 sums their gradients (sharded.py). Called by `Run` on the training
@@ -47,7 +48,7 @@ _MAX_STRIKES = 3
 """Wrong guesses for an update, after which nothing is guessed for it any more."""
 _MAX_IDLE_UPDATES = 32
 """Updates in a row in which no rank has used a parameter; then its zeros are not sent any more."""
-_NUM_FLAGS = 2
+_NUM_FLAGS = 3
 
 
 @dataclass(slots=True)
@@ -103,7 +104,11 @@ class Gradients:
         self._num_calls += 1
         expected = self._expected()
         self._is_last_call = is_last_micro_batch and expected is not None and expected.num_calls == self._num_calls
-        self._active = expected.plan.buckets if self._is_last_call and expected and self._is_open() else None
+        self._active = None
+        if self._is_last_call and expected is not None and self._is_open():
+            self._active = expected.plan.buckets
+            if not all(map(_is_last, expected.plan.hooks)):
+                self._hook(expected.plan)
 
     def end_backward(self) -> None:
         self._active = None
@@ -120,10 +125,12 @@ class Gradients:
         plan = self._plans.setdefault(id(optimizer), _Plan(optimizer))
         if (expected := self._expected()) is not None and expected.plan is not plan:
             self._drop_open()
-        flags = [0.0, 0.0]
-        if plan.buckets is not None:
-            plan.buckets.send()
-            flags = [float(plan.buckets.is_stale), float(not plan.buckets.is_as_noted)]
+        flags = [0.0] * _NUM_FLAGS
+        if (buckets := plan.buckets) is not None:
+            buckets.send()
+            is_rewritten = buckets.is_rewritten
+            is_lost = is_rewritten and not buckets.are_all_compared
+            flags = [float(buckets.is_stale or is_rewritten), float(not buckets.is_as_noted), float(is_lost)]
         return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
 
     def wait_for_sums(self, optimizer: Optimizer) -> None:
@@ -136,7 +143,13 @@ class Gradients:
         Returns the whole parameters that any rank has used; the others have no gradient."""
         plan = self._plans[id(optimizer)]
         parameters = plain_parameters(optimizer)
-        (num_stale, num_restless), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        (num_stale, num_restless, num_lost), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        if num_lost:
+            raise ValueError(
+                "the loop writes to `grad.data` between run.backward() and run.update(), and did not do so in its "
+                "second step. Gradients are sent during the backward pass, so such writes of the last steps may be "
+                "lost. Write to `grad` itself, or use clip=."
+            )
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
         self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
         if self._group is None:
@@ -234,9 +247,12 @@ class Gradients:
             idle = dict(zip(map(id, old.parameters), old.num_idle, strict=True)) if old is not None else {}
             kept = [p for p in parameters if id(p) in of_used or idle.get(id(p), _MAX_IDLE_UPDATES) < _MAX_IDLE_UPDATES]
             plan.buckets = GradientBuckets(kept, self._group) if kept else None
+        self._hook(plan)
+
+    def _hook(self, plan: _Plan) -> None:
+        """Send each gradient when it is ready: after the loop's own hooks, which may change it."""
         _remove(plan.hooks)
-        kept = plan.buckets.parameters if plan.buckets is not None else []
-        for parameter in kept:
+        for parameter in plan.buckets.parameters if plan.buckets is not None else ():
             if parameter.requires_grad:
                 hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
                 plan.hooks.append(hook)
@@ -244,6 +260,11 @@ class Gradients:
     def _ready(self, parameter: Tensor) -> None:
         if self._active is not None and parameter in self._active:
             self.num_early += self._active.take(parameter)
+
+
+def _is_last(hook: RemovableHandle) -> bool:
+    hooks = hook.hooks_dict_ref()
+    return hooks is not None and next(reversed(hooks), None) == hook.id
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

@@ -85,6 +85,7 @@ class Update:
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
         self._built = [plain_settings(group) for group in optimizer.param_groups]
+        self._built_attributes = plain_settings(self._attributes)
         self._stateful = {
             self._owners[id(parameter)][0]
             for parameter, state in optimizer.state.items()
@@ -101,7 +102,9 @@ class Update:
             for own, parameter in self._local_parameters:
                 gradient = parameter.grad
                 own.grad = None if gradient is None else local(gradient)
+        before = {name: (one, one._version) for name, one in self._attributes.items() if isinstance(one, Tensor)}
         self.optimizer.step()
+        self._refuse_changed(before)
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
@@ -116,6 +119,29 @@ class Update:
         """Returns, by parameter group, the settings that have changed since the optimizer was built, see `changes`."""
         groups = self.optimizer.param_groups
         return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
+
+    @property
+    def _attributes(self) -> dict[str, Any]:
+        """Those of an optimizer that is neither torch's nor Shoal's: a counter beside its state is state, too."""
+        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        is_known = type(optimizer).__module__.startswith(("torch.optim", "shoal_workers."))
+        return {} if is_known else vars(optimizer)
+
+    def _refuse_changed(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
+        now = self._attributes
+        for name, (tensor, version) in before.items():
+            if now.get(name) is not tensor or tensor._version != version:
+                raise ValueError(
+                    f"step() of {type(self.optimizer).__name__} changes the tensor {name!r} of the optimizer itself, "
+                    "which no checkpoint holds. Keep it in self.state[parameter], or as a number."
+                )
+
+    def changed_attributes(self) -> dict[str, list[Any]]:
+        """Returns the numbers and texts of the optimizer itself that have changed since it was built, as `changes`."""
+        return changes(self._built_attributes, plain_settings(self._attributes))
+
+    def restore_attributes(self, changed: Mapping[str, Sequence[Any]]) -> None:
+        _set_plain(self._attributes, restored(self._built_attributes, changed))
 
     def restore_settings(self, changed: Sequence[Mapping[str, Sequence[Any]]]) -> str:
         """Called after a restore from a run that had these `changed_settings`. Returns what cannot be restored, for
@@ -141,12 +167,7 @@ class Update:
 
     def _set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         for group, values in zip(self.optimizer.param_groups, settings, strict=False):
-            for key in plain_settings(group).keys() - values.keys():
-                del group[key]  # a later step had added it
-            for key, value in values.items():
-                # JSON has made lists of tuples such as `betas`.
-                kind = type(group.get(key)) if isinstance(value, list) else None
-                group[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
+            _set_plain(group, values)
 
     @property
     def double_buffered(self) -> DoubleBufferedAdamW | None:
@@ -476,6 +497,15 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
         foreach=not fused,
         fused=fused,
     )
+
+
+def _set_plain(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key in plain_settings(target).keys() - values.keys():
+        del target[key]  # a later step had added it
+    for key, value in values.items():
+        # JSON has made lists of tuples such as `betas`.
+        kind = type(target.get(key)) if isinstance(value, list) else None
+        target[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
 
 _NOT_SAVED = ("params", "param_names", "lr", "foreach", "fused")
