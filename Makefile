@@ -63,9 +63,8 @@ lint: setup types ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 
-types: setup     ## mypy, strict for what is shipped
-	@$(BIN)/mypy
-	@$(BIN)/mypy --config-file bench/mypy.ini
+types: setup     ## mypy, strict for what is shipped; both runs at once
+	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
 bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu bench-media bench-system-metrics ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1

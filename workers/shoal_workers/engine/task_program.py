@@ -117,6 +117,9 @@ class TaskProgram:
             else:
                 prepare_once(task.prepare, self._position.note, self._node_directory)
             task.open_data()
+        for text in task.remarks:
+            self._position.note(text)
+            self._remarks.add(text)
         batch = self._spec.batch
         if (
             batch.num_workers

@@ -103,6 +103,8 @@ class Reader:
     """Raises if the group is over."""
     processes: DataProcesses
     states: StreamStates
+    first_look: Callable[[Any, Any], None] | None = None
+    """See `Samples`."""
 
 
 def source_of(data: Any, wanted: Wanted, reader: Reader, source: int) -> Source:
@@ -177,6 +179,7 @@ def _samples(fetch: Fetch, order: Order, size: int, workers: Workers, wanted: Wa
         seed=reader.seed,
         check=reader.check,
         processes=reader.processes,
+        first_look=reader.first_look,
     )
 
 

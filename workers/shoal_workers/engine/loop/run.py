@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -53,6 +54,7 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
@@ -162,6 +164,8 @@ class Run:
         self._mark: Callable[[], object] = object
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
+        self.steps_per_epoch: int | None = None
+        """Steps in which each sample is read once; None if that is not known."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -193,6 +197,15 @@ class Run:
     def step(self) -> int:
         """Completed steps, the one included that `steps` has just ended."""
         return self._membership.position.step + self._awaits_commit
+
+    @property
+    def entry_step(self) -> int:
+        """Step of the state that `track` puts into the objects; 0 if training begins."""
+        assignment = self._membership.assignment
+        if assignment.restore_snapshot is not None:
+            return assignment.restore_snapshot.step
+        name = CheckpointName.parse((assignment.restore_from or "").rstrip("/").rpartition("/")[2])
+        return name.step if name is not None else 0
 
     def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
         """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
@@ -332,6 +345,8 @@ class Run:
                     "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
                     "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
                 )
+        elif hasattr(data, "__len__") and not hasattr(data, "batch_size"):
+            self.steps_per_epoch = len(data) // wanted.step_size
         epoch = self._epoch
         if epoch is not None:
             self._begin_epoch(epoch)
@@ -365,6 +380,7 @@ class Run:
         self._is_epoch_read = True
 
     def _reader(self) -> Reader:
+        say = self._membership.outbox.log_text
         return Reader(
             rank=self.rank,
             world_size=self.world_size,
@@ -374,6 +390,11 @@ class Run:
             check=self._check,
             processes=self._processes,
             states=self._stream_states,
+            first_look=partial(
+                look, place="the data set of run.batches()", deterministic=self._spec.deterministic, say=say
+            )
+            if self.is_rank_zero
+            else None,
         )
 
     def backward(self, loss: Tensor, *, weight: float | None = None) -> None:

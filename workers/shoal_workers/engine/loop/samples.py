@@ -23,7 +23,7 @@ from torch.utils.data import sampler as torch_samplers
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
 from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.sample_order import training_order
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 
 _PREFETCH_FACTOR = 2
 _CHECK_S = 0.25
@@ -209,8 +209,15 @@ class Samples:
         seed: int,
         check: Callable[[], None],
         processes: DataProcesses,
+        first_look: Callable[[Any, Any], None] | None = None,
     ) -> None:
-        """`check` raises if the group is over."""
+        """
+        Args:
+            check: raises if the group is over.
+            first_look: called with the first micro-batch of step 0, and with what it is if it is read again; not if
+                worker processes read.
+        """
+        self._first_look = first_look
         self.own, self.num_micro_batches = own, num_micro_batches
         self.epoch = order if isinstance(order, EpochOrder) else None
         self._fetch = fetch
@@ -228,7 +235,14 @@ class Samples:
     def get(self, step: int, number: int, *, again: bool = False) -> Any:
         """The micro-batch `own[number]` of a step. `again`: it may be asked for once more."""
         if not self._workers.num_workers:
-            return self._fetch[self._request(step, number)]
+            request = self._request(step, number)
+            batch = self._fetch[request]
+            if step == 0 and self._first_look is not None:
+                first_look, self._first_look = self._first_look, None
+                states = generator_states()
+                first_look(batch, self._fetch[request])
+                set_generator_states(states)
+            return batch
         if self._step[0] != step:
             self._step = (step, {})
         kept = self._step[1]

@@ -139,6 +139,13 @@ def lives_of(
             self.world.finds = []
             self.world.post("find", StorageAway("TimeoutError: no answer"))
 
+        @precondition(lambda self: self.world.finds)
+        @rule()
+        def the_directory_is_empty_for_a_moment(self) -> None:
+            self.world.is_storage_empty = True
+            self.world.answer_finds()
+            self.world.is_storage_empty = False
+
         @rule()
         def commits_are_answered(self) -> None:
             self.world.answer_commits()
@@ -395,7 +402,7 @@ def lives_of(
 
 COMMON = {
     "phases": [HypothesisPhase.explicit, HypothesisPhase.generate],  # hypothesis shrinks histories too slowly
-    "max_examples": 6,
+    "max_examples": 4,
     "stateful_step_count": 50,
     "deadline": None,
     "database": None,
