@@ -88,7 +88,7 @@ def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_cha
     _open(reader, written, done)
     reader.click('[data-action="continue"]')
     reader.sees("#dialog-words", "A new job is submitted with 2 changes.")
-    reader.sees("#dialog-words", f"It begins with the checkpoint of {done.id} after step 10. This job stays as it is.")
+    reader.sees("#dialog-words", f"It starts from the checkpoint of {done.id} after step 10. This job is not changed.")
     reader.sees("#dialog-words", f'continue_from.job: \u2013 \u2192 "{done.id}"')
     reader.sees("#dialog-words", "continue_from.step: \u2013 \u2192 10")
     _replace(reader, "global_size: 32", "global_size: 0")
@@ -164,7 +164,7 @@ def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
         reader.sees("#dialog-words", words)
         assert reader.count("#confirm[hidden]") == 1
         reader.click("#dismiss")
-        _do(reader, "again", "It begins with the first step.")
+        _do(reader, "again", "It starts at step 0.")
         reader.until(lambda job=job: job.id not in reader.run("location.pathname"), "other buttons confirm as before")
     assert reader.complaints() == []
 
@@ -271,7 +271,7 @@ def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Servi
 
 def test_the_page_that_compares_no_jobs_says_how_to_choose_some(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/compare")
-    reader.sees("main", "has a box at each job")
+    reader.sees("main", "Select jobs on the Jobs page")
     assert reader.text("#problem") == "" and reader.run("document.querySelector('#chart').clientHeight") == 0
     reader.open(f"{written.url}/compare?jobs=one")
     reader.sees("#problem", "Choose 2 to 10 jobs, not 1.")

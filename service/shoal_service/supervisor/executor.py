@@ -320,8 +320,8 @@ class Executor:
             case RequestSnapshotParts() | CompareModels():
                 if client := self._client(command.index):
                     client.ask(command)
-            case FindCheckpoint(excluding):
-                self._spawn(self._coordinator.find(excluding))
+            case FindCheckpoint():
+                self._spawn(self._coordinator.find(command))
             case Commit(name, parts):
                 self._spawn(self._coordinator.commit(name, parts, self._state))
             case ForgetDamaged(name, message):

@@ -228,6 +228,8 @@ class Found:
     """Name of the newest checkpoint with a valid commit marker; None: there is none."""
     damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
     """Newer checkpoints whose marker is there, but damaged."""
+    newest_there: CheckpointName | None = None
+    """The newest checkpoint with a marker, also if it is damaged or was excluded."""
 
 
 class Catalog(Protocol):

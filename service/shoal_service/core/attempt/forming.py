@@ -41,8 +41,8 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
     their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
-        rest = "waiting for capacity" if state.target.granted < minimum else "waiting for the granted ones to start"
-        return Decision(False, f"{num_workers} of at least {count_text(minimum, 'worker')} ready; {rest}")
+        rest = "waiting for capacity" if state.target.granted < minimum else "the others are starting"
+        return Decision(False, f"{num_workers} of {count_text(minimum, 'worker')} ready; {rest}")
     if now < state.budgets.form_not_before:
         fruitless = count_text(state.budgets.fruitless, "re-formation")
         failed = count_text(state.budgets.last_saves, "save")

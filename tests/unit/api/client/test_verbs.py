@@ -48,6 +48,7 @@ METHODS = {
     "DELETE /v1/jobs/{job_id}/checkpoints/{name}": "delete_checkpoint",
     "PUT /v1/jobs/{job_id}/checkpoints/{name}/pin": "pin_checkpoint",
     "DELETE /v1/jobs/{job_id}/checkpoints/{name}/pin": "unpin_checkpoint",
+    "POST /v1/jobs/{job_id}/take": "take",
     "GET /v1/jobs/{job_id}/parity": "parity",
     "GET /v1/jobs/{job_id}/lineage": "lineage",
     "GET /v1/jobs/{job_id}/files": "files",
