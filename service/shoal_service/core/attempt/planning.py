@@ -104,8 +104,8 @@ def consider(turn: Turn) -> None:
         case Outcome.LOST:
             if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
                 _exclude_source(turn)
-            if turn.target.is_script and (failure := scripts.repeated_end(turn)) is not None:
-                turn.end(EndReason.USER_ERROR, failure.message, failure)
+            if turn.target.is_script and (repeated := scripts.repeated_end(turn)) is not None:
+                turn.end(EndReason.USER_ERROR, repeated.message, repeated)
             else:
                 _re_form(turn)
         case _:

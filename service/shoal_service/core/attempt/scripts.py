@@ -101,21 +101,19 @@ def _end_of_program(state: Attempt) -> UserFailure | None:
     if script is None or incident is None or verdict.is_of_a_loss(state):
         return None
     ends = [e for e in state.group.exits.values() if e.kind in (ExitKind.FINISHED, ExitKind.COLLECTIVE_FAILED)]
-    broken = [e for e in ends if e.error is not None]
     first = min(ends, key=lambda e: e.at, default=None)
+    rank, error = next(((e.rank, e.error) for e in ends if e.error is not None), (0, None))
     if first is not None and first.error is None:
-        done = [e.rank for e in ends if e.error is None]
-        waited = "".join(f" (rank {e.rank} was at {e.error.line})" for e in broken[:1] if e.error and e.error.line)
-        place = "status 0"
+        done, place = [e.rank for e in ends if e.error is None], "status 0"
+        waited = f" (rank {rank} was at {error.line})" if error is not None and error.line else ""
         sentence = f"{ranks_text(done)} of {script.words} ended with status 0 while others still trained{waited}"
-    elif first is not None and first.error is not None:
-        done, error = [first.rank], first.error
-        place, sentence = f"{error.type} {error.line}", f"{error.sentence.rstrip('.')}, on rank {first.rank}"
+    elif first is not None and error is not None:
+        done, place = [rank], f"{error.type} {error.line}"
+        sentence = f"{error.sentence.rstrip('.')}, on rank {rank}"
     elif incident.cause is IncidentCause.HUNG:
         done, place, sentence = list(incident.ranks), "hung", incident.message
     else:
         return None
-    error = broken[0].error if broken else None
     return UserFailure(
         type=place,
         message=sentence,
