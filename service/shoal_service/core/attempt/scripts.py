@@ -100,8 +100,9 @@ def _end_of_program(state: Attempt) -> UserFailure | None:
     script, incident = state.target.spec.script, state.incident
     if script is None or incident is None or verdict.is_of_a_loss(state):
         return None
-    ends = [e for e in state.group.exits.values() if e.kind in (ExitKind.FINISHED, ExitKind.COLLECTIVE_FAILED)]
-    first = min(ends, key=lambda e: e.at, default=None)
+    kinds = (ExitKind.FINISHED, ExitKind.COLLECTIVE_FAILED)
+    ends = sorted((e for e in state.group.exits.values() if e.kind in kinds), key=lambda e: e.at)
+    first = next(iter(ends), None)
     rank, error = next(((e.rank, e.error) for e in ends if e.error is not None), (0, None))
     if first is not None and first.error is None:
         done, place = [e.rank for e in ends if e.error is None], "status 0"
