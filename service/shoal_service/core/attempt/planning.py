@@ -75,7 +75,8 @@ def consider(turn: Turn) -> None:
                 return
             if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
                 failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
-            turn.end(EndReason.USER_ERROR, failure.sentence + scripts.early_ends(turn.state, decision.exits), failure)
+            message = scripts.with_early_ends(turn.state, decision.exits, failure.sentence)
+            turn.end(EndReason.USER_ERROR, message, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{verdict.words_of_error(decision.exits[0])} ({decision.reason})"

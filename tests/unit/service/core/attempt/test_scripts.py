@@ -375,7 +375,7 @@ def test_the_same_end_of_a_script_three_times_in_a_row_ends_the_job_however_long
     assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
     assert world.end.message == (
         "rank 1 of train.py ended with status 0 while others still trained (rank 0 was at train.py:8), 3 times in a "
-        "row without a new step or a file with new content"
+        "row without a new step or a file with new content."
     )
     assert world.end.failure.ranks == (1,)
 
@@ -423,7 +423,7 @@ def test_a_fault_that_comes_a_third_time_is_final(new_world: NewWorld) -> None:
     assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
     assert world.end.message == (
         "OSError: no space left on device, on rank 0, 3 times in a row without a new step or a file with new content. "
-        "Before, rank 1 had ended with status 0"
+        "Before, rank 1 had ended with status 0."
     )
 
 
