@@ -75,7 +75,8 @@ def consider(turn: Turn) -> None:
                 return
             if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
                 failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
-            turn.end(EndReason.USER_ERROR, failure.sentence + scripts.early_ends(turn.state, decision.exits), failure)
+            message = scripts.with_early_ends(turn.state, decision.exits, failure.sentence)
+            turn.end(EndReason.USER_ERROR, message, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{verdict.words_of_error(decision.exits[0])} ({decision.reason})"
@@ -104,8 +105,8 @@ def consider(turn: Turn) -> None:
         case Outcome.LOST:
             if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
                 _exclude_source(turn)
-            if turn.target.is_script and (failure := scripts.repeated_end(turn)) is not None:
-                turn.end(EndReason.USER_ERROR, failure.message, failure)
+            if turn.target.is_script and (repeated := scripts.repeated_end(turn)) is not None:
+                turn.end(EndReason.USER_ERROR, repeated.message, repeated)
             else:
                 _re_form(turn)
         case _:
