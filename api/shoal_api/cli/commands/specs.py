@@ -221,7 +221,7 @@ def show(
         from shoal_api.cli.trial import read_task
 
         document, directory = read_task(spec, assignments or ())
-        if document.get("task") is None:
+        if document.get("script") is not None or document.get("loop") is not None:
             raise CliError("a script or a loop reads its own data; there is nothing to show", hint="submit it")
         document["code"] = {**document["code"], "working_dir": "."}
         command_line = [sys.executable, "-m", "shoal_workers.data_show", "--samples", str(samples)]
