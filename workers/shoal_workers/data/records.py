@@ -14,7 +14,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from shoal_workers.contract.text_data import TextFormat
 from shoal_workers.data.errors import BadRowError, MissingTextError
@@ -40,15 +40,21 @@ class Fault:
     """What to do, as the begin of a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
+    """A tuple, because files have millions of them."""
+
     values: dict[str, Any] | Fault
     number: int
     """Of the row or of the line, from 1 on."""
-    place: str
-    """File and number, for messages."""
     read_bytes: int
     """Bytes of the file that have been read, for the progress."""
+    file: str
+    unit: str = "row"
+
+    @property
+    def place(self) -> str:
+        """File and number, for messages."""
+        return f"{self.file}, {self.unit} {self.number:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +160,6 @@ class _File:
     read_bytes: Callable[[], int]
     check: Callable[[Any], None]
 
-    def row(self, values: dict[str, Any] | Fault, number: int, read_bytes: int, unit: str = "row") -> Row:
-        return Row(values, number, f"{self.source.place}, {unit} {number:,}", read_bytes)
-
     def columns(self, names: Sequence[str]) -> list[str]:
         """Those that the fields are in. Raises BadRowError if the file lacks one."""
         columns = [field if field in names else field.split(".")[0] for field in self.fields]
@@ -178,7 +181,7 @@ def _json_lines(file: _File, first: int) -> Iterator[Row]:
     for number, line in enumerate(file.stream, 1):
         content = line.removeprefix(_MARK).strip() if number == 1 else line.strip()
         if number > first and content:
-            yield file.row(_of_json(content), number, file.read_bytes(), "line")
+            yield Row(_of_json(content), number, file.read_bytes(), file.source.place, "line")
 
 
 def _of_json(line: bytes) -> dict[str, Any] | Fault:
@@ -204,7 +207,7 @@ def _separated(file: _File, first: int) -> Iterator[Row]:
 
 def _of_csv(file: _File, reader: Any, first: int) -> Iterator[Row]:
     try:
-        names = next(reader, [])
+        names: list[str] = next(reader, [])
     except csv.Error as error:
         raise file.damaged(error) from error
     places = {name: names.index(name) for name in file.columns(names)} if names else {}
@@ -227,7 +230,7 @@ def _of_csv(file: _File, reader: Any, first: int) -> Iterator[Row]:
                 values = Fault(has, "Correct it")
         number += 1
         if number > first:
-            yield file.row(values, number, file.read_bytes())
+            yield Row(values, number, file.read_bytes(), file.source.place)
 
 
 def _parquet(file: _File, first: int) -> Iterator[Row]:
@@ -297,7 +300,7 @@ def _of_batches(
         for start in range(max(0, first - number), batch.num_rows, _ROWS_AT_ONCE):
             rows = batch.slice(start, _ROWS_AT_ONCE).select(list(columns)).to_pylist()
             for row_number, values in enumerate(rows, number + start + 1):
-                yield file.row(values, row_number, read_bytes(row_number))
+                yield Row(values, row_number, read_bytes(row_number), file.source.place)
         number += batch.num_rows
 
 

@@ -79,6 +79,11 @@ class ImageClassification(Classifier):
             if folder is None:
                 continue
             count = 0
+            if not self.images.classes and (others := set(directories_in(folder)) - {*names}):
+                raise MissingTextError(
+                    f"{folder!r} has directories that are no classes of data.folder: {', '.join(sorted(others)[:4])}. "
+                    "Name the classes that count in data.classes, or remove them."
+                )
             for label, name in enumerate(names):
                 progress(f"listing images: {count:,} so far, next {name}")
                 for path, size in _images_in(Path(folder).expanduser(), name):

@@ -96,7 +96,10 @@ def padded(values: Sequence[int] | NDArray[Any], size: int, padding: int) -> Ten
 def text_of(value: Any, place: str, key: str) -> str:
     """A text of a row. BadRowError: it is none."""
     if isinstance(value, bytes):
-        value = value.decode(errors="replace")
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise BadRowError(f"{place}: data.{key} is not UTF-8: {error}. Convert the file.") from error
     if not isinstance(value, str):
         raise BadRowError(f"{place}: data.{key} is {type(value).__name__}, not text. Name the field of the text in it.")
     return value

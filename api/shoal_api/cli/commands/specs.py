@@ -107,6 +107,12 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
         session.output.document({"valid": True, "errors": [], "spec": parsed}, lambda: describe_spec(parsed))
 
 
+_FILES = (
+    "A job runs in a directory of its own with a copy of the code. Relative files go there, and are kept until it is "
+    "deleted: shoal files JOB."
+)
+
+
 def check(
     task: Annotated[
         str,
@@ -152,6 +158,7 @@ def check(
             try_task,
         )
 
+        session.output.say(_FILES, "dim")
         if (program := read_program(task, assignments or ())) is not None:
             doors = examine(*program)
             if not doors.is_loop or no_run:

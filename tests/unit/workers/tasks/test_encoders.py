@@ -303,6 +303,40 @@ def test_a_field_of_csv_may_be_large_and_a_row_with_another_number_of_columns_is
         _loaded(spec)
 
 
+def test_a_class_that_only_the_validation_folder_has_is_refused(folder: Path, tmp_path: Path) -> None:
+    for place in ("train/cat", "train/dog", "validation/cat", "validation/emu"):
+        (tmp_path / place).mkdir(parents=True)
+        np.save(tmp_path / place / "0.npy", np.zeros((16, 16, 3), np.uint8))
+    spec = small_spec("vit", folder)
+    spec["model"]["num_labels"] = 2
+    data = {"folder": str(tmp_path / "train"), "validation_folder": str(tmp_path / "validation")}
+    spec["data"] = {**data, "cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(
+        MissingTextError, match=r"validation' has directories that are no classes of data\.folder: emu\."
+    ):
+        _loaded(spec)
+    spec["data"]["classes"] = ["cat", "dog"]
+    assert len(_loaded(spec)[1].train_data) == 2
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_row(folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = pyarrow.table({"source": [b"good", "caf\xe9".encode("latin-1")], "label": [0, 1]})
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_bytes(b'{"source": "good", "label": 0}\n{"source": "caf\xe9", "label": 1}\n')
+    for name, place in (("a.parquet", "row 2"), ("a.jsonl", "line 2")):
+        spec = small_spec("bert, classes", folder)
+        spec["data"] |= {
+            "paths": [str(tmp_path / name)],
+            "cache_dir": str(tmp_path / "cache"),
+            "validation_fraction": 0,
+        }
+        with pytest.raises(BadRowError, match=rf"{name}, {place}: .*is not UTF-8: .*Convert the file"):
+            _loaded(spec)
+
+
 def test_a_target_ends_with_the_end_of_a_text_and_is_cut_before_it(folder: Path) -> None:
     spec = small_spec("t5", folder)
     spec["model"] |= {"seq_len": 4, "target_len": 2}
