@@ -2,7 +2,7 @@
 
     SHOWN[task](task, dataset, numbers)  ->  a row for each of these samples:
 
-        {"texts": [{"title": "", "spans": [["The sky. Answer:", false], [" yes", true]]}, ...],
+        {"texts": [{"title": "", "spans": [["The sky. Answer:", false], [" yes", true]], "in_loss": 1}, ...],
          "tokens": 9, "in_loss": 1, "label": "good"}
 
 A span is true if its tokens count in the loss; `label` is there if the sample has a class. Each kind of task has one
@@ -102,7 +102,10 @@ def _next_tokens(tokens: Tensor, labels: Tensor) -> tuple[list[int], list[bool]]
 
 def _row(texts: Sequence[tuple[str, list[int], list[bool]]], decode: Decode) -> Row:
     return {
-        "texts": [{"title": title, "spans": _spans(tokens, in_loss, decode)} for title, tokens, in_loss in texts],
+        "texts": [
+            {"title": title, "spans": _spans(tokens, in_loss, decode), "in_loss": sum(in_loss)}
+            for title, tokens, in_loss in texts
+        ],
         "tokens": sum(len(tokens) for _, tokens, _ in texts),
         "in_loss": sum(sum(in_loss) for _, _, in_loss in texts),
     }

@@ -465,3 +465,16 @@ def test_a_decoder_that_classifies_needs_a_token_for_padding(folder: Path) -> No
     document["model"]["config"]["pad_token_id"] = 260
     parsed, task, _ = _loaded(document)
     assert task.evaluate(task.build_model(), _batch(parsed, task)).loss.isfinite()
+
+
+def test_a_trained_head_of_an_encoder_is_read_whatever_its_config_says_of_it(folder: Path, tmp_path: Path) -> None:
+    _, config, _ = MODELS["bert"]
+    untied = transformers.AutoConfig.for_model(**{**config, "tie_word_embeddings": False})
+    network = transformers.AutoModelForMaskedLM.from_config(untied)
+    network.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    document = small_spec("bert", folder)
+    document["model"] = {"path": str(tmp_path), "seq_len": 32}
+    model: Any = load_task(parse_spec(document)).build_model()
+    torch.testing.assert_close(model.network.get_output_embeddings().weight, network.get_output_embeddings().weight)
