@@ -21,6 +21,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingTextError
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
+from shoal_workers.tasks.shown_media import images, label_shares, speech
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*token_id.*")
@@ -465,3 +466,26 @@ def test_a_decoder_that_classifies_needs_a_token_for_padding(folder: Path) -> No
     document["model"]["config"]["pad_token_id"] = 260
     parsed, task, _ = _loaded(document)
     assert task.evaluate(task.build_model(), _batch(parsed, task)).loss.isfinite()
+
+
+def test_images_and_labels_are_shown_as_they_arrive(folder: Path, tmp_path: Path) -> None:
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[:8, :8] = 255
+    for name, num in (("cat", 3), ("dog", 1)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(num):
+            np.save(tmp_path / "images" / name / f"{number}.npy", image)
+    spec = small_spec("vit", folder)
+    del spec["model"]["num_labels"]
+    spec["data"] = {"folder": str(tmp_path / "images"), "validation_fraction": 0, "cache_dir": str(tmp_path / "cache")}
+    _, task, own = _loaded(spec)
+    first, *_, last = images(own, task.train_data, range(4))
+    assert (first["label"], last["label"]) == ("cat", "dog")
+    numbers, picture = [text["spans"] for text in first["texts"]]
+    assert numbers == [["3 x 16 x 16, -1 to 1, mean -0.5", False]]
+    assert picture == [["\n".join(["@@@@@@@@"] * 4 + [""] * 4), False]]
+    assert label_shares(own, task.train_data) == {"cat": 0.75, "dog": 0.25}
+    _, task, own = _loaded(small_spec("whisper", folder))
+    [row] = speech(own, task.train_data, [0])
+    assert row["texts"][0]["spans"][0][0].startswith("16 x 100, ")
+    assert (row["texts"][1], row["in_loss"]) == ({"title": "text", "spans": [["tone 0<end>", True]]}, 7)
