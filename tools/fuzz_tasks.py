@@ -159,9 +159,7 @@ class _Trials:
             self._start()
         try:
             found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
-        except OSError:
-            if self._fleet.can_start:
-                raise
+        except OSError:  # of the process that forks: it ends, or has ended
             self._start()
             found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
         document = {**found.to_json(), "description": description.to_json()}

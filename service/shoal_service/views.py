@@ -643,9 +643,10 @@ class CodePatch(Frozen):
 
 
 class JobPatch(Frozen):
-    """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
-    can be changed."""
+    """Changes of a job's spec. Absent keys stay as they are. Only `name`, `labels` and `annotations` of a job that has
+    ended can be changed."""
 
+    name: str | None = None
     elasticity: ElasticityPatch | None = None
     parallelism: Literal["auto"] | ParallelismSpec | None = None
     """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
@@ -675,6 +676,13 @@ class ExtendRequest(Frozen):
 
     steps: int = Field(ge=1, le=2**53)
     """Optimizer steps that it is to complete in all."""
+
+
+class TakeRequest(Frozen):
+    """The request to go on from an older checkpoint."""
+
+    step: int = Field(ge=0, le=2**53)
+    """Step of a good checkpoint of the job; 0: it starts over."""
 
 
 class MoveRequest(Frozen):

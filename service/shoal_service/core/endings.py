@@ -48,7 +48,7 @@ ENDINGS: dict[EndReason, Ending] = {
     EndReason.FINISHED: Ending(JobState.SUCCEEDED, Retry.NEVER, "All steps are done."),
     EndReason.CANCELLED: Ending(JobState.CANCELLED, Retry.NEVER, "Cancelled on request."),
     EndReason.PAUSED: Ending(JobState.PAUSED, Retry.NEVER, "Paused on request; resume continues from its checkpoint."),
-    EndReason.USER_ERROR: Ending(JobState.FAILED, Retry.BUDGET, "The task's own code raised an exception."),
+    EndReason.USER_ERROR: Ending(JobState.FAILED, Retry.BUDGET, "Your code raised an exception."),
     EndReason.NON_FINITE: Ending(JobState.FAILED, Retry.BUDGET, "The loss or the gradient norm is not finite."),
     EndReason.CAPACITY_TIMEOUT: Ending(
         JobState.FAILED, Retry.NEVER, "The cluster did not offer elasticity.min_workers within elasticity.wait_s."
@@ -57,6 +57,9 @@ ENDINGS: dict[EndReason, Ending] = {
         JobState.FAILED, Retry.NEVER, "The group was re-formed more often than retry.max_recoveries allows."
     ),
     EndReason.STORAGE_FAILED: Ending(JobState.FAILED, Retry.NEVER, "checkpoint.url could not be read or written."),
+    EndReason.CHECKPOINTS_MISSING: Ending(
+        JobState.FAILED, Retry.NEVER, "The job's checkpoints are not in its directory; it does not start over."
+    ),
     EndReason.VALIDATION_FAILED: Ending(
         JobState.FAILED,
         Retry.NEVER,
@@ -132,19 +135,21 @@ def decide_retry(
         return RetryDecision(
             False,
             True,
-            f"{words} No other attempt: no step was completed since "
-            + (f"the last failure (step {record.last_step})." if record.failures else "the start."),
+            f"{words} Not retried: "
+            + (
+                f"it failed again at step {record.last_step} without progress."
+                if record.failures
+                else "no step was completed."
+            ),
         )
     if record.failures >= record.max_failures:
-        return RetryDecision(
-            False, True, f"{words} No other attempt: retry.max_failures {record.max_failures} is used up."
-        )
-    since = f"the job completed {count_text(step - record.last_step, 'step')} since the last"
+        return RetryDecision(False, True, f"{words} Not retried: retry.max_failures {record.max_failures} is used up.")
+    since = f"{count_text(step - record.last_step, 'step')} completed since the last"
     if step <= record.last_step:
-        since = "it had run for a minute or more"
+        since = "after a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
-        f"of at most {record.max_failures}, and {since}.",
+        f"{words} Retrying from the newest checkpoint: failure {record.failures + 1} of at most {record.max_failures}, "
+        f"{since}.",
     )

@@ -23,7 +23,7 @@ from kit.fuzz.reference import Reference, Seen, array
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
-from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.layout import Layout, fully_sharded, plain
 from shoal_workers.contract.messages import ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
@@ -87,7 +87,8 @@ class Lives:
 
     def alone(self) -> Seen:
         """One worker, undisturbed."""
-        return self._undisturbed("1 worker", fully_sharded(1))
+        is_plain = self._description.ways.layout.get("shard") == "none"
+        return self._undisturbed("1 worker", plain(1) if is_plain else fully_sharded(1))
 
     def together(self) -> Seen:
         """The drawn layout, undisturbed."""

@@ -157,6 +157,10 @@ class Assignment(Frozen):
     """Life of the supervisor that formed the group."""
     generation: int
     rank: int
+    node_rank: int = 0
+    """Number of this rank's node among those of the group, by the lowest rank of each: that of rank 0 is 0."""
+    local_rank: int = 0
+    """Number of this rank among those of its node."""
     layout: Layout
     store_host: str
     store_port: int

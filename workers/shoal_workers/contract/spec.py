@@ -41,6 +41,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import MediaSpec
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.optimizers import OptimizerSpec
+from shoal_workers.contract.outputs import OutputsSpec
 from shoal_workers.contract.placing import (
     JOB_NAME,
     LABEL,
@@ -392,6 +393,7 @@ class JobSpec(Frozen):
     """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
     metrics: MetricsSpec = MetricsSpec()
     media: MediaSpec = Field(MediaSpec(), exclude_if=lambda value: value == MediaSpec())
+    outputs: OutputsSpec = Field(OutputsSpec(), exclude_if=lambda value: value == OutputsSpec())
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False

@@ -20,7 +20,7 @@ from shoal_service.core.attempt import (
     suspicion,
     verdict,
 )
-from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
+from shoal_service.core.attempt.commands import ForgetDamaged, KillWorker
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.incidents import blame, with_more_steps
 from shoal_service.core.attempt.state.attempt import LONG_S
@@ -317,7 +317,7 @@ def _re_form(turn: Turn) -> None:
     elif turn.checkpoints.must_search:
         turn.checkpoints = replace(turn.checkpoints, must_search=False)
         turn.enter(FallingBack(since=turn.now))
-        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+        turn.find_checkpoint()
     else:
         forming.plan_next(turn)
 
@@ -335,7 +335,8 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
         turn.end_saved()
         return
     turn.enter(FallingBack(since=turn.now))
-    turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
+    turn.do(ForgetDamaged(bad, message))
+    turn.find_checkpoint()
 
 
 def _origin_is_damaged(turn: Turn, worker_exit: WorkerExit) -> str:

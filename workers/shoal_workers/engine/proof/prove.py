@@ -90,13 +90,13 @@ def prove(generation: Generation) -> LayoutProof:
         words = f"the model is too large: {error}"
         return LayoutProof(layout=generation.layout, outcome=ProofOutcome.UNPROVEN, words=words)
     try:
-        proof = _Proof(_apart(generation, smaller), generation.layout, smaller).run()
+        proof = _Proof(proof_context(generation, smaller), generation.layout, smaller).run()
     except LayoutRefused as refused:
         raise LayoutRefused(refused.proof.model_copy(update={"seconds": time.perf_counter() - start})) from None
     return proof.model_copy(update={"seconds": time.perf_counter() - start})
 
 
-def _apart(generation: Generation, smaller: Shrunk | None) -> Generation:
+def proof_context(generation: Generation, smaller: Shrunk | None) -> Generation:
     """Returns the generation for a proof: with a small batch in fp32, and with a position, log and outbox of its
     own."""
     layout = generation.layout

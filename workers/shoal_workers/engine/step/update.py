@@ -60,15 +60,15 @@ class Update:
         self,
         assembly: Assembly,
         optimizer: Optimizer,
-        local_parameters: Sequence[tuple[nn.Parameter, DTensor]],
+        local_parameters: Sequence[tuple[nn.Parameter, nn.Parameter]],
         *,
         logged: LoggedOptimizer | None = None,
         not_logged: str = "",
         is_rebuilt: bool = False,
     ) -> None:
-        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory.
-        `is_rebuilt`: the task's own, elementwise one, made again over these. `logged`: how another process can make an
-        equal one. `not_logged`: why none can."""
+        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory, which
+        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these. `logged`: how another
+        process can make an equal one. `not_logged`: why none can."""
         self.optimizer = optimizer
         self.logged = logged
         self.not_logged = not_logged
@@ -393,14 +393,19 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
     """Builds an equal optimizer over the local shards. Raises _NotElementwise if that cannot be done."""
     if declared is False:
         raise _NotElementwise("the task says elementwise_optimizer = False")
-    if declared is None and is_kept:  # it would see neither the rates nor the state
-        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not all(isinstance(parameter, DTensor) and parameter.is_cpu for parameter in owners):
-        raise _NotElementwise("the optimizer has parameters that are not shards on a CPU")
+    is_split = any(isinstance(parameter, DTensor) for parameter in owners)
+    if declared is None and is_kept and is_split:  # it would see neither the rates nor the state
+        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
+    if not all(parameter.is_cpu for parameter in owners):
+        raise _NotElementwise("the optimizer has parameters that are not on a CPU")
     if not declared and (why := why_not_elementwise(optimizer)):
         raise _NotElementwise(why)
-    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    logged, not_logged = _described(optimizer, owners)
+    if not is_split:
+        pairs = [(parameter, parameter) for parameter in owners]
+        return Update(assembly, optimizer, pairs, logged=logged, not_logged=not_logged, is_rebuilt=True)
+    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     groups = []
     with torch.no_grad():
         for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
@@ -419,14 +424,17 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         for own, parameter in local_parameters
     ):
         raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
-    logged, not_logged = None, ""
-    try:
-        logged = describe(optimizer)
-    except ValueError as error:
-        not_logged = f"the optimizer cannot be made again on another node: {error}"
-    if any(map(user_attributes, owners)) and not type(optimizer).__module__.startswith("torch."):
-        logged, not_logged = None, "the optimizer may read attributes of parameters, which another node does not have"
     return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
+
+
+def _described(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> tuple[LoggedOptimizer | None, str]:
+    """Returns how another process can make an equal one; or None, and why none can."""
+    if any(map(user_attributes, parameters)) and not type(optimizer).__module__.startswith("torch."):
+        return None, "the optimizer may read attributes of parameters, which another node does not have"
+    try:
+        return describe(optimizer), ""
+    except ValueError as error:
+        return None, f"the optimizer cannot be made again on another node: {error}"
 
 
 def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -443,16 +451,16 @@ def default_update(
     *,
     deterministic: bool = False,
 ) -> Update:
-    """AdamW on the local shards of a sharded model. `groups`: None: those of a spec without groups."""
-    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    """AdamW on the local shards of a sharded model, or on whole parameters. `groups`: None: those of a spec without
+    groups."""
+    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     named: list[tuple[str, nn.Parameter]] = []
     with torch.no_grad():
         for name, parameter in assembly.all_parameters():
             if not parameter.requires_grad:
                 continue
             own = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
-            if isinstance(parameter, DTensor):
-                local_parameters.append((own, parameter))
+            local_parameters.append((own, parameter))
             named.append((name, own))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)

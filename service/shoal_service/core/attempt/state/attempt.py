@@ -163,6 +163,9 @@ class Budgets:
 class CheckpointIndex:
     newest: str | None = None
     """Name of the newest committed checkpoint that can be restored; None: there is none, or it is not known yet."""
+    expected: str | None = None
+    """Name of the newest checkpoint that was committed, as far as it is known. A storage that has neither it nor a
+    newer one is not the job's. None: none was committed."""
     origin: str | None = None
     """Name of another job's checkpoint, from which this job goes on while it has none of its own."""
     damaged: tuple[str, ...] = ()
