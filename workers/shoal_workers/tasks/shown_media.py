@@ -1,9 +1,9 @@
 """Samples of images and of speech for people, as they arrive at the model: rows in the form of `shoal data show`.
 
-    {"texts": [{"title": "pixels", "spans": [["3 x 16 x 16, -1 to 1 ...", false]]}, ...], "tokens": 0, "in_loss": 0,
-     "label": "cat"}
+    {"texts": [{"title": "pixels", "spans": [["3 x 16 x 16, -1 to 1 ...", false]], "in_loss": 0}, ...], "tokens": 0,
+     "in_loss": 0, "label": "cat"}
 
-A picture is drawn with letters, so that orientation, cut and contrast are seen in a terminal.
+A picture is drawn with letters, so that orientation, cut and contrast are seen in a terminal. Called by `shown`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,8 @@ def speech(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str
     for number in numbers:
         sample = dataset[number]
         labels = sample["labels"][sample["labels"] != NO_LABEL].tolist()
-        texts = [_text("features", describe_values(sample["features"])), _text("text", decode(labels), in_loss=True)]
+        texts = [_text("features", describe_values(sample["features"])), _text("text", decode(labels), len(labels))]
         yield {"texts": texts, "tokens": len(labels), "in_loss": len(labels)}
-
-
-def label_shares(task: Any, dataset: Any) -> dict[str, float]:
-    """Share of each label in a split that counts its labels, by name, the most frequent first; empty for others."""
-    counts = dataset.label_counts()
-    names, total = task.classes()[0], sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
-    return {names[label] if names else str(label): count / total for label, count in ordered}
 
 
 def describe_values(values: Tensor) -> str:
@@ -66,5 +58,5 @@ def draw(pixels: Tensor) -> str:
     return "\n".join("".join(_SHADES[shade] for shade in row).rstrip() for row in scaled)
 
 
-def _text(title: str, text: str, *, in_loss: bool = False) -> dict[str, Any]:
-    return {"title": title, "spans": [[text, in_loss]]}
+def _text(title: str, text: str, in_loss: int = 0) -> dict[str, Any]:
+    return {"title": title, "spans": [[text, in_loss > 0]], "in_loss": in_loss}

@@ -69,5 +69,5 @@ def test_an_accuracy_of_1_in_the_first_validation_is_remarked() -> None:
     assert remark.startswith("accuracy is 1 in the first validation, after step 2, on 256 samples.")
     assert list(remarks_on_validation(report.model_copy(update={"metrics": {"accuracy": 0.999}}), "loss")) == []
     assert list(remarks_on_validation(report.model_copy(update={"metrics": {"f1": 0.9}}), "accuracy")) == [
-        "validation.metric 'accuracy' is not in the first validation, which has loss, f1: it counts as no better one."
+        "validation.metric 'accuracy' is not in the first validation, which has loss, f1: it counts as no better."
     ]
