@@ -88,6 +88,14 @@ def test_sums_that_were_begun_early_are_those_of_plain_torch_whatever_the_loop_d
     assert world_size == 1 or early(job, workers) > 0
 
 
+def test_a_large_model_whose_loop_begins_to_write_to_grad_data_late_is_refused(make_job: Any) -> None:
+    """With more gradients than are compared in each update."""
+    job = make_job(**spec_of("wide", "touched_data", "1200"))
+    ends = job.run(job.workers(2), layout=replicated(2))
+    assert [end.kind for end in ends] == [ExitKind.USER_ERROR] * 2, ends
+    assert all("the loop writes to `grad.data`" in end.error.message for end in ends), ends
+
+
 def test_a_rank_that_dies_while_sums_are_under_way_costs_no_completed_step(make_job: Any) -> None:
     job = make_job(memory=True, **spec_of("wide", "killed") | {"snapshot": {"budget": 1e-6}})
     workers = job.workers(3)

@@ -1,5 +1,5 @@
 """A model of several buckets, trained in the way that the first argument names: what a loop may do between a backward
-pass and an update, beside the usual."""
+pass and an update, beside the usual. The second argument is its width."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from torch import nn
 
 import shoal
 
-STEPS, GLOBAL_SIZE, WIDTH = 9, 12, 600
+STEPS, GLOBAL_SIZE, WIDTH = 9, 12, int(sys.argv[2]) if len(sys.argv) > 2 else 600
 
 
 class Points:
