@@ -138,12 +138,13 @@ def decide_retry(
         return RetryDecision(
             False, True, f"{words} No other attempt: retry.max_failures {record.max_failures} is used up."
         )
-    since = f"the job completed {count_text(step - record.last_step, 'step')} since the last"
+    since = f"the job completed {count_text(step - record.last_step, 'step')}"
+    since += " after the last failure" if record.failures else ""
     if step <= record.last_step:
         since = "it had run for a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
-        f"of at most {record.max_failures}, and {since}.",
+        f"{words} Another attempt follows, from the newest checkpoint, since {since}. It is retry "
+        f"{record.failures + 1} of at most {record.max_failures} (retry.max_failures).",
     )

@@ -77,3 +77,9 @@ def test_a_script_that_has_run_for_long_is_tried_again_without_a_step() -> None:
     assert decision.again and "it had run for a minute or more" in decision.reason
     spent = FailureRecord(failures=2, last_step=0, max_failures=2)
     assert not decide_retry(EndReason.USER_ERROR, 0, spent, has_run_long=True).again
+
+
+def test_the_last_allowed_retry_is_said_as_one() -> None:
+    decision = decide_retry(EndReason.USER_ERROR, 40, FailureRecord(failures=1, last_step=20, max_failures=2))
+    assert decision.again and "since the job completed 20 steps after the last failure." in decision.reason
+    assert decision.reason.endswith("It is retry 2 of at most 2 (retry.max_failures).")
