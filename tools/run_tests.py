@@ -3,7 +3,7 @@ two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
-Tests that need a Ray cluster (tests/chaos, tests/ray, tests/browser) run in the foreground. The others run beside them
+Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
 at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. All end with
 this process, also if it is killed.
 
@@ -33,7 +33,15 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
 """They take half of the time of tests/dist."""
-BESIDE = (_DIST, ("tests/dist",), ("tests/unit",), ("tests/store",), ("tests/http",))
+BESIDE = (
+    _DIST,
+    ("tests/dist",),
+    ("tests/unit/service",),
+    ("tests/unit",),
+    ("tests/store",),
+    ("tests/http",),
+    ("tests/browser",),
+)
 """The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
 what is below it and named by another process."""
 AFTERWARDS = "afterwards"
@@ -50,7 +58,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> int:
     pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of six processes would wait for each other, spinning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of eight processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="shoal-tests-") as folder:
@@ -72,11 +80,10 @@ def main() -> int:
 def _run_side_by_side(pytest: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
     """Exit statuses other than 0, and the names of the failed tests, which are written to the file `failed`."""
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
-    no_dist = [f"--ignore={folder}" for folder in _DIST]
     outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
     beside = [
         subprocess.Popen(
-            [*pytest, *folders, *(no_dist if folders != _DIST else ())],
+            [*pytest, *folders, *_left_out(folders)],
             cwd=ROOT,
             env=_naming(failed),
             stdout=output,
@@ -98,6 +105,12 @@ def _run_side_by_side(pytest: Sequence[str], failed: Path) -> tuple[set[int], li
             output.seek(0)
             os.write(sys.stdout.fileno(), output.read())
     return {process.returncode for process in processes} - {0}, _names(failed)
+
+
+def _left_out(folders: Sequence[str]) -> list[str]:
+    """Options that leave out what is below the folders and run by another process."""
+    below = tuple(f"{folder}/" for folder in folders)
+    return [f"--ignore={other}" for others in BESIDE for other in others if other.startswith(below)]
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline_mono: float) -> None:

@@ -72,7 +72,7 @@ _THREADS = 32
 """Threads for what blocks: the store, and orders to the cluster."""
 _HEAL_S = 1.0
 _EXPOSURE = (
-    "Code of jobs runs as the user of this server: it can read {state_dir}, with the database, admin-token and the "
+    "Job code runs as this server's user. It can read {state_dir}, with the database, admin-token and the "
     "secrets of webhooks. For people who trust each other; shoal serve --isolate runs it as another user."
 )
 _NO_PROXIES = (

@@ -596,7 +596,7 @@ class ValidationPatch(Frozen):
     """null: only after the last step."""
     samples: int | None = Field(None, ge=0, le=2**53)
     metric: str | None = Field(None, min_length=1, max_length=63)
-    mode: Literal["min", "max"] | None = None
+    mode: Literal["auto", "min", "max"] | None = None
     patience: int | None = Field(None, ge=1, le=2**53)
     """null: never stop early."""
     min_delta: float | None = Field(None, ge=0, allow_inf_nan=False)
@@ -643,9 +643,10 @@ class CodePatch(Frozen):
 
 
 class JobPatch(Frozen):
-    """Changes of a job's spec. Absent keys stay as they are. Only `labels` and `annotations` of a job that has ended
-    can be changed."""
+    """Changes of a job's spec. Absent keys stay as they are. Only `name`, `labels` and `annotations` of a job that has
+    ended can be changed."""
 
+    name: str | None = None
     elasticity: ElasticityPatch | None = None
     parallelism: Literal["auto"] | ParallelismSpec | None = None
     """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout

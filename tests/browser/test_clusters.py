@@ -68,7 +68,6 @@ def test_nodes_are_grouped_and_jobs_found_by_cluster(reader: Browser, two: Servi
     assert reader.complaints() == []
 
 
-@pytest.mark.first
 def test_a_job_says_where_it_runs_and_is_moved(reader: Browser, two: Service) -> None:
     job = run_in(two, "default", "moved")
     reader.open(f"{two.url}/jobs/{job.id}")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
+from kit.worlds.kept_files import keep_files
 from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
@@ -23,6 +26,7 @@ _HIDDEN = (
 )
 """A user looks at another tab, or comes back."""
 COMMAND = "document.querySelector('#export-command').value"
+_FILES = "[...document.querySelectorAll('#files a')].map((one) => one.getAttribute('href'))"
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
@@ -61,6 +65,21 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     assert reader.complaints() == []
 
 
+def test_the_files_of_a_job_are_listed_and_names_are_text(reader: Browser, written: Service, tmp_path: Path) -> None:
+    job, name = _done(written), "runs/<img src=x onerror=alert(1)>/a b%41?.txt"
+    root = tmp_path / "checkpoints" / job.id
+    keep_files(root, 0, {name: b"content", "last.pt": b"0" * 2048}, num_left_out=1)
+    _open(reader, written, job, "files")
+    reader.until(lambda: reader.count("#files tr") == 2, "the files")
+    assert reader.text("#files a") == "last.pt" and name in reader.text("#files")
+    reader.sees("#files-said", "2 files, 2.01 KiB; 1 file with 0 B not kept (outputs.max_gib)")
+    [path] = [one for one in reader.run(_FILES) if "runs" in one]
+    assert unquote(path) == f"/v1/jobs/{job.id}/files/{name}"
+    reader.fill("#files-match", "*.bin")
+    reader.sees("#no-files", "No such file.")
+    assert reader.complaints() == []
+
+
 @pytest.mark.first
 def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_changes(
     reader: Browser, written: Service
@@ -69,7 +88,7 @@ def test_a_job_that_has_ended_is_continued_in_a_new_job_after_a_look_at_what_cha
     _open(reader, written, done)
     reader.click('[data-action="continue"]')
     reader.sees("#dialog-words", "A new job is submitted with 2 changes.")
-    reader.sees("#dialog-words", f"It begins with the checkpoint of {done.id} after step 10. This job stays as it is.")
+    reader.sees("#dialog-words", f"It starts from the checkpoint of {done.id} after step 10. This job is not changed.")
     reader.sees("#dialog-words", f'continue_from.job: \u2013 \u2192 "{done.id}"')
     reader.sees("#dialog-words", "continue_from.step: \u2013 \u2192 10")
     _replace(reader, "global_size: 32", "global_size: 0")
@@ -145,7 +164,7 @@ def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
         reader.sees("#dialog-words", words)
         assert reader.count("#confirm[hidden]") == 1
         reader.click("#dismiss")
-        _do(reader, "again", "It begins with the first step.")
+        _do(reader, "again", "It starts at step 0.")
         reader.until(lambda job=job: job.id not in reader.run("location.pathname"), "other buttons confirm as before")
     assert reader.complaints() == []
 
@@ -252,7 +271,7 @@ def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Servi
 
 def test_the_page_that_compares_no_jobs_says_how_to_choose_some(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/compare")
-    reader.sees("main", "has a box at each job")
+    reader.sees("main", "Select jobs on the Jobs page")
     assert reader.text("#problem") == "" and reader.run("document.querySelector('#chart').clientHeight") == 0
     reader.open(f"{written.url}/compare?jobs=one")
     reader.sees("#problem", "Choose 2 to 10 jobs, not 1.")

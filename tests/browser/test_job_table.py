@@ -170,7 +170,9 @@ def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_sa
     reader.sees("#range", "of 501")
     reader.click("#choose-all")
     reader.sees("#num-chosen", "501 chosen")
-    reader.sees("#export-words", "A file has at most 500 chosen jobs. Choose none, and it has all that match.")
+    reader.sees(
+        "#export-words", "A file has at most 500 chosen jobs. Clear the selection to export all jobs that match."
+    )
     assert reader.count("#export-csv[href]") == reader.count("#export-parquet[href]") == 0
     assert reader.count("#export-csv[aria-disabled=true]") == 1
     reader.run("document.querySelector('#jobs input').click()")

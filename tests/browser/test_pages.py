@@ -26,7 +26,6 @@ def proxy(shoal_server: Server) -> Iterator[Proxy]:
     running.close()
 
 
-@pytest.mark.first
 def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     browser: Browser, proxy: Proxy, submit: Submit, client: Client
 ) -> None:
@@ -99,7 +98,6 @@ def test_each_metric_of_the_task_has_a_row_of_the_chart(
     assert browser.complaints() == []
 
 
-@pytest.mark.first
 def test_all_jobs_are_found_searched_and_compared(
     browser: Browser, shoal_server: Server, submit: Submit, client: Client
 ) -> None:

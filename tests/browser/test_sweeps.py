@@ -81,7 +81,6 @@ def test_a_sweep_shows_its_curves_its_best_and_what_matters_and_is_stopped(reade
     assert reader.complaints() == []
 
 
-@pytest.mark.first
 def test_a_sweep_is_started_from_the_page(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/sweeps")
     reader.click("#new")

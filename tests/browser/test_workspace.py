@@ -47,7 +47,6 @@ def drawn(reader: Browser, num: int, panel: int = 0) -> None:
     reader.until(lambda: reader.run(canvas) == str(num), f"{num} in panel {panel}")
 
 
-@pytest.mark.first
 def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -57,7 +56,7 @@ def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     before = reader.run(PICTURE)
     reader.click(HIDE.format(jobs[0].id))
     drawn(reader, 2)
-    reader.sees("#num-runs", "2 of 3 jobs shown")
+    reader.sees("#num-runs", "2 of 3 jobs displayed")
     assert reader.run(PICTURE) != before
     reader.click(f"[data-key='{jobs[1].id}'] button")
     drawn(reader, 1)
@@ -222,7 +221,7 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     reader.until(lambda: reader.run(names) == ["", "default/mine", "speech/mine"], "the views of all projects")
     reader.until(lambda: reader.count("#project option") == 3, "the projects")
     reader.click("#project option[value=speech]")
-    reader.sees("#num-runs", "1 of 1 jobs shown")
+    reader.sees("#num-runs", "1 of 1 jobs displayed")
     assert reader.run(names) == ["", "speech/mine"]
     reader.click("#views option[value='speech/mine']")
     reader.sees("#title", "mine")
@@ -238,7 +237,6 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     assert all("401" in one for one in reader.complaints())
 
 
-@pytest.mark.first
 def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     reader.open(f"{written.url}/workspace")
     drawn(reader, 3)

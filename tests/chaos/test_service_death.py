@@ -17,7 +17,6 @@ from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
-@pytest.mark.first
 @pytest.mark.cells(1)
 @pytest.mark.parametrize("token", ["lost", "kept"])
 def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client, token: str) -> None:

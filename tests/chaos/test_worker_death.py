@@ -169,7 +169,7 @@ def test_below_min_workers_a_job_waits_and_resumes_without_a_request(submit, cli
     )
     job = run.wait_for(JobState.WAITING)
     assert job.status.reason == "min_workers_unreachable"
-    assert "1 of at least 2 workers" in job.status.message
+    assert "1 of 2 workers" in job.status.message
     assert job.status.deadline is not None and job.status.deadline > time.time() + 1000
     assert job.status.workers == 0
     run.wait_at("prepare-3")

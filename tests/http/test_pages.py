@@ -228,3 +228,9 @@ def test_the_modules_stay_small() -> None:
     written = [part for part in STATIC.iterdir() if part.name != "runbook.html"]  # that one is generated
     sizes = {part.name: len(part.read_text().splitlines()) for part in written}
     assert max(sizes.values()) <= 150
+
+
+def test_every_chart_is_drawn_by_the_module_that_leaves_out_the_upload() -> None:
+    texts = {part.name: part.read_text() for part in STATIC.iterdir() if part.name.endswith(".js")}
+    assert [name for name, text in texts.items() if "Plotly." in text and "window" in text] == ["plot.js"]
+    assert "showSendToCloud: false" in texts["plot.js"] and 'plotlyServerURL: ""' in texts["plot.js"]

@@ -20,9 +20,21 @@ FEW = {"dist": 1, "http": 2, "chaos": 1, "ray": 1}
 it for one test."""
 MORE = {"dist": 2, "http": 3, "chaos": 2, "ray": 2}
 """Cells that `make test` and `make test-slow` run together. The marker's second argument says it for one test."""
-LATER = ("tests/browser/", "tests/chaos/", "tests/dist/", "tests/http/cli/", "tests/ray/", "tests/unit/deploy/")
-"""Folders whose tests start ranks, jobs, pages, Helm or a server each: `make test` runs those that are marked `first`,
-and `make test-slow` the others."""
+LATER = (
+    "tests/browser/",
+    "tests/chaos/",
+    "tests/dist/",
+    "tests/http/cli/",
+    "tests/http/clusters/test_all_joined",
+    "tests/http/clusters/test_gateway_process",
+    "tests/ray/",
+    "tests/unit/deploy/",
+    "tests/unit/workers/data/test_prepare",
+    "tests/unit/workers/data/test_tokenising",
+    "tests/unit/workers/engine/process/test_packages",
+)
+"""Folders and modules whose tests start ranks, jobs, pages, Helm, processes or a server each: `make test` runs those
+that are marked `first`, and `make test-slow` the others."""
 CORE_OF_DIST = (
     "checkpoint/test_damage",
     "checkpoint/test_layouts",

@@ -7,8 +7,6 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 from shoal_workers.version import VERSION
@@ -16,7 +14,6 @@ from shoal_workers.version import VERSION
 SHADOWING = Path(__file__).parents[1] / "kit" / "shadowing"
 
 
-@pytest.mark.first
 def test_the_server_runs_from_the_built_wheel(wheel_python: Path, tmp_path: Path) -> None:
     program = "import shoal_api, shoal_service, shoal_workers as w; print(shoal_api.__file__, shoal_service.__file__)"
     shown = subprocess.run(
@@ -26,7 +23,6 @@ def test_the_server_runs_from_the_built_wheel(wheel_python: Path, tmp_path: Path
     assert all(path.startswith(str(site_packages)) for path in shown.stdout.split())
 
 
-@pytest.mark.first
 def test_the_wheel_has_the_license_the_version_and_the_console_script(wheel_python: Path, tmp_path: Path) -> None:
     """`shoal --version` and the metadata come from one place (shoal_workers/version.py)."""
     program = (
@@ -50,7 +46,6 @@ def test_the_wheel_has_the_license_the_version_and_the_console_script(wheel_pyth
     assert said.stdout == f"shoal {VERSION}\n"
 
 
-@pytest.mark.first
 def test_the_wheel_is_built_from_an_sdist_that_has_what_a_deployment_needs(wheel_python: Path) -> None:
     [sdist] = wheel_python.parents[2].glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -74,5 +69,5 @@ def test_a_user_directory_with_packages_named_like_our_source_roots_works(client
     found = dict(line.text.split(" = ") for line in client.logs(job.id) if " = " in line.text)
     for name in ("api", "service", "workers"):
         assert Path(found[name]).parent.name == name
-        assert "runtime_resources" in found[name], "the copy of the user's directory that Ray unpacked"
+        assert f"/{job.id}-" in found[name], "the job's copy of the user's directory"
     assert found["shoal_workers"].startswith(str(wheel_python.parent.parent))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from kit.plain_conditions import NAMES, matches, random_condition, sort
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.job import JobArchived
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.where.fields import JobDocuments, Source, value_of
-from shoal_service.core.where.language import Selection, parse, parse_columns, parse_order
+from shoal_service.core.where.language import InvalidCondition, Selection, parse, parse_columns, parse_order
 from shoal_service.store import Store, histories, job_lists, submissions
 from shoal_service.store.errors import InvalidCursor, JobNotEnded
 from shoal_service.store.job_lists import FleetQuery
@@ -240,3 +242,48 @@ def test_a_job_that_goes_on_is_no_longer_archived(store: Store, submit: Submit, 
 
 def test_the_names_of_these_tests_are_of_every_source() -> None:
     assert {parse_columns(name)[0].source for name in EVERY_NAME} == set(Source)
+
+
+def test_a_run_that_has_diverged_is_found_by_its_whole_curve(store: Store, submit: Submit, begin: Begin) -> None:
+    curves = {
+        "calm": [4.0, 3.0, 2.0],
+        "spiked": [4.0, 300.0, 2.0],
+        "diverged": [4.0, 30.0, math.nan, math.nan],
+        "silent": [math.nan, math.nan],
+        "late": [math.nan, 3.0, 2.0],
+    }
+    ids = {name: submit(name=name) for name in (*curves, "waits")}
+    for name, losses in curves.items():
+        rest = {
+            "at": 1.0,
+            "grad_norm": 1.0,
+            "lr": 1.0,
+            "tokens_per_s": 1.0,
+            "step_s": 1.0,
+            "world_size": 1,
+            "generation": 1,
+        }
+        points = tuple(SeriesPoint(step=step, loss=loss, **rest) for step, loss in enumerate(losses, start=1))
+        begin(ids[name]).report(series=points)
+    cases = {
+        "max(loss) > 100": ["spiked"],
+        "min(loss) <= 2 and MAX( loss ) < 100": ["calm", "late"],
+        "first(step where loss is nan)": ["diverged"],
+        "first(step where loss is nan) == 3": ["diverged"],
+        "not max(loss) > 0": ["silent", "waits"],
+        "max(val_loss) == null": list(ids),
+    }
+    wrong = {
+        where: names for where, names in cases.items() if set(found(store, where)) != {ids[name] for name in names}
+    }
+    assert wrong == {}
+    page = store.reading(job_lists.page)(
+        limit=10,
+        selection=Selection.parse(
+            "name == 'diverged'", "-max(loss)", "max(loss),first(step where loss is nan)", now=NOW
+        ),
+    )
+    assert page.items[0].values == {"max(loss)": 30.0, "first(step where loss is nan)": 3}
+    for text in ("max(state) > 1", "max(loss > 1", "first(loss) > 1", "max > 1"):
+        with pytest.raises(InvalidCondition):
+            parse(text, NOW)

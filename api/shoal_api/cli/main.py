@@ -5,6 +5,7 @@ tools/cli_page.py reads the same registry and writes docs/reference/cli.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from shoal_api.cli.commands import (
     clusters,
     control,
     export,
+    files,
     inspect,
     join,
     live,
@@ -31,6 +33,7 @@ from shoal_api.cli.commands import (
     submit,
     upkeep,
 )
+from shoal_api.cli.session import DEFAULT_URL, command
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
@@ -38,31 +41,37 @@ _HELP = """Elastic training on Ray: a job survives dead workers and produces the
 """
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Jobs": {
-        "top": live.top,
+    "Every day": {
         "submit": submit.submit,
-        "sweep": submit.sweep,
-        "watch": submit.watch,
         "jobs": inspect.jobs,
         "show": inspect.show,
-        "queue": queue.queue,
-        "priority": queue.priority,
         "logs": inspect.logs,
-        "events": inspect.events,
+        "watch": submit.watch,
+        "top": live.top,
+        "cancel": several.cancel,
+        "retry": control.retry,
+        "queue": queue.queue,
+        "cluster": inspect.cluster,
+    },
+    "Change jobs": {
+        "pause": several.pause,
+        "resume": several.resume,
         "scale": control.scale,
+        "priority": queue.priority,
         "relayout": control.relayout,
         "move": clusters.move,
         "update": control.update,
+        "extend": control.extend,
+        "sweep": submit.sweep,
+        "rename": control.rename,
         "label": control.label,
         "annotate": control.annotate,
-        "pause": several.pause,
-        "resume": several.resume,
-        "cancel": several.cancel,
         "archive": several.archive,
         "unarchive": several.unarchive,
         "delete": upkeep.delete,
-        "extend": control.extend,
-        "retry": control.retry,
+    },
+    "Look into jobs": {
+        "events": inspect.events,
         "workers": inspect.workers,
         "incidents": accounts.incidents,
         "stacks": live.stacks,
@@ -71,12 +80,16 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "goodput": accounts.goodput,
         "parity": accounts.parity,
         "series": accounts.series,
+    },
+    "Checkpoints and models": {
         "checkpoints": inspect.checkpoints,
         "pin": control.pin,
         "verify": control.verify,
         "delete-checkpoint": control.delete_checkpoint,
         "take": control.take,
         "export": export.export,
+        "files": files.files,
+        "fetch": files.fetch,
         "model register": models.register,
         "model list": models.list_models,
         "model get": models.get,
@@ -92,33 +105,12 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "simulate": simulate.simulate,
         "schema": specs.schema,
         "data prepare": specs.prepare,
+        "data show": specs.show,
     },
     "Server": {
         "serve": serve.serve,
-        "join": join.join,
-        "clusters list": clusters.list_clusters,
-        "clusters cordon": clusters.cordon,
-        "clusters uncordon": clusters.uncordon,
-        "clusters label": clusters.label,
-        "clusters remove": clusters.remove,
-        "clusters tokens": clusters.tokens,
-        "cluster": inspect.cluster,
-        "nodes": nodes.nodes,
-        "drain": nodes.drain,
-        "cordon": nodes.cordon,
-        "maintenance list": nodes.list_windows,
-        "maintenance add": nodes.add_window,
-        "maintenance cancel": nodes.cancel_window,
-        "webhooks": inspect.webhooks,
-        "gc": upkeep.gc,
-        "backup": upkeep.backup,
-        "restore": upkeep.restore,
-        "quota list": queue.list_quotas,
-        "quota set": queue.set_quota,
-        "quota delete": queue.delete_quota,
-        "quota list-users": queue.list_users,
-        "quota set-user": queue.set_user,
-        "quota delete-user": queue.delete_user,
+        "demo": check.demo,
+        "doctor": check.doctor,
         "open": access.open_page,
         "login": access.login,
         "logout": access.logout,
@@ -127,9 +119,32 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "token list": access.list_tokens,
         "token revoke": access.revoke,
         "audit": access.audit,
-        "demo": check.demo,
-        "doctor": check.doctor,
+        "webhooks": inspect.webhooks,
+        "gc": upkeep.gc,
+        "backup": upkeep.backup,
+        "restore": upkeep.restore,
         "version": check.version,
+    },
+    "Clusters and quotas": {
+        "join": join.join,
+        "clusters list": clusters.list_clusters,
+        "clusters cordon": clusters.cordon,
+        "clusters uncordon": clusters.uncordon,
+        "clusters label": clusters.label,
+        "clusters remove": clusters.remove,
+        "clusters tokens": clusters.tokens,
+        "nodes": nodes.nodes,
+        "drain": nodes.drain,
+        "cordon": nodes.cordon,
+        "maintenance list": nodes.list_windows,
+        "maintenance add": nodes.add_window,
+        "maintenance cancel": nodes.cancel_window,
+        "quota list": queue.list_quotas,
+        "quota set": queue.set_quota,
+        "quota delete": queue.delete_quota,
+        "quota list-users": queue.list_users,
+        "quota set-user": queue.set_user,
+        "quota delete-user": queue.delete_user,
     },
 }
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
@@ -144,8 +159,19 @@ _GROUPS: dict[str, Callable[..., None]] = {
 _LISTS = {"clusters"}
 """Groups that do something without a further word."""
 _CLASSES = {"submit": submit.ScriptCommand}
-_OTHER_WORDS = ("run", "train", "launch")
-"""Words that are tried for `submit`; each answers with the command that exists."""
+_SUBMIT = "`shoal submit train.py --workers 2` starts a program, and `shoal submit job.yaml` a job spec"
+_LIST = "`shoal jobs` lists the jobs, and `shoal top` displays those that go on, live"
+_STOP = "`shoal cancel JOB` ends a job, and `shoal pause JOB` keeps it for later"
+_WHY = (
+    "`shoal show JOB` says what a job does, what it waits for, or why it failed; `shoal queue` says it of all that wait"
+)
+_OTHER_WORDS = {
+    **dict.fromkeys(("run", "train", "launch"), _SUBMIT),
+    **dict.fromkeys(("ps", "ls", "list"), _LIST),
+    **dict.fromkeys(("stop", "kill"), _STOP),
+    **dict.fromkeys(("status", "why", "describe"), _WHY),
+}
+"""Commands of other tools that people try first, hidden, each with the answer: what Shoal has instead."""
 
 
 def main() -> None:
@@ -168,7 +194,7 @@ def build_app() -> typer.Typer:
         for name, function in commands.items():
             group, _, word = name.rpartition(" ")
             if not group:
-                app.command(name, cls=_CLASSES.get(name), rich_help_panel=panel)(function)
+                app.command(name, cls=_CLASSES.get(name), rich_help_panel=panel, short_help=_short(function))(function)
                 continue
             if group not in groups:
                 lists = group in _LISTS
@@ -178,8 +204,24 @@ def build_app() -> typer.Typer:
             groups[group].command(word)(function)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for word in _OTHER_WORDS:
-        app.command(word, hidden=True, context_settings=anything)(submit.another_word)
+        app.command(word, hidden=True, context_settings=anything)(_suggest)
     return app
+
+
+def _short(function: Callable[..., None]) -> str:
+    """Return the first sentence of a command's help, without its example."""
+    text = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[^.]\.) |: `|; ", text)[0].removesuffix(".")
+
+
+def _suggest(ctx: typer.Context) -> None:
+    """Refuse a command of another tool, and name Shoal's."""
+    from shoal_api.cli.errors import CliError
+
+    with command(DEFAULT_URL, False):
+        raise CliError(
+            f"there is no command {ctx.info_name!r}: {_OTHER_WORDS[str(ctx.info_name)]}", hint="shoal --help"
+        )
 
 
 def _show_version(wanted: bool) -> None:

@@ -130,7 +130,7 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"DELETE /v1/jobs/{job_id}/checkpoints/{name}$", (Kind.CHECKPOINT_KEPT, Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
     (r"POST /v1/jobs/{job_id}/profiles", (Kind.PROFILE_OPEN,)),
     (r"GET /v1/jobs/{job_id}/profiles/{", (Kind.PROFILE_NOT_FOUND,)),
-    (r"GET /v1/jobs/{job_id}/media/{", (Kind.NOT_FOUND,)),
+    (r"GET /v1/jobs/{job_id}/(media|files)/{", (Kind.NOT_FOUND,)),
     (r"GET /v1/(job-export|jobs/{job_id}/series)", (Kind.NOT_ACCEPTABLE,)),
     (r"GET /v1/jobs/{job_id}/stacks", (Kind.REQUEST_CONFLICT, Kind.NOT_READY)),
     (r"POST /v1/models/", (Kind.JOB_NOT_FOUND, Kind.CHECKPOINT_NOT_FOUND, Kind.CHECKPOINT_CONFLICT)),

@@ -2,7 +2,8 @@
 
 Refused before any value is built: more than 1 MiB, aliases (a few lines of YAML can grow without bound), deep nesting,
 too many values, a duplicate key, and values that JSON does not have. The time that this takes is linear in the size.
-Errors name the line if it is known. Called by the HTTP edge, the CLI and the Python client.
+Errors name the line if it is known. `encode` writes a spec as YAML. Called by the HTTP edge, the CLI and
+the Python client.
 """
 
 from __future__ import annotations
@@ -63,6 +64,21 @@ class SpecFormat(StrEnum):
         a subset."""
         kind = hint.partition(";")[0].strip().lower()
         return SpecFormat.JSON if kind.endswith("json") else SpecFormat.YAML
+
+
+class SpecDumper(yaml.SafeDumper):
+    """Puts every text in quotes that SpecLoader, or another reader of YAML, would take for something else."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - an instance variable for the type checker
+        first: [*resolvers, *SpecLoader.yaml_implicit_resolvers.get(first, [])]
+        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+
+def encode(spec: JobSpec) -> str:
+    """Return the spec as YAML, with the keys that differ from their defaults only."""
+    document = spec.model_dump(mode="json", exclude_defaults=True)
+    return yaml.dump(document, Dumper=SpecDumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_text(text: str, spec_format: SpecFormat) -> JobSpec:

@@ -48,7 +48,7 @@ ENDINGS: dict[EndReason, Ending] = {
     EndReason.FINISHED: Ending(JobState.SUCCEEDED, Retry.NEVER, "All steps are done."),
     EndReason.CANCELLED: Ending(JobState.CANCELLED, Retry.NEVER, "Cancelled on request."),
     EndReason.PAUSED: Ending(JobState.PAUSED, Retry.NEVER, "Paused on request; resume continues from its checkpoint."),
-    EndReason.USER_ERROR: Ending(JobState.FAILED, Retry.BUDGET, "The task's own code raised an exception."),
+    EndReason.USER_ERROR: Ending(JobState.FAILED, Retry.BUDGET, "Your code raised an exception."),
     EndReason.NON_FINITE: Ending(JobState.FAILED, Retry.BUDGET, "The loss or the gradient norm is not finite."),
     EndReason.CAPACITY_TIMEOUT: Ending(
         JobState.FAILED, Retry.NEVER, "The cluster did not offer elasticity.min_workers within elasticity.wait_s."
@@ -85,7 +85,9 @@ ENDINGS: dict[EndReason, Ending] = {
 
 _MISTAKEN = "The task cannot be trained as it is."
 """Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
-_OF_SCRIPTS = {"exit_status": "The script has failed."}
+REPEATED = "repeated_end"
+"""Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
+_OF_SCRIPTS = {"exit_status": "The script has failed.", REPEATED: "The script has failed."}
 """The same for mistakes that only a script makes."""
 
 
@@ -127,24 +129,27 @@ def decide_retry(
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
+    if mistake == REPEATED:
+        return RetryDecision(False, True, f"{words} No other attempt: it would end in the same way again.")
     if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,
             True,
-            f"{words} No other attempt: no step was completed since "
-            + (f"the last failure (step {record.last_step})." if record.failures else "the start."),
+            f"{words} Not retried: "
+            + (
+                f"it failed again at step {record.last_step} without progress."
+                if record.failures
+                else "no step was completed."
+            ),
         )
     if record.failures >= record.max_failures:
-        return RetryDecision(
-            False, True, f"{words} No other attempt: retry.max_failures {record.max_failures} is used up."
-        )
-    since = f"the job completed {count_text(step - record.last_step, 'step')}"
-    since += " after the last failure" if record.failures else ""
+        return RetryDecision(False, True, f"{words} Not retried: retry.max_failures {record.max_failures} is used up.")
+    since = f"{count_text(step - record.last_step, 'step')} completed" + (" since the last" if record.failures else "")
     if step <= record.last_step:
-        since = "it had run for a minute or more"
+        since = "after a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Another attempt follows, from the newest checkpoint, since {since}. It is retry "
-        f"{record.failures + 1} of at most {record.max_failures} (retry.max_failures).",
+        f"{words} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
+        f"{since}.",
     )

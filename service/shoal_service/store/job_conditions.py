@@ -35,7 +35,7 @@ from shoal_service.core.where.language import (
     Relation,
 )
 from shoal_service.store.database import Transaction
-from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places
+from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places, series
 
 _Sql = ColumnElement[Any]
 _SPEC = (
@@ -73,7 +73,8 @@ def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) ->
     for row in tx.execute(select(job_labels).where(job_labels.c.job_num.in_(nums))):
         labels[row.job_num][row.key] = row.value
     found = {}
-    query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position")).where(jobs.c.num.in_(nums))
+    over_steps = [_over_steps(field).label(field.name) for field in columns if field.source is Source.SERIES]
+    query = select(jobs, _SPEC.label("spec"), _QUEUE.label("queue_position"), *over_steps).where(jobs.c.num.in_(nums))
     for row in tx.execute(query):
         job = JobDocuments(
             columns=dict(row._mapping),
@@ -184,6 +185,8 @@ class _Values:
                 return true()
             case Source.QUEUE:
                 return _QUEUE.is_not(None)
+            case Source.SERIES:
+                return _over_steps(field).is_not(None)
             case Source.LABEL:
                 return _label(field.path[0]).is_not(None)
             case Source.STATUS | Source.SETTING:
@@ -205,7 +208,7 @@ class _Values:
             case Source.STATUS | Source.SETTING:
                 is_text = self._json_type(field) == ("text" if self._is_sqlite else "string")
                 value = case((is_text, self._json_value(field)))
-            case Source.ARCHIVED | Source.QUEUE:
+            case Source.ARCHIVED | Source.QUEUE | Source.SERIES:
                 raise AssertionError(f"{field.name} is not a text")
             case _:
                 assert_never(field.source)
@@ -217,6 +220,8 @@ class _Values:
                 return jobs.c[field.path[0]]
             case Source.QUEUE:
                 return _QUEUE
+            case Source.SERIES:
+                return _over_steps(field)
             case Source.LABEL:
                 label = _label(field.path[0])
                 return case((label.regexp_match(LABEL_NUMBER), cast(label, Double)))
@@ -271,3 +276,16 @@ def _label(name: str) -> _Sql:
         .correlate(jobs)
         .scalar_subquery()
     )
+
+
+def _over_steps(field: Field) -> _Sql:
+    """The value over all steps of a row of `jobs`. A step whose value is not finite has NULL, as has one of a script
+    that has not reported it, so `first` looks behind the first value only. Reads every step of the job."""
+    function, name = field.path
+    column, of_job = series.c[name], series.c.job_num == jobs.c.num
+    if function != "first":
+        value = func.max(column) if function == "max" else func.min(column)
+        return select(value).where(of_job).correlate(jobs).scalar_subquery()
+    begins = select(func.min(series.c.step)).where(of_job, column.is_not(None)).correlate(jobs).scalar_subquery()
+    where = (of_job, column.is_(None), series.c.step > begins)
+    return select(func.min(series.c.step)).where(*where).correlate(jobs).scalar_subquery()

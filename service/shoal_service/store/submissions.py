@@ -153,7 +153,7 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
     if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
     if job.state.ended and not _only_describes(changes):
-        raise JobEnded(job_id, job.state, "be changed, except its labels and annotations")
+        raise JobEnded(job_id, job.state, "be changed, except its name, labels and annotations")
     if job.deleting:
         raise RequestConflict(job_id, job.state, "be changed: it is being deleted")
     stored = read_spec(tx, job.num, job.spec_version)
@@ -172,7 +172,7 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
         edit = JobEdit(tx, job, now)
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
-        edit.set(spec_version=version, priority=after.priority)
+        edit.set(spec_version=version, name=after.name, priority=after.priority)
         if changes.model_fields_set != {"worker"}:
             edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
         if after.worker.cluster != before.worker.cluster:
@@ -331,10 +331,7 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
     if changes.parallelism is not None:
         data["parallelism"] = changes.model_dump(mode="json")["parallelism"]
-    if changes.priority is not None:
-        data["priority"] = changes.priority
-    if changes.finish_by is not None:
-        data["finish_by"] = changes.finish_by
+    data |= changes.model_dump(mode="json", include={"name", "priority", "finish_by"}, exclude_none=True)
     if changes.stop is not None:
         data["stop"] = changes.stop.model_dump(mode="json")
     if changes.worker is not None:
@@ -367,7 +364,7 @@ def _matches(if_match: str, etag: str) -> bool:
 def _only_describes(changes: JobPatch) -> bool:
     """Whether the request names nothing on which scheduling or training depends, so that a job that has ended can have
     it too."""
-    return bool(changes.model_fields_set) and changes.model_fields_set <= {"labels", "annotations"}
+    return bool(changes.model_fields_set) and changes.model_fields_set <= {"name", "labels", "annotations"}
 
 
 def merged_labels(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

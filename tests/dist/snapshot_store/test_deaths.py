@@ -39,7 +39,8 @@ class _Writer:
             self.source = SnapshotSource(generation=1, world_size=1, step=1, parts=(endpoint,))
 
     def end(self) -> int:
-        self.process.terminate()  # which it does not handle; a warm process is waited for then
+        self.process.terminate()
+        self.process.wait()  # before its input ends, at which it would close its store
         self.process.communicate()
         return self.process.returncode
 

@@ -79,13 +79,13 @@ def test_they_are_those_of_plain_torch_at_any_world_size(make_job: Any, world_si
     _assert_as_in_plain_torch(*_run(make_job, "job", fully_sharded(world_size), **SPEC), SPEC)
 
 
-@pytest.mark.cells(2)
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [2, 1])
 def test_they_are_those_of_plain_torch_at_any_size_and_however_they_are_written(make_job: Any, world_size: int) -> None:
     spec = {**SPEC, "model": {"kinds": ["sized"]}}
     _assert_as_in_plain_torch(*_run(make_job, "job", fully_sharded(world_size), **spec), spec)
 
 
+@pytest.mark.slow
 def test_they_survive_the_death_of_a_rank_and_are_the_same_on_a_new_one(make_job: Any) -> None:
     """With what the model computes from its initial weights, which no checkpoint holds."""
     job = make_job(memory=True, **SPEC)
@@ -106,6 +106,7 @@ def test_they_survive_the_death_of_a_rank_and_are_the_same_on_a_new_one(make_job
     _assert_as_in_plain_torch(job, group, SPEC)
 
 
+@pytest.mark.slow
 def test_they_survive_the_death_of_all_workers(make_job: Any) -> None:
     job = make_job(**{**SPEC, "checkpoint": {"every_steps": 3}})
     workers = job.workers(3)
@@ -122,6 +123,7 @@ def test_they_survive_the_death_of_all_workers(make_job: Any) -> None:
     _assert_as_in_plain_torch(job, fresh, SPEC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -137,6 +139,7 @@ def test_they_are_those_of_plain_torch_in_any_layout(make_job: Any, layout: Layo
     _assert_as_in_plain_torch(*_run(make_job, "job", layout, **STAGED), STAGED)
 
 
+@pytest.mark.slow
 def test_in_deterministic_mode_they_have_the_same_bits_at_every_world_size(make_job: Any) -> None:
     spec = {**SPEC, "deterministic": True}
     (one, one_workers), (three, three_workers) = (_run(make_job, f"w{n}", fully_sharded(n), **spec) for n in (1, 3))

@@ -79,7 +79,7 @@ def test_nodes_and_jobs_show_their_cluster_only_if_there_are_several(two: Any, s
     lines = {line.split()[0]: line for line in shoal("jobs").out.splitlines()}
     assert " default " in lines[first.id] and " west " in lines[second.id]
     assert " west " in shoal("nodes").out
-    assert "west, as the spec says" in shoal("show", second.id).out
+    assert "west (from the spec)" in shoal("show", second.id).out
     assert "west" in shoal("cluster").out
     known = two.cluster.view
     nodes, clusters = known.nodes[:1], known.clusters[:1]

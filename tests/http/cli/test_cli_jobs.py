@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -338,3 +339,44 @@ def test_webhooks_are_listed(shoal: Any, service: Any) -> None:
     [shown] = shoal("webhooks", job.id, "--json").json()
     assert (shown["hook"], shown["receiver"]) == ("job/0", "https://example.org")
     assert "nothing sent yet" in shoal("webhooks", job.id).out
+
+
+def test_the_spec_of_a_job_is_printed_as_yaml_and_can_be_submitted(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job(
+        name="source", user="ada", optimizer={"lr": 1e-7}, labels={"lr": "1e-7", "at": "12:30", "on": "yes"}
+    )
+    text = shoal("show", job.id, "--spec").out
+    assert "lr: 1.0e-07" in text and "schedule" not in text and "checkpoint" not in text, "a default is not printed"
+    (tmp_path / "again.yaml").write_text(text)
+    again = shoal("submit", str(tmp_path / "again.yaml"), "--json").json()
+    assert again["spec"] == shoal("show", job.id, "--json").json()["spec"]
+
+
+def test_a_job_is_renamed_also_after_its_end(shoal: Any, service: Any) -> None:
+    job = service.add_job(name="before")
+    service.train(job)
+    service.finish(job)
+    assert shoal("rename", job.id, "after").out.split()[:2] == [job.id, "after"]
+    assert [one["name"] for one in shoal("jobs", "--search", "after", "--json").json()] == ["after"]
+    assert "to version 2: name" in shoal("events", job.id).out
+    assert shoal("rename", "after", "not a name").code == 2
+
+
+def test_no_match_is_not_said_as_no_jobs(shoal: Any, service: Any) -> None:
+    assert "no jobs; `shoal submit SPEC`" in shoal("jobs").out
+    service.add_job(name="only")
+    for option in (
+        ("--where", "lr > 5"),
+        ("--state", "FAILED"),
+        ("--search", "other"),
+        ("--where", "lr > 5", "--columns", "lr"),
+    ):
+        assert shoal("jobs", *option).out.strip() == "no job matches", option
+
+
+def test_the_page_of_a_job_has_groups(shoal: Any, service: Any) -> None:
+    job = service.add_job(name="grouped")
+    service.train(job)
+    lines = ["", *(line.strip() for line in shoal("show", job.id).out.splitlines())]
+    heads = [line.split()[0] for before, line in itertools.pairwise(lines) if line and not before]
+    assert heads == ["id", "state", "step", "workers"]

@@ -16,8 +16,6 @@ from shoal_service.store import archives, credentials
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
-pytestmark = pytest.mark.first
-
 
 def _ended(service: Any, reason: EndReason, *steps: int) -> Any:
     job = service.add_job(retry={"max_failures": 0})

@@ -18,8 +18,6 @@ from shoal_service.store import archives, histories
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
-pytestmark = pytest.mark.first
-
 RUNNING = JobStatus(state=JobState.RUNNING, attempt=1, workers=4, desired_workers=4, step=1, total_steps=100)
 
 
@@ -286,3 +284,32 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
     thread = threading.Thread(target=play)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("ps", "ls", "list"), "shoal jobs"),
+        (("stop", "kill"), "shoal cancel JOB"),
+        (("status", "why", "describe"), "shoal show JOB"),
+    ],
+)
+def test_commands_of_other_tools_are_answered_with_the_command(
+    shoal: Any, words: tuple[str, ...], command: str
+) -> None:
+    answers = {word: shoal(word, "job-1", "-f") for word in words}
+    assert [word for word, ran in answers.items() if ran.code != 2 or f"`{command}`" not in ran.err] == []
+
+
+def test_a_job_like_another_has_its_spec_and_its_code_with_a_change(shoal: Any, service: Any, script: Path) -> None:
+    first = shoal(
+        "submit", "train.py", "--workers", "2", "--set", "finish_by=4e9", "--json", "--", "--lr", "3e-4"
+    ).json()
+    ran = shoal("submit", "--like", first["id"], "--set", "script.args=[--lr, '1.5e-4']", "--name", "half", "--json")
+    spec = ran.json()["spec"]
+    assert spec["script"]["args"] == ["--lr", "1.5e-4"] and ran.json()["name"] == "half"
+    assert spec["code"] == first["spec"]["code"] and spec["elasticity"] == first["spec"]["elasticity"]
+    assert spec["finish_by"] is None, "a deadline is that of the first job"
+    refused = shoal("submit", "train.py", "--like", first["id"])
+    assert refused.code == 2 and "was given two of them" in refused.err
+    assert shoal("submit", "--like", "no-such-job").code == 4

@@ -13,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kit.device import ON_GPU
 
 _HERE = Path(__file__).parent
 _END_S = 60.0
+_DYING_S = 5.0
 
 
 class Zygote:
@@ -34,15 +36,18 @@ class Zygote:
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if ON_GPU:
             self.environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, str(_HERE / "zygote.py"), self._address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self.environment,
-            start_new_session=True,
-        )
+        self._errors = Path(self._folder.name) / "errors"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, str(_HERE / "zygote.py"), self._address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=self.environment,
+                start_new_session=True,
+            )
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
+        assert self._process.stdout.readline() == b"ready\n", self._errors.read_text()
 
     @property
     def is_alive(self) -> bool:
@@ -57,7 +62,12 @@ class Zygote:
             socket.send_fds(connection, [request], [null.fileno(), null.fileno(), 2])
             pid = connection.recv(32)
         if not pid.isdigit():
-            raise ConnectionError(f"the zygote (exit status {self._process.poll()}) answers {pid!r} in place of a pid")
+            with suppress(subprocess.TimeoutExpired):  # it closes its connections before it has ended
+                self._process.wait(_DYING_S)
+            raise ConnectionError(
+                f"the zygote (exit status {self._process.poll()}) answers {pid!r} in place of a pid. "
+                f"Its errors: {self._errors.read_text() or 'none'}"
+            )
         return int(pid)
 
     def close(self) -> None:

@@ -104,8 +104,10 @@ class Zygote:
         pidfd = os.pidfd_open(pid)
         self.poll.register(pidfd, select.POLLIN)
         self.children[pidfd] = pid, None if request.is_detached else connection
-        with suppress(OSError):
+        try:
             connection.send(str(pid).encode())
+        except OSError as error:  # the client is dead, else `Zygote.start` shows this line
+            print(f"no answer to the request for process {pid}: {error!r}", file=sys.stderr, flush=True)
         if request.is_detached:
             connection.close()
         else:

@@ -42,7 +42,7 @@ def continue_in_a_new_job(person: Person, service: Service) -> None:
 def extend(person: Person, service: Service) -> None:
     person.search("small-rate")
     person.click("Extend")
-    person.fill("Steps in all", "400")
+    person.fill("Total steps", "400")
     person.sees("to step 400", "#dialog-words")
     person.click("Extend")
     person.sees("QUEUED", "#title")
@@ -52,7 +52,7 @@ def extend(person: Person, service: Service) -> None:
 def stop_the_bad_half(person: Person, service: Service) -> None:
     person.fill("Where", 'sweep.name == "rates" and loss > 2.5')
     person.sees("4 of 4", "#range")
-    person.click("Choose all that match")
+    person.click("Select all")
     person.click("Cancel", "#deeds")
     person.click("Cancel 4")
     person.waits_until_closed()
@@ -63,7 +63,7 @@ def stop_the_bad_half(person: Person, service: Service) -> None:
 def cancel_runaways(person: Person, service: Service) -> None:
     person.fill("Where", "loss > 10 and step > 1000")
     person.sees("3 of 3", "#range")
-    person.click("Choose all that match")
+    person.click("Select all")
     person.click("Cancel", "#deeds")
     person.click("Cancel 3")
     person.waits_until_closed()
@@ -74,7 +74,7 @@ def cancel_runaways(person: Person, service: Service) -> None:
 def archive_old_ones(person: Person, service: Service) -> None:
     person.fill("Where", "ended < now - 30d")
     person.sees("4 of 4", "#range")
-    person.click("Choose all that match")
+    person.click("Select all")
     person.click("Archive", "#deeds")
     person.click("Archive 4")
     person.sees("No job matches.", "#none")
@@ -85,7 +85,7 @@ def archive_old_ones(person: Person, service: Service) -> None:
 def label_many(person: Person, service: Service) -> None:
     person.fill("Where", 'label.study == "warmup"')
     person.sees("10 of 10", "#range")
-    person.click("Choose all that match")
+    person.click("Select all")
     person.click("Label", "#deeds")
     person.fill("Labels", "paper=2026")
     person.click("Label 10")
@@ -128,7 +128,7 @@ def start_a_sweep(person: Person, service: Service) -> None:
     person.click("Start a sweep")
     person.fill("What they try", "optimizer.lr: 1e-4, 3e-4, 1e-3\nseed: 1, 2")
     person.sees("6 jobs.", "#verdict")
-    person.fill("At one time", "2")
+    person.fill("Max concurrent", "2")
     person.click("Start")
     person.sees("2 at most", "#rules")
 

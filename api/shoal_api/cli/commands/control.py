@@ -1,5 +1,5 @@
-"""Commands that change a job or its checkpoints: scale, relayout, update, extend, retry, label, annotate; pin, verify
-and delete a checkpoint.
+"""Commands that change a job or its checkpoints: scale, relayout, update, extend, retry, label, annotate, rename; pin,
+verify and delete a checkpoint.
 
 `scale` and `relayout` print what the change will do, the others the state after it. Labels and annotations are written
 as for `kubectl`: NAME=VALUE sets, NAME- removes. `several.py` has those that may change many jobs at once.
@@ -62,7 +62,7 @@ def relayout(
     ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree.")] = 1,
     dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model.")] = 1,
     schedule: Annotated[str, typer.Option("--schedule", help="Pipeline schedule: 1f1b, zbv, ... or auto.")] = "auto",
-    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto.")] = "auto",
+    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, none, or auto.")] = "auto",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -372,6 +372,21 @@ def annotate(
 
         given = changes_of("annotate", changes or [])
         _change_keys(session, job, JobPatch(annotations=given) if given else None, "annotations")
+
+
+def rename(
+    job: JobArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, and inner dashes, dots, underscores.")],
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give a job another name, also one that has ended. Its id stays."""
+    with command(url, as_json) as session:
+        from shoal_service.views import JobPatch
+
+        with session.open_client() as client:
+            view = client.patch(session.job_id(client, job), JobPatch(name=name))
+        session.output.document(view, lambda: f"{view.id}  {view.name}  {view.status.state}")
 
 
 def changes_of(verb: str, texts: Sequence[str]) -> dict[str, str | None]:

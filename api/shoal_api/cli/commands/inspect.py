@@ -65,12 +65,12 @@ def jobs(
 ) -> None:
     """List jobs, newest first. Conditions, orders and columns can use all settings, metrics and labels."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.jobs import columns_table, fields_table, jobs_table
+        from shoal_api.cli.render.jobs import fields_table, jobs_table
 
         with session.open_client() as client:
             if fields:
-                names = client.job_fields()
-                session.output.document(names, lambda: fields_table(names))
+                known = client.job_fields()
+                session.output.document(known, lambda: fields_table(known))
                 return
             asked: dict[str, Any] = {
                 "state": _states(state or []),
@@ -89,10 +89,9 @@ def jobs(
             if files:
                 return
             found = list(client.jobs(**asked, limit=limit or _SHOWN))
-        names_of = [one.strip() for one in columns.split(",") if one.strip()]
-        session.output.document(
-            found, lambda: columns_table(found, names_of) if names_of else jobs_table(found, time.time())
-        )
+        names = [name.strip() for name in columns.split(",") if name.strip()]
+        has_filter = any((state, project, user, label, search, where))
+        session.output.document(found, lambda: jobs_table(found, time.time(), names, has_filter=has_filter))
 
 
 def _export(session: Session, client: Client, path: Path, format: str, asked: dict[str, Any]) -> None:
@@ -116,14 +115,25 @@ def _export(session: Session, client: Client, path: Path, format: str, asked: di
     session.output.say(f"{count_text(num_jobs, 'job')} in {path}")
 
 
-def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+def show(
+    job: JobArgument,
+    spec: Annotated[
+        bool, typer.Option("--spec", help="Its spec as YAML: only what differs from the defaults.")
+    ] = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
     """Show a job: state, progress, loss, and what it waits for or why it failed."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.jobs import job_page
+        from shoal_service.control.spec_io import encode
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
             view = client.job(job_id)
+            if spec:
+                session.output.document(view.spec, lambda: encode(view.spec).rstrip())
+                return
             series = [] if as_json else client.series(job_id)
             several = not as_json and len(client.clusters()) > 1
         session.output.document(view, lambda: job_page(view, series, time.time(), several_clusters=several))

@@ -79,7 +79,9 @@ def submit(
     priority: Annotated[
         int | None, typer.Option("--priority", min=-1000, max=1000, help="Higher gets workers first.")
     ] = None,
-    project: Annotated[str | None, typer.Option("--project", help="Whose share of the cluster the job uses.")] = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Project whose quota the job counts against.")
+    ] = None,
     user: Annotated[
         str | None, typer.Option("--user", help="Whose job it is; without it the spec's, or your login name.")
     ] = None,
@@ -91,11 +93,15 @@ def submit(
             help="Go on from a checkpoint of this job, the newest one without a step; a script from its files.",
         ),
     ] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="JOB", help="Instead of SPEC: the spec and the code of this job.")
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
     """Submit a job: `shoal submit job.yaml`, or a script without a spec: `shoal submit train.py --workers 2:8 -- --lr
-    3e-4`, `shoal submit -m package.train`, `shoal submit -- torchrun --nproc-per-node 2 train.py`.
+    3e-4`, `shoal submit -m package.train`, `shoal submit -- torchrun --nproc-per-node 2 train.py`; or another job with
+    a change: `shoal submit --like JOB --set optimizer.lr=1e-4`.
 
     With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled.
     """
@@ -108,8 +114,9 @@ def submit(
         options |= {"elasticity.min_workers": least, "elasticity.max_workers": most, "elasticity.standby": standby}
         options |= {"worker.gpus": gpus, "worker.cpus": cpus}
         options |= {"script.launcher": launcher, "script.grace_s": grace}
-        document = _document(session, words or (), module, assignments or (), options)
         with session.open_client() as client:
+            spec = None if like is None else _spec_like(session, client, like, has_program=bool(words or module))
+            document = _document(session, words or (), module, assignments or (), options, spec)
             if from_ is not None:
                 document["continue_from"] = _origin(session, client, from_)
             if dry_run:
@@ -127,21 +134,43 @@ def submit(
         _finish(session, ended, one_line=follow)
 
 
+def _spec_like(session: Session, client: Client, reference: str, *, has_program: bool) -> dict[str, Any]:
+    """Return the spec of a job for a new one. The deadline and the user are those of the first job only."""
+    from shoal_api.cli.errors import CliError
+
+    if has_program:
+        raise CliError("submit takes a SPEC, a SCRIPT or --like JOB, and was given two of them", hint="leave one out")
+    spec = client.job(session.job_id(client, reference)).spec
+    document = spec.model_dump(mode="json", exclude_defaults=True, exclude={"finish_by", "user"})
+    if spec.continue_from is not None:
+        document["continue_from"] = spec.continue_from.model_dump(include={"job", "step"}, exclude_none=True)
+    return document
+
+
 def _document(
-    session: Session, words: Sequence[str], module: str | None, assignments: Sequence[str], options: dict[str, Any]
+    session: Session,
+    words: Sequence[str],
+    module: str | None,
+    assignments: Sequence[str],
+    options: dict[str, Any],
+    spec: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the valid spec that the command line names or stands for. Raises CliError, SpecError."""
+    """Return the valid spec that the command line names or stands for. `spec`: that of `--like`. Raises CliError,
+    SpecError."""
     from shoal_api.cli.doors import is_loop, refuse_function_as_task
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.program import code_directory, read_program, spec_of
-    from shoal_api.cli.spec_file import completed, load_spec
+    from shoal_api.cli.spec_file import apply_overrides, completed, load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec
 
-    program = read_program(words, module)
+    program = None if spec is not None else read_program(words, module)
     if program is None:
-        document = load_spec(words[0], assignments)
+        document = load_spec(words[0], assignments) if spec is None else apply_overrides(spec, assignments)
         if "script" not in document and any(options[key] is not None for key in ("script.launcher", "script.grace_s")):
-            raise CliError(f"{words[0]} has no script, so --launcher and --grace change nothing", hint="leave them out")
+            raise CliError(
+                f"{words[0] if words else 'the job'} has no script, so --launcher and --grace change nothing",
+                hint="leave them out",
+            )
         document = completed(document, (), options)
     else:
         if program.config_file is not None:
@@ -224,18 +253,6 @@ class ScriptCommand(TyperCommand):
             if option is not None and has_script and hasattr(error, "message"):
                 error.message += f". Arguments of the script come after --: shoal submit train.py -- {option}"
             raise
-
-
-def another_word(ctx: typer.Context) -> None:
-    """Named by the words that people try first: there is one command that starts programs."""
-    from shoal_api.cli.errors import CliError
-
-    with command(DEFAULT_URL, False):
-        raise CliError(
-            f"there is no command {ctx.info_name!r}: `shoal submit train.py --workers 2` starts a program, and "
-            "`shoal submit job.yaml` a job spec",
-            hint="shoal submit --help; docs/porting.md",
-        )
 
 
 def watch(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

@@ -53,9 +53,16 @@ _SPARKLINE_WIDTH = 40
 _TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
 
 
-def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
+def jobs_table(
+    jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = (), *, has_filter: bool = False
+) -> Table | Text:
+    """The jobs, with these columns if there are any."""
     if not jobs:
-        return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
+        return Text("no job matches" if has_filter else "no jobs; `shoal submit SPEC` creates one", style="dim")
+    return _columns_table(jobs, columns) if columns else _plain_table(jobs, now)
+
+
+def _plain_table(jobs: Sequence[JobSummary], now: float) -> Table:
     several = in_several_clusters(jobs)
     where = ("cluster",) if several else ()
     columns = ("project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
@@ -74,10 +81,7 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     return table
 
 
-def columns_table(jobs: Sequence[JobSummary], columns: Sequence[str]) -> Table | Text:
-    """The jobs with the values that the user has asked for."""
-    if not jobs:
-        return Text("no job matches", style="dim")
+def _columns_table(jobs: Sequence[JobSummary], columns: Sequence[str]) -> Table:
     table = new_table("id", "name", "state", *columns)
     for job in jobs:
         values = [job.values.get(_plain_name(name)) for name in columns]
@@ -198,29 +202,28 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
-    rows: list[tuple[str, Any]] = [
+    identity: list[tuple[str, Any]] = [
         ("id", job.id),
         ("name", job.name),
         ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
         ("labels", ", ".join(f"{name}={value}" for name, value in job.spec.labels.items())),
         ("annotations", "\n".join(f"{name}: {text}" for name, text in job.spec.annotations.items())),
-        ("state", state),
         ("command", command_text(job.spec.program) if job.spec.program is not None else ""),
+        ("goes on from", _origin(job)),
+        ("code", _code(job)),
+    ]
+    progress: list[tuple[str, Any]] = [
+        ("state", state),
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
-        ("goes on from", _origin(job)),
         ("queue", place_text(job.queue, now) if job.queue is not None else ""),
         ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
         ("note", status.note),
-        (
-            "workers",
-            worker_bar(status.workers, status.desired_workers)
-            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
-        ),
-        ("", held_back_text(job)),
-        ("layout", status.layout),
-        *(("", _proof(proof)) for proof in status.proofs),
-        ("code", _code(job)),
+        ("created", clock(job.created_at)),
+        ("started", clock(job.started_at) if job.started_at else ""),
+        ("ended", clock(job.ended_at) if job.ended_at else ""),
+    ]
+    training: list[tuple[str, Any]] = [
         ("step", step_text(job)),
         ("loss", _loss(job, series)),
         ("validation", _validation(job)),
@@ -231,6 +234,16 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         (unit, f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
         ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else now_unknown),
+    ]
+    workers: list[tuple[str, Any]] = [
+        (
+            "workers",
+            worker_bar(status.workers, status.desired_workers)
+            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
+        ),
+        ("", held_back_text(job)),
+        ("layout", status.layout),
+        *(("", _proof(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
         ("a dead worker", _worker_loss(job)),
@@ -238,15 +251,15 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("incidents", f"{status.incidents}, {steps_lost_text(job)}" if status.incidents else ""),
         ("goodput", _goodput(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
-        ("created", clock(job.created_at)),
-        ("started", clock(job.started_at) if job.started_at else ""),
-        ("ended", clock(job.ended_at) if job.ended_at else ""),
     ]
     page = Table.grid(padding=(0, 2))
     page.add_column(style="dim")
     page.add_column(overflow="fold")
-    for label, value in rows:
-        if str(value):
+    for rows in (identity, progress, training, workers):
+        filled = [(label, value) for label, value in rows if str(value)]
+        if filled and page.row_count:
+            page.add_row()
+        for label, value in filled:
             page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
         page.add_row("failure", Text(status.failure.sentence, style="red"))
@@ -325,7 +338,7 @@ def _cluster(job: JobView) -> str:
     if wanted == ANY_CLUSTER:
         return there or "any"
     if there in ("", wanted):
-        return f"{wanted}, as the spec says"
+        return f"{wanted} (from the spec)"
     return f"{there}; the spec says {wanted}"
 
 

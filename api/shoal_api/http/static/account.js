@@ -28,7 +28,7 @@ $("make").addEventListener("submit", async (event) => {
 
 request("/v1/whoami").then((found) => {
   me = found;
-  $("me").replaceChildren(...facts([["Name", me.name], ["Role", me.role], ["Projects", me.projects ? me.projects.join(", ") : "all"], ["User of your jobs", me.user || "as the spec says"], ["Token", me.token_id || "of the OIDC issuer"], ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)]]));
+  $("me").replaceChildren(...facts([["Name", me.name], ["Role", me.role], ["Projects", me.projects ? me.projects.join(", ") : "all"], ["Jobs run as", me.user || "user in the spec"], ["Token", me.token_id || "of the OIDC issuer"], ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)]]));
   $("permissions").replaceChildren(...me.permissions.map((name) => element("li", element("code", name))));
   const has = me.permissions.includes("tokens:own");
   $("tokens-part").hidden = !has;

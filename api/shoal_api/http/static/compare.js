@@ -5,6 +5,7 @@ import { Live } from "./live.js";
 import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { positions, smooth } from "./columns.js";
+import { plot } from "./plot.js";
 import { flat } from "./differences.js";
 import { colours, onThemeChange, PALETTE } from "./theme.js";
 
@@ -53,6 +54,7 @@ async function judge(id, against, cell) {
 }
 
 const verdict = (parity) => !parity.steps_compared ? "no step in common" : parity.bit_identical ? `the same bits in ${whole(parity.steps_compared)} steps`
+  : !parity.within_tolerance && !parity.steps_over_tolerance ? `equal in ${whole(parity.steps_compared)} steps, and ${whole(parity.steps_only_in_job + parity.steps_only_in_against)} only one has`
   : `${parity.within_tolerance ? "parity" : "different"}: by ${number(parity.max_rel_diff, 2)} at most, in ${whole(parity.steps_compared)} steps`;
 
 function showSpecs() {
@@ -72,12 +74,12 @@ function draw() {
     return ROWS.map(([name, title], place) => ({ type: "scatter", mode: name === "val_loss" ? "lines+markers" : "lines", name: `${job.name} ${title}`, x, yaxis: place ? `y${place + 1}` : "y",
       y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : series[name], connectgaps: true, marker: { size: 4 }, line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" }, hovertemplate: "%{y:.5g}" }));
   });
-  const layout = { height: 760, margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 }, showlegend: false, hovermode: "x", hoversubplots: "axis",
+  const layout = { height: 760, showlegend: false, hovermode: "x", hoversubplots: "axis",
     uirevision: axis, xaxis: { title: { text: axis === "time" ? "seconds since the start" : axis }, anchor: `y${ROWS.length}`, gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: colour.dim, spikedash: "solid" } };
   let top = 1;
   ROWS.forEach(([, title, share], place) => {
     layout[`yaxis${place ? place + 1 : ""}`] = { domain: [Math.max(0, top - share), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: $("log").checked && place < 2 ? "log" : "linear" };
     top -= share + 0.02;
   });
-  window.Plotly.react($("chart"), traces, layout, { responsive: true, displaylogo: false });
+  plot("chart", traces, layout);
 }

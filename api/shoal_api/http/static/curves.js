@@ -4,6 +4,7 @@ import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
 import { number, plural, seconds, unitOf, words } from "./format.js";
 import { positions, shares, smooth, stepAt } from "./columns.js";
+import { plot } from "./plot.js";
 import { bands } from "./bands.js";
 import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
 
@@ -45,8 +46,7 @@ export class Curves {
     const when = (at) => axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
     const names = namesOf(series), weight = Number($("smoothing").value);
     const traces = [...this.values(series, x(series), colour), ...metricTraces(series, names, x(series), weight, colour, (place) => axisName(ROWS.length + place)), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
-    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job), series), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
-      .then((chart) => this.listen(chart));
+    plot("curves", traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job), series)).then((chart) => this.listen(chart));
   }
 
   values(series, x, colour) {
@@ -70,7 +70,7 @@ export class Curves {
 
   layout(axis, { shapes, labels }, colour, names, unit, series) {
     const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS.map(([title, share], index) => [`${title.replace("tokens", unit)}${isSilent(series, index) ? "<br>not reported" : ""}`, share]), ...names.map((name) => [name, SHARE])];
-    const layout = { height: HEIGHT * whole, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
+    const layout = { height: HEIGHT * whole, margin: { l: 58, r: 12, t: 24, b: 40 },
       showlegend: false, hovermode: "x", hoversubplots: "axis", hoverlabel: { font: { size: 11 }, namelength: -1 }, dragmode: "zoom", uirevision: axis, shapes, annotations: labels,
       xaxis: { title: { text: axis === "time" ? "" : axis.replace("tokens", unit) }, anchor: axisName(rows.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
         spikethickness: 1, spikecolor: colour.dim, spikedash: "solid", ...(axis === "time" ? { type: "date" } : {}) } };

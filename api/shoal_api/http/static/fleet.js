@@ -60,8 +60,8 @@ function show(fleet) {
   const productive = fleet.goodput.reduce((sum, bin) => sum + bin.productive, 0), total = fleet.goodput.reduce((sum, bin) => sum + bin.total, 0);
   $("totals").replaceChildren(...facts([
     ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
-    ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput of the last day", total ? percent(productive / total) : "–"],
-    ["Requested, last day", seconds(total)]]));
+    ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput, last 24 h", total ? percent(productive / total) : "–"],
+    ["Worker time requested (24 h)", seconds(total)]]));
   $("exposure").textContent = fleet.exposure;
   $("exposure").hidden = !fleet.exposure;
   const alive = fleet.nodes.filter((node) => node.alive);

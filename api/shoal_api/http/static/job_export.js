@@ -18,5 +18,5 @@ export function showExports(view, ids) {
     link.setAttribute("aria-disabled", String(!fits));
     link.textContent = ids.length ? `Export ${ids.length} as ${name}` : `Export ${name}`;
   }
-  $("export-words").textContent = fits ? "" : `A file has at most ${MOST} chosen jobs. Choose none, and it has all that match.`;
+  $("export-words").textContent = fits ? "" : `A file has at most ${MOST} chosen jobs. Clear the selection to export all jobs that match.`;
 }

@@ -22,7 +22,6 @@ export function showHead(job, shown) {
   $("way-out").textContent = wayOut(status);
   $("way-out").hidden = !wayOut(status);
   $("incidents-card").hidden = !status.attempt;
-  $("next").hidden = !ENDED.has(status.state);
   fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
   const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];
   fillFacts("facts", about);
@@ -63,7 +62,7 @@ function queue({ queue: place, spec }) {
   const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
   const holders = (place?.holders ?? []).flatMap((id, index) => [...(index ? [", "] : []), element("a", id, { href: `/jobs/${encodeURIComponent(id)}` })]);
   return [...(place ? [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)]] : []), ["Wants at least", wants], ["Priority", spec.priority],
-    ...(holders.length ? [["Who holds what it waits for", element("span", holders)]] : [])];
+    ...(holders.length ? [["Waiting for", element("span", holders)]] : [])];
 }
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.
 function where({ spec, status }, clusters) {

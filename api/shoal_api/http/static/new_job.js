@@ -12,14 +12,14 @@ export const submitNew = async (text) => { location.href = jobPage((await reques
 export async function newJobWords(text, before, same) {
   const found = await request("/v1/specs/validate", { method: "POST", body: text, type: "application/yaml" });
   if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
-  const changes = differences(before, submittable(found.spec)), rest = `${origin(found.spec)} This job stays as it is.`;
+  const changes = differences(before, submittable(found.spec)), rest = `${origin(found.spec)} This job is not changed.`;
   return changes.length ? `A new job is submitted with ${plural(changes.length, "change")}. ${rest}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}` : `${same} ${rest}`;
 }
 
 // What its training begins with.
 function origin({ continue_from: from, init_from: file }) {
-  if (from) return `It begins with ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.`;
-  return file ? `It begins with the weights of ${file}.` : "It begins with the first step.";
+  if (from) return `It starts from ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.`;
+  return file ? `It starts with the weights of ${file}.` : "It starts at step 0.";
 }
 
 // A deadline is that of the first run, and where the checkpoint of another job lies is found anew.

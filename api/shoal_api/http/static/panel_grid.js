@@ -68,7 +68,7 @@ export class PanelGrid {
     const toggle = (label, text, field) => { const made = act(label, text, () => { spec[field] = !spec[field]; made.setAttribute("aria-pressed", String(spec[field])); }); made.setAttribute("aria-pressed", String(Boolean(spec[field]))); return made; };
     const name = element("h3", title, { class: "grip", title: "Drag to move" });
     const head = element("div", [name, element("span", [act("Move before", "‹", () => this.move(spec, -1)), act("Move after", "›", () => this.move(spec, 1)), act("Change width", "↔", () => { spec.width = spec.width % MAX_WIDTH + 1; }),
-      act("Change height", "↕", () => { spec.height = spec.height % MAX_HEIGHT + 1; }), toggle("Log axis", "log", "log_y"), ...(spec.kind === "lines" ? [toggle("Without outliers", "98%", "no_outliers")] : []), act("Remove", "×", () => { const { panels } = this.workspace.state; panels.splice(panels.indexOf(spec), 1); })], { class: "acts" })], { class: "panel-head" });
+      act("Change height", "↕", () => { spec.height = spec.height % MAX_HEIGHT + 1; }), toggle("Log axis", "log", "log_y"), ...(spec.kind === "lines" ? [toggle("Hide outliers", "98%", "no_outliers")] : []), act("Remove", "×", () => { const { panels } = this.workspace.state; panels.splice(panels.indexOf(spec), 1); })], { class: "acts" })], { class: "panel-head" });
     const section = element("section", [head, panel.body, this.corner(spec)], { class: "panel", "data-kind": spec.kind, "data-y": spec.y });
     this.grip(name, spec, section);
     return { panel, section };

@@ -1,6 +1,7 @@
 // Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0031). Few curves are drawn
 // as smooth strokes of the canvas instead, where they are seen one by one. Coordinates are those of the image.
 const SMOOTH = 6000;  // points that are drawn as strokes, at most
+const DOT = 4;  // pixels of a curve that has one point
 
 export class Raster {
   constructor(context, width, height) {
@@ -28,18 +29,22 @@ export class Raster {
       context.beginPath(); context.strokeStyle = colour; context.lineWidth = (wide ? 2.2 : 1.3) * (devicePixelRatio || 1);
       for (let at = from; at < to; at += 1) if (ys[at] === ys[at]) context.lineTo(left + place.x(xs[at]), top + place.y(ys[at]));
       context.stroke();
-      if (to - from === 1) context.fillRect(left + place.x(xs[from]) - 2, top + place.y(ys[from]) - 2, 4, 4);
+      const only = onlyPoint(ys, from, to);
+      context.fillStyle = colour;
+      if (only >= 0) context.fillRect(left + place.x(xs[only]) - DOT / 2, top + place.y(ys[only]) - DOT / 2, DOT, DOT);
     }
     context.restore();
   }
 
   polyline({ xs, ys, from, to }, { logX, logY, x0, y1, kx, ky }, ink, wide) {
+    const only = onlyPoint(ys, from, to);
     let lastX = NaN, lastY = NaN;
     for (let at = from; at < to; at += 1) {
       const value = ys[at];
       if (value !== value) continue;
       const x = ((logX ? Math.log10(xs[at]) : xs[at]) - x0) * kx, y = (y1 - (logY ? Math.log10(value) : value)) * ky;
       if (lastX === lastX) this.segment(lastX, lastY, x, y, ink, wide);
+      else if (at === only) for (let row = -DOT / 2; row < DOT / 2; row += 1) this.segment(x - DOT / 2, y + row, x + DOT / 2, y + row, ink, false);
       lastX = x; lastY = y;
     }
   }
@@ -62,6 +67,17 @@ export class Raster {
       x += stepX; y += stepY;
     }
   }
+}
+
+// The index of the only value of a line; -1 if it has none or several.
+export function onlyPoint(ys, from, to) {
+  let only = -1;
+  for (let at = from; at < to; at += 1) {
+    if (ys[at] !== ys[at]) continue;
+    if (only >= 0) return -1;
+    only = at;
+  }
+  return only;
 }
 
 // The part of a segment that lies in the image (Liang and Barsky, 1984); null: none.

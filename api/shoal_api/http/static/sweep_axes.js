@@ -3,6 +3,7 @@
 // coordinates need WebGL, which many machines lack.
 import { $ } from "./dom.js";
 import { number } from "./format.js";
+import { plot } from "./plot.js";
 import { colours } from "./theme.js";
 
 const TIERS = 9, WIDEST_RATIO = 30, AXIS_PX = 96;
@@ -30,9 +31,9 @@ export function drawAxes(jobs, columns, most) {
     line: { width: key === 0 ? 2.5 : many ? 1 : 2, color: key < 0 ? colour.line : shade(key / (TIERS - 1)), dash: key < 0 ? "dot" : "solid" }, opacity: key < 0 || !many ? 1 : 0.75, marker: { size: many ? 3 : 6 } }));
   const ends = axes.flatMap((axis, place) => [[axis.low, 0, "top"], [axis.high, 1, "bottom"]].map(([text, y, anchor]) => ({ x: place, y, text: short(String(text ?? "–"), 13), showarrow: false, yanchor: anchor, font: { size: 11, color: colour.dim } })));
   $("chart").style.minWidth = `${axes.length * AXIS_PX}px`;
-  window.Plotly.react($("chart"), traces, { height: 430, margin: { l: 46, r: 46, t: 26, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 12 }, showlegend: false, annotations: ends, hovermode: "closest",
+  plot("chart", traces, { height: 430, margin: { l: 46, r: 46, t: 26, b: 40 }, showlegend: false, annotations: ends, hovermode: "closest",
     xaxis: { tickvals: axes.map((_, place) => place), ticktext: axes.map((axis) => short(axis.title, 14) + (axis.isLog ? " (log)" : "")), range: [-0.25, axes.length - 0.75], gridcolor: colour.dim, gridwidth: 1.5, zeroline: false, fixedrange: true, tickangle: 0 },
-    yaxis: { visible: false, range: [-0.14, 1.14], fixedrange: true } }, { responsive: true, displaylogo: false });
+    yaxis: { visible: false, range: [-0.14, 1.14], fixedrange: true } }, 12);
   $("chart").setAttribute("aria-label", `Parallel axes of ${jobs.length} jobs: ${axes.map((axis) => `${axis.title} from ${axis.low} to ${axis.high}`).join(", ")}. The table below has the values.`);
 }
 

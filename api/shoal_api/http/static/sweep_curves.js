@@ -3,6 +3,7 @@
 import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage } from "./api.js";
 import { moment, number, percent, plural } from "./format.js";
+import { plot } from "./plot.js";
 import { colours, PALETTE } from "./theme.js";
 
 const HIGHLIGHTED = 3;
@@ -26,7 +27,7 @@ export function drawCurves(found, jobs) {
   const traces = Object.entries(lines).filter(([, line]) => line.x.length).map(([kind, line]) => ({ ...line, type: "scatter", mode: "lines", name: kind, connectgaps: false, line: { color: kinds[kind][0], width: kinds[kind][1], dash: kinds[kind][2] }, opacity: kind === "others" ? 0.6 : 1, hovertemplate: "%{text}: %{y:.5g}<extra></extra>" }));
   const ended = known.filter((one) => byId.get(one.id).reason === "pruned");
   if (ended.length) traces.push({ type: "scatter", mode: "markers", name: "pruned here", x: ended.map((one) => axis === "time" ? one.at.at(-1) - begin : one.step.at(-1)), y: ended.map((one) => one.value.at(-1)), text: ended.map((one) => byId.get(one.id).name), marker: { symbol: "x", size: 7, color: colour.bad }, hovertemplate: "%{text} was pruned: %{y:.5g}<extra></extra>" });
-  plot("curves-chart", traces, { height: 380, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: axis === "time" ? "seconds since the first step" : "step" }, gridcolor: colour.line, zeroline: false }, yaxis: { type: $("log").checked ? "log" : "linear", gridcolor: colour.line, zeroline: false } }, colour);
+  plot("curves-chart", traces, { height: 380, hovermode: "closest", showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: axis === "time" ? "seconds since the first step" : "step" }, gridcolor: colour.line, zeroline: false }, yaxis: { type: $("log").checked ? "log" : "linear", gridcolor: colour.line, zeroline: false } });
   $("curves-chart").setAttribute("aria-label", `Curves of ${plural(known.length, "job")}${ended.length ? `, ${ended.length} pruned` : ""}`);
   $("curves-words").textContent = `${plural(known.length, "job")} with values${ended.length ? `, ${ended.length} pruned (×)` : ""}${found.steps_per_point > 1 ? `; each point is the mean of ${found.steps_per_point} steps` : ""}.`;
 }
@@ -38,14 +39,14 @@ export function drawBest(found, jobs) {
   const last = Math.max(best.at(-1).at, ...found.jobs.flatMap((one) => one.at.slice(-1)));
   const points = [...best, { ...best.at(-1), at: last }];
   plot("best-chart", [{ type: "scatter", mode: "lines+markers", line: { shape: "hv", color: colour.done, width: 2 }, marker: { size: 5 }, x: points.map((one) => new Date(one.at * 1000)), y: points.map((one) => one.value), text: points.map((one) => names.get(one.job) ?? one.job), hovertemplate: "%{text}: %{y:.5g}<extra></extra>" }],
-    { height: 260, showlegend: false, xaxis: { gridcolor: colour.line }, yaxis: { gridcolor: colour.line, zeroline: false } }, colour);
+    { height: 260, showlegend: false, hovermode: "closest", xaxis: { gridcolor: colour.line }, yaxis: { gridcolor: colour.line, zeroline: false } });
   const top = best.at(-1);
   $("best-words").replaceChildren("The best so far is ", element("b", number(top.value)), ", of ", link(names.get(top.job) ?? top.job, jobPage(top.job)), `, since ${moment(top.at)}.`);
   $("best-chart").setAttribute("aria-label", `Best value so far: ${number(best[0].value)} at first, ${number(top.value)} now`);
 }
 
 export function showInfluences({ influences }) {
-  $("influence-words").textContent = influences.length ? "Share of the order of the jobs that one parameter explains by itself, less what chance gives." : "At least four jobs with values are needed, and more jobs than values of a parameter.";
+  $("influence-words").textContent = influences.length ? "How well each parameter alone predicts the ranking, corrected for chance. Unreliable below about 10 jobs." : "At least four jobs with values are needed, and more jobs than values of a parameter.";
   fill("influences", influences.map((one) => {
     const bar = element("progress", null, { max: 1, value: one.share, "aria-label": `Influence of ${one.label}` });
     return row([element("td", said(one.label), { class: "title" }), element("td", [bar]), percent(one.share), direction(one), plural(one.num_values, "value"), plural(one.num_jobs, "job")]);
@@ -56,8 +57,4 @@ function direction({ direction: value }) {
   if (value === null) return "–";
   if (Math.abs(value) < 0.2) return "neither way";
   return `${value < 0 ? "higher is better" : "lower is better"} (${number(value, 2)})`;
-}
-
-function plot(id, traces, layout, colour) {
-  window.Plotly.react($(id), traces, { margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 }, hovermode: "closest", ...layout }, { responsive: true, displaylogo: false, displayModeBar: innerWidth > 640 ? "hover" : false });
 }

@@ -23,7 +23,7 @@ onThemeChange(draw);
 for (const name of ["over", "log"]) $(name).addEventListener("input", draw);
 $("most").addEventListener("input", draw);
 $("measure").addEventListener("input", readSweep);
-$("stop").addEventListener("click", () => ask({ title: `Stop the sweep ${sweep.name}`, confirm: "Stop it", words: async () => `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`, send: stop }));
+$("stop").addEventListener("click", () => ask({ title: `Stop the sweep ${sweep.name}`, confirm: "Stop sweep", words: async () => `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`, send: stop }));
 setUpStart();
 request("/v1/whoami").then((me) => { may = new Set(me.permissions); $("new").hidden = !may.has("jobs:submit"); showRules(); });
 
@@ -69,8 +69,8 @@ function showRules() {
   if (!sweep) return;
   const { limit, prune, warmup_steps: warmup, reduction } = rules;
   $("sweep-title").textContent = `${sweep.name} in ${sweep.project}`;
-  fill("rules", facts([...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]), ["Pruned", whole(pruned().length)], ["At one time", limit === null ? "no limit" : `${limit} at most`],
-    ["Pruning", prune === null ? "none" : prune === "median" ? `median, from step ${warmup}` : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`]]));
+  fill("rules", facts([...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]), ["Pruned", whole(pruned().length)], ["Max concurrent", limit === null ? "no limit" : whole(limit)],
+    ["Pruning", prune === null ? "off" : prune === "median" ? `median, from step ${warmup}` : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`]]));
   $("stop").hidden = !running().length || !may.has("jobs:change");
 }
 

@@ -2,12 +2,13 @@
 import { $, element } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { PALETTE, colours, onThemeChange } from "./theme.js";
+import { plot } from "./plot.js";
 import { ENDED } from "./states.js";
 import { bytes, number, percent, plural, seconds, words } from "./format.js";
 
 const PACE_MS = 10_000;
 const MAX_LINES = 16;
-const NAMES = { busy: "busy, not waiting for other ranks", cpu_cores: "CPUs busy", memory_bytes: "memory", gpu_busy: "GPU busy", gpu_memory_bytes: "GPU memory", gpu_celsius: "GPU temperature", gpu_watts: "GPU power",
+const NAMES = { busy: "busy (not waiting)", cpu_cores: "CPUs busy", memory_bytes: "memory", gpu_busy: "GPU busy", gpu_memory_bytes: "GPU memory", gpu_celsius: "GPU temperature", gpu_watts: "GPU power",
   received_bytes_s: "network, received by the machine", sent_bytes_s: "network, sent by the machine", read_bytes_s: "disk, read", written_bytes_s: "disk, written" };
 const SHARES = ["busy", "data", "forward", "backward", "communication", "optimizer", "snapshot", "other", "gpu_busy"];
 
@@ -50,14 +51,13 @@ export class System {
     if (isEmpty) return $("system-width").replaceChildren();
     const colour = colours(), times = at.map((one) => new Date(one * 1000)), scale = scaleOf(metric, values);
     $("system-width").replaceChildren(`means over ${seconds(width)}; pale is ${said(metric, scale[0])}, strong is ${said(metric, scale[1])}`);
-    const layout = (height, more) => ({ height, margin: { l: 60, r: 10, t: 8, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 }, xaxis: { type: "date", gridcolor: colour.line }, ...more });
-    const options = { responsive: true, displaylogo: false, displayModeBar: innerWidth > 640 ? "hover" : false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
-    window.Plotly.react($("system-map"), [{ type: "heatmap", x: times, y: ranks.map((rank) => `rank ${rank}`), z: values, text: values.map((row) => row.map((value) => said(metric, value))), hovertemplate: "%{y}, %{x}: %{text}<extra></extra>",
+    const layout = (height, more) => ({ height, margin: { l: 60, r: 10, t: 8, b: 34 }, xaxis: { type: "date", gridcolor: colour.line }, ...more });
+    plot("system-map", [{ type: "heatmap", x: times, y: ranks.map((rank) => `rank ${rank}`), z: values, text: values.map((row) => row.map((value) => said(metric, value))), hovertemplate: "%{y}, %{x}: %{text}<extra></extra>",
       // without a gap, and with a colour bar, Plotly sets an inline style, which the policy forbids
       ygap: ranks.length > 64 ? 0.01 : 1, hoverongaps: false, colorscale: [[0, colour.card], [1, colour.run]], zmin: scale[0], zmax: scale[1], showscale: false }],
-    layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), { yaxis: { autorange: "reversed", type: "category", showgrid: false } }), options);
+    layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), { yaxis: { autorange: "reversed", type: "category", showgrid: false } }));
     const lines = shownRows(this.answer).map(({ name, row }, index) => ({ type: "scatter", mode: times.length > 60 ? "lines" : "lines+markers", name, x: times, y: row, line: { color: PALETTE[index % PALETTE.length], width: 1.4 }, text: row.map((value) => said(metric, value)), hovertemplate: `${name}: %{text}<extra></extra>` }));
-    window.Plotly.react($("system-lines"), lines, layout(260, { hovermode: "x", legend: { orientation: "h", y: -0.2 }, yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" } }), options);
+    plot("system-lines", lines, layout(260, { hovermode: "x", legend: { orientation: "h", y: -0.2 }, yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" } }));
   }
 }
 

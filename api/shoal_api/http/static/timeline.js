@@ -36,7 +36,7 @@ const GETS = new Set(["start", "grow"]);
 // "2 from a; 3 free workers: b had left 2 of them".
 function partners(one) {
   const named = (flows, between) => flows.flatMap((flow, index) => [index ? ", " : "", `${whole(flow.workers)} ${between}`, link(flow.name, jobPage(flow.job))]);
-  if (one.kind === "lost" || one.kind === "recovered") return ["nobody: the grant stays"];
+  if (one.kind === "lost" || one.kind === "recovered") return ["-"];
   const gets = GETS.has(one.kind), free = gets ? plural(one.free, "free worker") : `${whole(one.free)} ${one.free === 1 ? "is" : "are"} free`;
   const traced = gets ? one.freed_by : one.taken_by;
   return [...named(one.others, gets ? "from " : "to "), ...(one.others.length && one.free ? ["; "] : []), ...(one.free ? [free] : []),

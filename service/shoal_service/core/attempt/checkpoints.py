@@ -124,8 +124,8 @@ def waits_for(state: Attempt) -> str:
     """What the attempt waits for, for people. The text stays the same while the storage fails in the same way."""
     root, current = state.config.checkpoint_root, state.current
     if isinstance(current, (Opening, FallingBack)) and current.search.error:
-        return f"the checkpoint storage {root} is away and is asked again: {current.search.error}"
-    return f"looks for the newest checkpoint in {root}"
+        return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
+    return f"looking for checkpoints in {root}"
 
 
 def _search_overdue(state: Attempt, search: Search, now: float) -> str:

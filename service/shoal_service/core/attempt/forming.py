@@ -41,8 +41,8 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
     their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
-        rest = "waiting for capacity" if state.target.granted < minimum else "waiting for the granted ones to start"
-        return Decision(False, f"{num_workers} of at least {count_text(minimum, 'worker')} ready; {rest}")
+        rest = "waiting for capacity" if state.target.granted < minimum else "the others are starting"
+        return Decision(False, f"{num_workers} of {count_text(minimum, 'worker')} ready; {rest}")
     if now < state.budgets.form_not_before:
         fruitless = count_text(state.budgets.fruitless, "re-formation")
         failed = count_text(state.budgets.last_saves, "save")
@@ -109,6 +109,8 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         _newest_url(state),
         hangs.collective_timeout_s(state),
     )
+    node_ids = [info.node_id for info in infos]
+    node_ranks = {node_id: number for number, node_id in enumerate(dict.fromkeys(node_ids))}
     for rank, (worker, buddy) in enumerate(zip(chosen, choice.buddies, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
@@ -117,6 +119,8 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             life=state.life,
             generation=generation,
             rank=rank,
+            node_rank=node_ranks[node_ids[rank]],
+            local_rank=node_ids[:rank].count(node_ids[rank]),
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,

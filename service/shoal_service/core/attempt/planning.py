@@ -73,7 +73,9 @@ def consider(turn: Turn) -> None:
             if failure.mistake == LAYOUT_REFUSED and forming.proof_refused(turn, failure.message):
                 forming.plan_next(turn)
                 return
-            turn.end(EndReason.USER_ERROR, failure.sentence, failure)
+            if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
+                failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
+            turn.end(EndReason.USER_ERROR, failure.sentence + scripts.early_ends(turn.state, decision.exits), failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{verdict.words_of_error(decision.exits[0])} ({decision.reason})"
@@ -102,7 +104,10 @@ def consider(turn: Turn) -> None:
         case Outcome.LOST:
             if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
                 _exclude_source(turn)
-            _re_form(turn)
+            if turn.target.is_script and (failure := scripts.repeated_end(turn)) is not None:
+                turn.end(EndReason.USER_ERROR, failure.message, failure)
+            else:
+                _re_form(turn)
         case _:
             assert_never(decision.outcome)
 

@@ -153,13 +153,14 @@ class JobArchived(JobEvent):
 
 
 class JobPatched(JobEvent):
-    """A user changed the spec; of an ended job only labels and annotations. `generation.settings` says when training
-    follows."""
+    """A user changed the spec; of an ended job only name, labels and annotations. `generation.settings` says when
+    training follows."""
 
     type: ClassVar[str] = "job.patched"
     severity: ClassVar[Severity] = Severity.INFO
 
     spec_version: int
+    name: str | None = None
     elasticity: dict[str, int | float] | None = None
     """Only the keys that were changed."""
     parallelism: Literal["auto"] | ParallelismSpec | None = None

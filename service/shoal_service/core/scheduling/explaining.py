@@ -105,7 +105,7 @@ def start_words(entry: Entry, flows: Flows, where: str = "") -> str:
         return f"{needs}; preempts {names_of(entry.donors)} {right}."
     flowing = flows.got.get(job.job_id)
     if not flowing:
-        return f"{needs}, which were free."
+        return f"{needs}."
     givers = tuple(flow.giver.job.job_id for flow in flowing)
     return f"{needs}; {names_of(givers)} {_gives(givers)} workers."
 
@@ -498,15 +498,15 @@ def room_words(plan: Plan, entry: Entry, rooms: Sequence[tuple[Shape, int]]) -> 
     """Why the job's minimum fits into no cluster now, by the room in each that could hold it."""
     job, [(first, room), *others] = entry.job, rooms
     needs = f"Needs {count_text(job.min_workers, 'worker')} of {entry.shape.words} each"
-    minima = "the rest is at the minima of running jobs"
-    helps = f"A priority above {job.priority} may preempt, more nodes help always."
+    helps = f"Raise the priority above {job.priority} to preempt jobs, or add nodes."
     if others:
         spans = spans_words(job, [room for _, room in rooms])
-        return f"{needs}; {_rooms(rooms)} can be had by shrinking others, {minima}{spans}. {helps}{_closed(plan, job)}"
+        freed = f"{_rooms(rooms)} can be freed by shrinking other jobs to their minimum"
+        return f"{needs}; {freed}{spans}. {helps}{_closed(plan, job)}"
     where = in_cluster(plan, first.cluster)
     if where and job.cluster:
         helps = f"{helps} With worker.cluster: any it may start elsewhere."
-    return f"{needs}; {room} can be had{where} by shrinking others, {minima}. {helps}{_closed(plan, job)}"
+    return f"{needs}; {room} can be freed{where} by shrinking other jobs to their minimum. {helps}{_closed(plan, job)}"
 
 
 def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:

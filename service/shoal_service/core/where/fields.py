@@ -3,6 +3,8 @@
     state, loss, created ...          facts of the job: `FACTS`
     metric.NAME, val.NAME             the task's own metrics in the newest step, and in the newest validation
     label.NAME, annotation.NAME       labels and annotations
+    max(loss), min(val_loss) ...      the largest and the smallest value over all steps of a column of `SERIES`
+    first(step where loss is nan)     the first step after a finite value whose value is not finite
     optimizer.lr, model.dim ...       any setting of the spec, by its path; the last key alone if only one path ends so
 
 `field_named` finds a name, and refuses others with the names that are near. `value_of` reads a field from the documents
@@ -33,6 +35,7 @@ class Source(StrEnum):
     STATUS = "status"
     SETTING = "setting"
     LABEL = "label"
+    SERIES = "series"
 
 
 class Kind(StrEnum):
@@ -56,7 +59,7 @@ class Field:
     name: str
     source: Source
     path: tuple[str, ...]
-    """Name of the column, path of keys in the document, or name of the label."""
+    """Name of the column, path of keys in the document, name of the label, or function and column of the series."""
     kind: Kind
     meaning: str = ""
     default: int | None = None
@@ -142,6 +145,8 @@ _FAMILIES: Mapping[str, tuple[Source, tuple[str, ...], Kind]] = {
     "annotation": (Source.SETTING, ("annotations",), Kind.TEXT),
 }
 """First part of a name whose other parts the user has chosen."""
+SERIES = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
+"""Columns of the series that max, min and first read."""
 _TIMES = {("finish_by",)}
 _MOST_SHOWN = 5
 
@@ -168,6 +173,13 @@ def field_named(parts: tuple[str, ...]) -> Field:
     raise UnknownName(name, f"there is no {name!r}{_near(name)}")
 
 
+def series_field(name: str, function: str, column: str) -> Field:
+    """Return the field for a function over all steps. Raises UnknownName if the series has no such column."""
+    if column not in SERIES:
+        raise UnknownName(name, f"{function} reads {', '.join(SERIES)}, not {column!r}")
+    return Field(name, Source.SERIES, (function, column), Kind.NUMBER)
+
+
 def all_names() -> tuple[str, ...]:
     """The names that every job may have: facts, then paths of settings."""
     return (*FACTS, *(".".join(path) for path in setting_kinds()))
@@ -178,6 +190,8 @@ def value_of(field: Field, job: JobDocuments) -> Any:
     match field.source:
         case Source.COLUMN:
             return None if job.columns[field.path[0]] == "" else job.columns[field.path[0]]
+        case Source.SERIES:
+            return job.columns[field.name]
         case Source.ARCHIVED:
             return job.archived
         case Source.QUEUE:

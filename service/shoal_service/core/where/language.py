@@ -7,6 +7,7 @@
               | NAME (== | != | < | <= | > | >=) literal
               | NAME (~ | contains) "text"          holds the text, in upper or lower case
               | NAME ["not"] in (literal, ...)
+                instead of NAME also max(loss), min(loss), first(step where loss is nan)
     literal   : "text" | 'text' | 1e-3 | 7d | true | false | null | now | now - 7d | 2026-11-20 | 2026-11-20T08:00Z
 
 A job without a value matches no comparison but `!=` and `== null`: `!=` is the opposite of `==`, and `not` of what
@@ -24,7 +25,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TypeAlias
 
-from shoal_service.core.where.fields import Field, Kind, Source, UnknownName, field_named
+from shoal_service.core.where.fields import Field, Kind, Source, UnknownName, field_named, series_field
 from shoal_workers.contract.job import JobState
 
 MAX_LENGTH = 2000
@@ -207,13 +208,20 @@ def _separated(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _field_at(text: str, at: int, name: str) -> Field:
-    match = _NAME.fullmatch(name)
-    if match is None:
+    if _NAME.fullmatch(name) is None and _OVER_STEPS.fullmatch(name) is None:
         raise InvalidCondition(text, at, len(name), f"{name[:80]!r} is not a name, such as loss or optimizer.lr")
     try:
-        return field_named(_parts(name))
+        return _field_of(name)
     except UnknownName as error:
         raise InvalidCondition(text, at, len(name), error.message) from None
+
+
+def _field_of(name: str) -> Field:
+    match = _OVER_STEPS.fullmatch(name)
+    if match is None:
+        return field_named(_parts(name))
+    function = match["function"] or "first"
+    return series_field(name, function.lower(), match["column"] or match["nan"])
 
 
 class _Token(StrEnum):
@@ -223,6 +231,9 @@ class _Token(StrEnum):
     NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[A-Za-z_]*"
     TEXT = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
     MARK = r"==|!=|<=|>=|&&|\|\||[=<>~()\[\],!+-]"
+    OVER_STEPS = (
+        r"(?i:(?P<function>max|min)\(\s*(?P<column>\w+)\s*\)|first\(\s*step\s+where\s+(?P<nan>\w+)\s+is\s+nan\s*\))"
+    )
     NAME = (
         r"[A-Za-z_][A-Za-z0-9_]*"
         r"(?:\.(?:\"[^\"\\]+\"|[A-Za-z0-9_](?:[A-Za-z0-9_/-]*[A-Za-z0-9_])?))*"
@@ -231,6 +242,7 @@ class _Token(StrEnum):
 
 
 _NAME = re.compile(_Token.NAME.value)
+_OVER_STEPS = re.compile(_Token.OVER_STEPS.value)
 _TOKENS = [(kind, re.compile(kind.value)) for kind in _Token]
 _SPACE = re.compile(r"\s*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -301,7 +313,7 @@ class _Reader:
         self._num += 1
         if self._num > _MAX_COMPARISONS:
             raise self.wrong(f"more than {_MAX_COMPARISONS} comparisons")
-        if self.token.kind is not _Token.NAME or self.token.text.lower() in _RESERVED:
+        if self.token.kind not in (_Token.NAME, _Token.OVER_STEPS) or self.token.text.lower() in _RESERVED:
             raise self.wrong("expected a name, such as loss, state, label.team or optimizer.lr")
         name = self._next()
         field = self._field(name)
@@ -326,7 +338,7 @@ class _Reader:
 
     def _field(self, name: _Found) -> Field:
         try:
-            return field_named(_parts(name.text))
+            return _field_of(name.text)
         except UnknownName as error:
             raise InvalidCondition(self._text, name.at, len(name.text), error.message) from None
 

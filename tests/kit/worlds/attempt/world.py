@@ -193,7 +193,9 @@ class World(Commanded):
         group = self.group()
         return bool(group) and len(group) == group[0].run.world_size and not any(p.is_stuck or p.fenced for p in group)
 
-    def leave(self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None) -> None:
+    def leave(
+        self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None, *, has_output: bool = False
+    ) -> None:
         assert worker.run is not None
         worker_exit = WorkerExit(
             generation=worker.run.generation,
@@ -203,6 +205,7 @@ class World(Commanded):
             error=error,
             snapshot_parts=self.held_on(worker.node_id),
             at=self.now,
+            has_output=has_output,
             is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
         )
         self.left.add((worker.index, worker.run.generation))

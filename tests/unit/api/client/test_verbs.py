@@ -51,6 +51,8 @@ METHODS = {
     "POST /v1/jobs/{job_id}/take": "take",
     "GET /v1/jobs/{job_id}/parity": "parity",
     "GET /v1/jobs/{job_id}/lineage": "lineage",
+    "GET /v1/jobs/{job_id}/files": "files",
+    "GET /v1/jobs/{job_id}/files/{name}": "save_file",
     "GET /v1/jobs/{job_id}/media": "media",
     "GET /v1/jobs/{job_id}/media/{file}": "media_file",
     "GET /v1/jobs/{job_id}/system": "system",

@@ -145,8 +145,7 @@ def test_the_reason_of_a_start_is_in_the_history_of_the_job(store: Store) -> Non
         async with bench.running():
             [started] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.state"]
             assert (
-                started.data["message"] == "Starts with 2 workers of 1 CPU (1 to 2), which were free."
-                and started.data["workers"] == 2
+                started.data["message"] == "Starts with 2 workers of 1 CPU (1 to 2)." and started.data["workers"] == 2
             )
 
     run(main())

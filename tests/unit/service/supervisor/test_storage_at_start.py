@@ -14,7 +14,7 @@ def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown() -> N
         bench.catalog.is_away = True
         bench.start()
         await bench.clock.advance(6.0)
-        assert "is away and is asked again: OSError: the storage does not answer" in bench.status.message
+        assert "does not answer and is asked again: OSError: the storage does not answer" in bench.status.message
         assert bench.status.deadline == 1000.0 + bench.config.spec.checkpoint.wait_s
         assert bench.events() == ["checkpoint.storage_away"] and bench.fleet.starts == []
         bench.catalog.is_away = False

@@ -501,6 +501,9 @@ class Health:
     """Ids of the workers whose exit status was reported last. Several witnesses, and a supervisor after a restart, may
     ask for the same one, and each is reported once."""
     crash: Crash | None = None
+    program_end: Crash | None = None
+    """The last end of a script that no lost worker explains, counted like a crash; see scripts.py. None: there was no
+    such end, or the script has made progress since."""
     losses: tuple[NodeLoss, ...] = ()
     """Recent losses of workers, by which nodes are suspected."""
     suspected: dict[str, float] = field(default_factory=dict)

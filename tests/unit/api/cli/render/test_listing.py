@@ -132,7 +132,9 @@ def test_what_a_script_has_not_reported_reads_so_and_its_command_is_shown() -> N
         "desired_workers": 2,
         "incidents": 1,
     }
-    rows = dict(line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), (), NOW)) if "  " in line)
+    rows = dict(
+        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), (), NOW)) if "  " in line.strip()
+    )
     assert rows["command"].strip() == "train.py --note 'a b', as by torchrun"
     for name in ("step", "loss", "tokens/s", "ETA"):
         assert rows[name].strip() == "not reported", name
@@ -153,7 +155,7 @@ def test_what_a_script_has_reported_is_shown_and_a_series_may_have_gaps() -> Non
         "steps_lost": 1,
     }
     rows = dict(
-        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), points, NOW)) if "  " in line
+        line.split(maxsplit=1) for line in _shown(100, job_page(_script(**status), points, NOW)) if "  " in line.strip()
     )
     assert (rows["step"].strip(), rows["tokens/s"].strip()) == ("3", "not reported")
     assert rows["loss"].split() == ["2.0000", "█▅▁"]

@@ -88,7 +88,7 @@ def test_a_job_without_incidents_names_none() -> None:
 
 
 def test_what_a_job_does_beside_its_steps_is_named_once() -> None:
-    note, message = "tokenising 45 % (1 of 2 MiB)", "0 of at least 2 workers ready; waiting for capacity"
+    note, message = "tokenising 45 % (1 of 2 MiB)", "0 of 2 workers ready; waiting for capacity"
     starting = job(state=JobState.STARTING, note=note, message=message)
     assert doing(starting) == (note, message)
     assert note in text_of(starting, []) and message in text_of(starting, [])

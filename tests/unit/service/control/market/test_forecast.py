@@ -24,7 +24,7 @@ def test_a_job_with_room_starts_at_once() -> None:
     found = forecast(market([], nodes(4.0)), SPEC, (), decide, NOW)
     assert found.workers is not None and 2 <= found.workers <= 4
     assert (found.position, found.expected_at) == (None, NOW)
-    assert "which were free" in found.reason
+    assert found.reason == "Starts with 4 workers of 1 CPU (2 to 4)."
 
 
 def test_a_job_without_room_waits_behind_the_queue_for_those_that_hold_it() -> None:

@@ -402,7 +402,7 @@ def lives_of(
 
 COMMON = {
     "phases": [HypothesisPhase.explicit, HypothesisPhase.generate],  # hypothesis shrinks histories too slowly
-    "max_examples": 6,
+    "max_examples": 4,
     "stateful_step_count": 50,
     "deadline": None,
     "database": None,

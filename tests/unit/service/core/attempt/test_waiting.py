@@ -29,7 +29,7 @@ def test_the_status_states_what_it_waits_for_and_until_when(new_world: NewWorld)
     world = waiting(new_world)
     status = status_of(world.state, Readings(), spec_version=1, now=world.now)
     assert status.state is JobState.WAITING and status.reason == "min_workers_unreachable"
-    assert status.message == "2 of at least 3 workers ready; waiting for the granted ones to start"
+    assert status.message == "2 of 3 workers ready; the others are starting"
     assert status.deadline == world.now + 30.0
     assert world.events("job.waiting") == [{"warm": 2, "min_workers": 3, "until": world.now + 30.0}]
 

@@ -36,9 +36,7 @@ def waits(decisions: list[Decision]) -> dict[str, Wait]:
 def test_a_job_starts_where_its_minimum_is_free_before_it_shrinks_another_one() -> None:
     running = job("first", 1, 4, granted=4, cluster="east")
     state = market([running, job("second", 2, 2)], [*cluster("east", 4), *cluster("west", 2)])
-    assert decide(state, NOW) == [
-        Start("second", 2, "Starts with 2 workers of 1 CPU (2) in the cluster west, which were free.", "west")
-    ]
+    assert decide(state, NOW) == [Start("second", 2, "Starts with 2 workers of 1 CPU (2) in the cluster west.", "west")]
 
 
 def test_a_job_shrinks_the_fewest_workers_of_others_and_these_are_of_its_cluster() -> None:
@@ -92,9 +90,9 @@ def test_a_job_for_which_only_two_clusters_together_have_room_says_that_jobs_do_
     clusters = [*cluster("east", 5), *cluster("west", 4)]
     decisions = decide(market([*running, job("new", 4, 4), job("huge", 6, 6)], clusters), NOW)
     assert waits(decisions)["new"].reason == (
-        "Needs 4 workers of 1 CPU each; 3 in the cluster east, 2 in the cluster west can be had by shrinking others, "
-        "the rest is at the minima of running jobs, and a job does not span clusters. A priority above 0 may preempt, "
-        "more nodes help always."
+        "Needs 4 workers of 1 CPU each; 3 in the cluster east, 2 in the cluster west can be freed by shrinking other "
+        "jobs to their minimum, and a job does not span clusters. Raise the priority above 0 to preempt jobs, or add "
+        "nodes."
     )
     assert waits(decisions)["huge"].reason == (
         "Needs 6 workers of 1 CPU each; the nodes that it may use have room for 5 in the cluster east, 4 in the "
@@ -105,7 +103,7 @@ def test_a_job_for_which_only_two_clusters_together_have_room_says_that_jobs_do_
 def test_clusters_without_room_are_named_together_and_of_many_those_with_most_room() -> None:
     running = [job(name, 2, 2, granted=2, cluster=name) for name in ("east", "west")]
     decisions = decide(market([*running, job("new", 2, 2)], [*cluster("east", 2), *cluster("west", 2)]), NOW)
-    assert "; 0 in each of the clusters east and west can be had by shrinking others" in reasons(decisions)["new"]
+    assert "; 0 in each of the clusters east and west can be freed by shrinking other jobs" in reasons(decisions)["new"]
     many = [node for at in range(5) for node in cluster(f"c{at}", at + 1)]
     assert (
         "have room for 5 in the cluster c4, 4 in the cluster c3, 3 in the cluster c2, less in 2 others, and a job does "
@@ -125,6 +123,18 @@ def test_a_job_is_expected_where_it_fits_first_and_held_by_the_jobs_there() -> N
         (NOW + 1000, ("long",)),
         (None, ("long",)),
     ]
+
+
+def test_what_an_earlier_job_leaves_of_a_cluster_is_free_at_once_for_the_next_one() -> None:
+    running = [
+        job("first", 4, 4, granted=4, cluster="east", left=100.0),
+        job("later", 2, 2, granted=2, cluster="east", left=900.0),
+        job("other", 2, 2, granted=2, cluster="west", left=500.0),
+    ]
+    queued = [job("three", 3, 3), job("one", 1, 1)]
+    expected = waits(decide(market([*running, *queued], [*cluster("east", 6), *cluster("west", 2)]), NOW))
+    assert expected["three"].expected_at == expected["one"].expected_at < NOW + 500.0
+    assert expected["one"].holders == ("first",)
 
 
 def test_the_start_is_reserved_where_it_is_earliest_and_the_other_cluster_is_not_held_back() -> None:
@@ -149,9 +159,8 @@ def test_a_tied_job_starts_in_its_cluster_only() -> None:
     tied = job("tied", 1, 1, cluster="west")
     decisions = decide(market([running, tied], [*cluster("east", 4), *cluster("west", 4)]), NOW)
     assert waits(decisions)["tied"].reason == (
-        "Needs 1 worker of 1 CPU each; 0 can be had in the cluster west by shrinking others, the rest is at the minima "
-        "of running jobs. A priority above 0 may preempt, more nodes help always. With worker.cluster: any it may "
-        "start elsewhere."
+        "Needs 1 worker of 1 CPU each; 0 can be freed in the cluster west by shrinking other jobs to their minimum. "
+        "Raise the priority above 0 to preempt jobs, or add nodes. With worker.cluster: any it may start elsewhere."
     )
     assert starts(decide(market([tied], [*cluster("east", 4), *cluster("west", 4)]), NOW)) == {"tied": ("west", 1)}
 

@@ -53,8 +53,8 @@ def test_no_job_is_shrunk_below_its_minimum() -> None:
     wait = only(decisions, "second")
     assert isinstance(wait, Wait)
     assert wait.reason == (
-        "Needs 2 workers of 1 CPU each; 1 can be had by shrinking others, the rest is at the minima of running jobs. "
-        "A priority above 0 may preempt, more nodes help always."
+        "Needs 2 workers of 1 CPU each; 1 can be freed by shrinking other jobs to their minimum. "
+        "Raise the priority above 0 to preempt jobs, or add nodes."
     )
     assert (wait.position, wait.holders) == (1, ("first",))
     assert wait.expected_at == NOW + 100_000 / 34
@@ -62,7 +62,7 @@ def test_no_job_is_shrunk_below_its_minimum() -> None:
 
 def test_free_workers_start_a_job_at_its_most() -> None:
     state = market([job("only", 1, 4)], nodes(2, 8))
-    assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4), which were free.")]
+    assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4).")]
 
 
 def test_workers_move_to_the_job_that_gains_most_and_both_reasons_say_so() -> None:
@@ -269,7 +269,9 @@ def test_a_job_for_which_nothing_is_free_says_so_and_not_whose_start_it_would_de
     head = job("head", 2, 2, submitted_at=NOW - 9000)
     other = job("other", 1, 1, need=WorkerNeed(cpus=2.0))
     decisions = decide(market([running, head, other], nodes(8)), NOW)
-    assert reasons(decisions)["other"].startswith("Needs 1 worker of 2 CPU each; 0 can be had by shrinking others")
+    assert reasons(decisions)["other"].startswith(
+        "Needs 1 worker of 2 CPU each; 0 can be freed by shrinking other jobs"
+    )
 
 
 def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
@@ -334,7 +336,7 @@ def test_a_deadline_gets_the_workers_that_it_needs() -> None:
 
 def test_a_job_that_is_leaving_keeps_its_workers_and_gets_no_decision() -> None:
     state = market([job("leaving", 1, 4, granted=2, held=3, is_leaving=True), job("new", 1, 4)], nodes(4))
-    assert decide(state, NOW) == [Start("new", 1, "Starts with 1 worker of 1 CPU (1 to 4), which were free.")]
+    assert decide(state, NOW) == [Start("new", 1, "Starts with 1 worker of 1 CPU (1 to 4).")]
 
 
 def test_a_job_above_its_maximum_is_shrunk() -> None:

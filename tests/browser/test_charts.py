@@ -1,0 +1,99 @@
+"""Every chart that Plotly draws: the buttons that it offers, and what it draws of a curve with one point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kit.processes.chromium import Browser
+from kit.worlds.written_service import AT, RUNNING, Service, point
+from shoal_service.core.system_metrics import SystemSample
+from shoal_workers.contract.job import EndReason
+
+LOCAL_BUTTONS = {
+    *("Download plot as a PNG", "Download plot as a png", "Zoom", "Pan", "Zoom in", "Zoom out", "Autoscale"),
+    *("Reset axes", "Toggle Spike Lines", "Show closest data on hover", "Compare data on hover"),
+}
+"""Buttons that do something in the page only."""
+CHARTS = """[...document.querySelectorAll('.js-plotly-plot')].filter((chart) => chart.offsetWidth).map((chart) => ({
+    id: chart.id, buttons: [...chart.querySelectorAll('.modebar-btn')].map((button) => button.dataset.title),
+    server: chart._context.plotlyServerURL}))"""
+DOTS = "[...document.querySelectorAll('{} .scatterlayer .points path')].filter((dot) => dot.getBBox().width > 1).length"
+
+
+def _write(written: Service, *, num_steps: int) -> list[str]:
+    """Write three jobs of a sweep that have ended, and return their ids."""
+    ids = []
+    for number in range(3):
+        job = written.add_job(name=f"job-{number}", labels={"sweep": "lr", "lr": f"{number + 1}e-3"})
+        written.begin(job)
+        samples = (SystemSample(at=AT, generation=1, values={"busy": (0.4, 0.5, 0.6, 0.7)}),)
+        series = tuple(point(step, 5.0 - number - step / 10) for step in range(1, num_steps + 1))
+        written.report(job, RUNNING, system=samples, series=series)
+        written.finish(job, EndReason.FINISHED)
+        ids.append(job.id)
+    return ids
+
+
+@pytest.fixture
+def charts(written: Service) -> dict[str, set[str]]:
+    """The pages with charts, each with the ids of its charts."""
+    first, second, _ = _write(written, num_steps=10)
+    return {
+        f"/jobs/{first}#tab=curves": {"curves"},
+        f"/jobs/{first}#tab=system": {"system-map", "system-lines"},
+        f"/compare?jobs={first},{second}": {"chart"},
+        "/sweeps?label=sweep%3Dlr": {"chart", "curves-chart", "best-chart"},
+    }
+
+
+def test_no_chart_has_a_button_or_an_address_that_sends_it_elsewhere(
+    reader: Browser, written: Service, charts: dict[str, set[str]]
+) -> None:
+    wrong = []
+    reader.look(width=1400)
+    for address, expected in charts.items():
+        reader.open("about:blank")
+        reader.open(written.url + address)
+        drawn: list[dict[str, Any]] = reader.until(
+            lambda expected=expected: _drawn(reader, expected), f"the charts {expected} of {address}"
+        )
+        for chart in drawn:
+            wrong += [f"{address} {chart['id']}: {name}" for name in chart["buttons"] if name not in LOCAL_BUTTONS]
+            wrong += [f"{address} {chart['id']}: no button"] if not chart["buttons"] else []
+            wrong += [f"{address} {chart['id']}: {chart['server']}"] if chart["server"] else []
+    assert wrong == []
+
+
+def _drawn(reader: Browser, expected: set[str]) -> list[dict[str, Any]]:
+    charts: list[dict[str, Any]] = reader.run(CHARTS)
+    return charts if {chart["id"] for chart in charts} == expected else []
+
+
+def test_a_curve_of_one_point_is_drawn_as_a_dot(reader: Browser, written: Service) -> None:
+    first, second, _ = _write(written, num_steps=1)
+    reader.look(width=1400)
+    unseen = []
+    for address, chart, num_dots in (
+        (f"/jobs/{first}#tab=curves", "#curves", 3),
+        (f"/compare?jobs={first},{second}", "#chart", 4),
+        ("/sweeps?label=sweep%3Dlr", "#curves-chart", 3),
+    ):
+        reader.open("about:blank")
+        reader.open(written.url + address)
+        reader.until(lambda chart=chart: reader.count(f"{chart} .scatterlayer .trace"), f"the chart of {address}")
+        seen = reader.run(DOTS.format(chart))
+        unseen += [f"{address}: {seen} dots"] if seen < num_dots else []
+    assert unseen == []
+
+    reader.open(f"{written.url}/workspace")
+    reader.until(lambda: reader.run("document.querySelector('.panel canvas')?.dataset.num") == "3", "three curves")
+    ink = """[...document.querySelectorAll('.panel canvas:not(.over)')].map((canvas) => {
+        const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+        let count = 0;
+        for (let at = 0; at < data.length; at += 4)
+          if (Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 60) count += 1;
+        return count;
+    })[0]"""
+    reader.until(lambda: reader.run(ink) >= 3 * 9, "a dot of each job in the workspace")
