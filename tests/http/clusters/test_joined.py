@@ -359,3 +359,13 @@ def test_forty_orders_that_wait_for_a_gateway_take_no_thread_of_the_store(
         assert await asyncio.gather(*waiting) == [0] * 40
 
     asyncio.run(orders())
+
+
+def test_a_gateway_says_joined_only_once_ray_answers(cluster: BlockingCluster, make_gateway: Make) -> None:
+    ray = FakeRay(NODE)
+    ray.refused_connects = 4
+    gateway = make_gateway(ray=ray)
+    joined(cluster)
+    until(lambda: "gateway: joined; jobs can use this cluster" in gateway.lines, "it says that it has joined")
+    waits, *_, last = [line for line in gateway.lines if "jobs can use" in line]
+    assert "once Ray answers. no Ray cluster answers at head:6379" in waits and "joined" in last
