@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -47,6 +47,10 @@ N       ?= 500
 fuzz-tasks: setup ## N=500 drawn tasks from SEED=1 on, each trained in five ways: equal to a plain loop, or refused in words
 	@mkdir -p build && $(BIN)/python tools/fuzz_tasks.py --num $(N) --seed $(SEED) --out build/fuzz-tasks-$(SEED).jsonl
 
+fuzz-loops: N = 200
+fuzz-loops: setup ## N=200 drawn loops from SEED=1 on, each at one worker, at two, resumed, killed and resized: equal to plain torch, or refused in words
+	@mkdir -p build && $(BIN)/python tools/fuzz_tasks.py --loops --num $(N) --seed $(SEED) --out build/fuzz-loops-$(SEED).jsonl
+
 faults-map: setup ## which tests of `make test` reach which statement: as long as `make test` one after the other; continues
 	@$(BIN)/python tools/inject_faults.py --map
 
@@ -59,9 +63,8 @@ lint: setup types ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
 
-types: setup     ## mypy, strict for what is shipped
-	@$(BIN)/mypy
-	@$(BIN)/mypy --config-file bench/mypy.ini
+types: setup     ## mypy, strict for what is shipped; both runs at once
+	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
 bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu bench-media bench-system-metrics ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1

@@ -7,6 +7,7 @@ A check at the end asserts that nothing it started is left.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from run_tests import AFTERWARDS
 from shoal_api.client import Client
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobView
+from shoal_workers.package_sets import remove, root_of_node
 
 ROOT = Path(__file__).parent.parent
 _LAST_THREADS_S = 60.0
@@ -171,7 +173,19 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def _no_directories_of_jobs_are_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Those of jobs whose storage is below the temporary directory of this run."""
+    yield
+    jobs = root_of_node().parent / "jobs"
+    for note in jobs.glob("*.json"):
+        if json.loads(note.read_text())["root"].startswith(str(tmp_path_factory.getbasetemp())):
+            remove(jobs, note.stem, for_s=0)
+
+
+@pytest.fixture(scope="session")
+def shoal_server(
+    _no_directories_of_jobs_are_left: None, wheel_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The server of the session, with a Ray cluster of 8 logical CPUs."""
     # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
     environment = {"RAY_worker_niceness": "0", **SERVICE_SECRETS}

@@ -1,8 +1,10 @@
-"""Draws tasks and trains each in many ways: `make fuzz-tasks N=500 SEED=1`. See tests/kit/fuzz.
+"""Draws tasks, or loops, and trains each in many ways: `make fuzz-tasks N=500 SEED=1`, `make fuzz-loops`. See
+tests/kit/fuzz.
 
     python tools/fuzz_tasks.py --num 500 --seed 1 --out build/fuzz-tasks.jsonl     it goes on there
     python tools/fuzz_tasks.py --shrink 17                                         the smallest that fails so
     python tools/fuzz_tasks.py --table build/fuzz-tasks.jsonl                      only the counts
+    python tools/fuzz_tasks.py --loops --num 200 --out build/fuzz-loops.jsonl      loops of a program's own
 
 The exit status is 0 if every task was equal or refused in one sentence before its first step.
 """
@@ -25,8 +27,9 @@ TESTS = ROOT / "tests"
 _TAIL_CHARS = 1500
 sys.path.insert(0, str(TESTS))
 
-from kit.fuzz.draw import Description, draw  # noqa: E402
+from kit.fuzz.draw import Description, draw, simpler  # noqa: E402
 from kit.fuzz.kinds import OPEN_SPELLINGS, OPTIMIZERS, PIECES, SPELLINGS  # noqa: E402
+from kit.fuzz.loops import LoopDescription, draw_loop, simpler_loops  # noqa: E402
 
 
 def main() -> int:
@@ -63,13 +66,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--spelled", type=float, default=0.4, help="fraction of the others with sizes and spellings")
     parser.add_argument("--spellings", default=",".join(SPELLINGS), help="of things that are written or reached")
     parser.add_argument("--open", action="store_true", help="also spellings that are known to train another model")
+    parser.add_argument("--loops", action="store_true", help="loops instead of tasks")
     parser.add_argument("--shrink", type=int, help="seed of a task that fails")
     parser.add_argument("--table", type=Path, help="a file of results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _drawn(arguments: argparse.Namespace, seed: int) -> Description:
+def _drawn(arguments: argparse.Namespace, seed: int) -> Description | LoopDescription:
+    if arguments.loops:
+        return draw_loop(seed)
     texts = (arguments.kinds, arguments.optimizers, arguments.spellings)
     kinds, optimizers, spellings = ([name for name in text.split(",") if name] for text in texts)
     return draw(
@@ -102,7 +108,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
 
     with _Trials(arguments.limit) as trials:
 
-        def try_it(candidate: Description) -> Outcome:
+        def try_it(candidate: Description | LoopDescription) -> Outcome:
             found = trials.outcome(candidate)
             return Outcome(**{name: value for name, value in found.items() if name != "description"})
 
@@ -111,7 +117,8 @@ def _shrink(arguments: argparse.Namespace) -> int:
         print(_line(first.to_json()), flush=True)
         if first.is_good:
             return 0
-        small, outcome = shrunk(description, first, try_it, lambda text: print(text, flush=True))
+        plainer = simpler_loops if arguments.loops else simpler
+        small, outcome = shrunk(description, first, try_it, lambda text: print(text, flush=True), plainer)
     print(json.dumps(small.to_json()))
     print(f"{outcome.outcome} in {outcome.run}: {', '.join(small.features)}\n{outcome.detail}")
     return 1
@@ -142,7 +149,7 @@ class _Trials:
         os.dup2(self._screen, 2)
         self._directory.cleanup()
 
-    def outcome(self, description: Description) -> dict[str, Any]:
+    def outcome(self, description: Description | LoopDescription) -> dict[str, Any]:
         from kit.fuzz.lives import Limits
         from kit.fuzz.outcome import outcome_of
 
@@ -152,9 +159,7 @@ class _Trials:
             self._start()
         try:
             found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
-        except OSError:
-            if self._fleet.can_start:
-                raise
+        except OSError:  # of the process that forks: it ends, or has ended
             self._start()
             found = outcome_of(self._fleet, description, Limits(run_s=self._limit_s))
         document = {**found.to_json(), "description": description.to_json()}
@@ -186,7 +191,7 @@ def _report(path: Path, seeds: range | None) -> int:
     """Prints the counts, and returns the exit status."""
     found = [line for line in _lines(path) if seeds is None or line["seed"] in seeds]
     outcomes = Counter(line["outcome"] for line in found)
-    print(f"\n{len(found)} tasks: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
+    print(f"\n{len(found)} drawn: " + ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
     kinds = Counter(f"{line['kind']} [{line['run'].split(' ')[0]}]" for line in found if line["outcome"] == "refused")
     for kind, count in kinds.most_common():
         print(f"  refused {count:4d}  {kind}")

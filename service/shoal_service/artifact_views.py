@@ -1,4 +1,4 @@
-"""The resources of the REST API about what jobs leave: media, lineage of checkpoints, and the registry of models.
+"""The resources of the REST API about what jobs leave: files, media, lineage of checkpoints, the registry of models.
 
 Pure data, as in `views`: no method here reads or decides anything.
 """
@@ -25,6 +25,33 @@ class MediaPage(Frozen):
     """The records of the requested step, else the newest ones; the oldest first."""
     num_records: int
     """Records of all steps."""
+
+
+class OutputView(Frozen):
+    """A file that the program of a job has written."""
+
+    name: str
+    """Path below the job's directory. A file of another node than rank 0's whose name is taken is below `node-N/`."""
+    bytes: int
+    modified_at: float
+    """Time of its last change, seconds since the epoch."""
+    sha256: str
+    node: int
+    """Number of the node that has written it; 0 is that of rank 0."""
+
+
+class OutputPage(Frozen):
+    """What the program of a job has written below its directory, as it is in the job's storage."""
+
+    items: tuple[OutputView, ...]
+    """By name; at most as many as were requested."""
+    num_files: int
+    """Files that match."""
+    bytes: int
+    """Bytes of all of them."""
+    num_left_out: int = 0
+    """Files of the job that are not kept, since newer ones fill `outputs.max_gib`."""
+    bytes_left_out: int = 0
 
 
 class LineageParent(Frozen):

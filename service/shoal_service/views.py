@@ -598,7 +598,7 @@ class ValidationPatch(Frozen):
     """null: only after the last step."""
     samples: int | None = Field(None, ge=0, le=2**53)
     metric: str | None = Field(None, min_length=1, max_length=63)
-    mode: Literal["min", "max"] | None = None
+    mode: Literal["auto", "min", "max"] | None = None
     patience: int | None = Field(None, ge=1, le=2**53)
     """null: never stop early."""
     min_delta: float | None = Field(None, ge=0, allow_inf_nan=False)
@@ -678,6 +678,13 @@ class ExtendRequest(Frozen):
 
     steps: int = Field(ge=1, le=2**53)
     """Optimizer steps that it is to complete in all."""
+
+
+class TakeRequest(Frozen):
+    """The request to go on from an older checkpoint."""
+
+    step: int = Field(ge=0, le=2**53)
+    """Step of a good checkpoint of the job; 0: it starts over."""
 
 
 class MoveRequest(Frozen):

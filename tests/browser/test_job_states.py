@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
+from kit.worlds.kept_files import keep_files
 from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service, point
 from shoal_service.control.spec_io import SpecFormat, parse_text
 from shoal_service.core.endings import AttemptEnd
@@ -26,6 +29,7 @@ _HIDDEN = (
 )
 """A user looks at another tab, or comes back."""
 COMMAND = "document.querySelector('#export-command').value"
+_FILES = "[...document.querySelectorAll('#files a')].map((one) => one.getAttribute('href'))"
 NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
@@ -61,6 +65,21 @@ def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_i
     assert [one.job_id for one in written.store.reading(job_deletion.newest)(project=None, limit=10, visible=None)] == [
         gone.id
     ]
+    assert reader.complaints() == []
+
+
+def test_the_files_of_a_job_are_listed_and_names_are_text(reader: Browser, written: Service, tmp_path: Path) -> None:
+    job, name = _done(written), "runs/<img src=x onerror=alert(1)>/a b%41?.txt"
+    root = tmp_path / "checkpoints" / job.id
+    keep_files(root, 0, {name: b"content", "last.pt": b"0" * 2048}, num_left_out=1)
+    _open(reader, written, job, "files")
+    reader.until(lambda: reader.count("#files tr") == 2, "the files")
+    assert reader.text("#files a") == "last.pt" and name in reader.text("#files")
+    reader.sees("#files-said", "2 files, 2.01 KiB; 1 file with 0 B not kept (outputs.max_gib)")
+    [path] = [one for one in reader.run(_FILES) if "runs" in one]
+    assert unquote(path) == f"/v1/jobs/{job.id}/files/{name}"
+    reader.fill("#files-match", "*.bin")
+    reader.sees("#no-files", "No such file.")
     assert reader.complaints() == []
 
 
@@ -164,7 +183,7 @@ def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, 
         assert reader.run(shown) == 0, tab
     reader.click("#tab-overview")
     assert len(reader.run(NAMES)) < 8, "the other facts are behind a line that opens them"
-    reader.click("details summary")
+    reader.click("#about summary")
     reader.sees("#more-facts", job.id)
 
 

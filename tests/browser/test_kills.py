@@ -180,6 +180,7 @@ _TAB_LOOKS: dict[str, Look] = {
             _all_of(_says("#system-said", "2 ranks"), _is(f"{_MAP}?.x.some((at) => at.getTime() > window.marked)")),
         ),
         ("media", _says("#unlogged", "Nothing was logged"), _says("#unlogged", "Nothing was logged")),
+        ("files", _says("#no-files", "No such file"), _says("#no-files", "No such file")),
         ("logs", _says("#lines", "at step 3"), _says("#lines", "at step 12")),
         (
             "workers",

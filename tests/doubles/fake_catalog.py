@@ -76,7 +76,8 @@ class FakeCatalog:
         newest = self.newest(excluding=[*excluding, *self.damaged])
         newer = [n for n in self.damaged if self._counts(n) and n not in excluding and (newest is None or n > newest)]
         errors = [DamagedCheckpoint(self.url(n), "COMMIT.json", "is damaged") for n in newer]
-        return Found(newest, tuple(zip(newer, errors, strict=True)))
+        there = max((n for n in {*self.markers, *self.damaged} if self._counts(n)), default=None)
+        return Found(newest, tuple(zip(newer, errors, strict=True)), there)
 
     def retain(
         self,

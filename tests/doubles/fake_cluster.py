@@ -162,6 +162,10 @@ class FakeCluster:
         """How these have ended."""
         self.start_error: ClusterError | None = None
         """Why no supervisor can be created."""
+        self.raises_start_error = False
+        """The order to start a supervisor is answered with that error."""
+        self.error_of_find: ClusterError | None = None
+        """Raised when a supervisor is looked for."""
         self.notices_failures = False
         """Its gateway says at once that a supervisor could not be created."""
         self._failed: set[tuple[str, int]] = set()
@@ -207,9 +211,8 @@ class FakeCluster:
         if self.away is not None:
             raise self.away
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         self._require_link()
-        self.num_fresh += fresh
         if self.error is not None:
             raise self.error
         return ClusterSnapshot(
@@ -233,6 +236,8 @@ class FakeCluster:
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
         self._require_link()
+        if self.start_error is not None and self.raises_start_error:
+            raise self.start_error
         self.avoided.append(avoid_nodes)
         self.places[config.job_id] = dict(places)
         key = config.job_id, config.attempt
@@ -248,13 +253,15 @@ class FakeCluster:
             self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), self._reception, self._clock)
 
     def look_now(self) -> None:
-        pass
+        self.num_fresh += 1
 
     def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         pass
 
     def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
         self._require_link()
+        if self.error_of_find is not None:
+            raise self.error_of_find
         if (job_id, attempt) not in self.supervisors:
             return None
         return FoundSupervisor(dials_here=not self.address_changed)
@@ -326,7 +333,7 @@ class FakeCluster:
         for changed in tuple(self._watchers):
             changed()
 
-    def sees_storage(self, url: str, name: str) -> str:
+    async def sees_storage(self, url: str, name: str) -> str:
         self._require_link()
         if self.error is not None:
             raise self.error

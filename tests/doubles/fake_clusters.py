@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from doubles.fake_cluster import FakeCluster
 from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.clusters.verbs import BY_METHOD
 from shoal_service.control.protocols import JoinedAs
 from shoal_service.core.nodes import Cordon
+
+
+class AskedCluster:
+    """A FakeCluster as the control plane has it: each verb is a coroutine. Everything else is the FakeCluster's."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        object.__setattr__(self, "cluster", cluster)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.cluster, name)
+        return partial(_answer_of, value) if name in BY_METHOD else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.cluster, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.cluster, name)
+
+
+async def _answer_of(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    answer = await asyncio.to_thread(method, *arguments, **named)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 class FakeClusters:
@@ -26,8 +53,10 @@ class FakeClusters:
     def single(cls, cluster: FakeCluster) -> FakeClusters:
         return cls("default", default=cluster)
 
-    def join(self, name: str, cluster: FakeCluster, *, labels: Mapping[str, str] | None = None) -> None:
+    def join(self, name: str, cluster: Any, *, labels: Mapping[str, str] | None = None) -> None:
         cluster.watch(lambda: self._changed(name))
+        if isinstance(cluster, FakeCluster):
+            cluster = AskedCluster(cluster)
         self.joined = {**self.joined, name: JoinedAs(cluster=cluster, labels=labels or {})}
 
     def cordon(self, name: str, reason: str) -> None:
@@ -40,12 +69,9 @@ class FakeClusters:
     def refresh(self) -> None:
         pass
 
-    def of(self, name: str) -> FakeCluster:
+    def of(self, name: str) -> Any:
         joined = self.joined.get(name or self.own)
-        if joined is None:
-            return AbsentCluster(name)
-        assert isinstance(joined.cluster, FakeCluster)
-        return joined.cluster
+        return joined.cluster if joined is not None else AskedCluster(AbsentCluster(name))
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
         self._watchers.append(changed)

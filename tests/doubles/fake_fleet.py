@@ -118,6 +118,9 @@ class FakeFleet:
         self._log.append("forget_memory")
         await self._call(index, lambda worker: worker.forget_snapshots())
 
+    async def keep_files(self, index: int) -> bool | None:
+        return await self._call(index, lambda worker: worker.keep_files())
+
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         return self._handles[index].stack
 

@@ -49,7 +49,7 @@ class FakeRay(FakeCluster):
     def disconnect(self) -> None:
         pass
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+    def snapshot(self) -> ClusterSnapshot:
         if self.is_stale:
             raise ConnectionStale("the raylet of this driver is dead")
         return super().snapshot()

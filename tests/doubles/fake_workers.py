@@ -251,6 +251,9 @@ class FakeWorker:
             self.hook_logged = batch.points[-1].seq
         return MetricsProgress(logged=self.hook_logged, error=self.hook_error, has_ended=bool(batch.end))
 
+    async def keep_files(self) -> bool:
+        return True
+
     async def forget_snapshots(self) -> None:
         self.num_forgotten += 1
         self.parts = ()

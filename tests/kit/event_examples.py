@@ -30,6 +30,7 @@ from shoal_service.core.events.job import (
     ProfileTaken,
 )
 from shoal_service.core.events.service import (
+    DriverFailed,
     JournalDamaged,
     MaintenancePlanned,
     MetricsHookFailed,
@@ -354,7 +355,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (CheckpointDamaged(name="step-20", message="crc32 differs"), "checkpoint step-20 is damaged: crc32 differs"),
     (
         StorageAway(message="timed out", until=9.0),
-        "the checkpoint storage does not answer; it is asked again: timed out",
+        "the checkpoint storage is away; it is asked again: timed out",
     ),
     (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
     (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
@@ -372,6 +373,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (JournalDamaged(lost=3), "the supervisor's journal is damaged: 3 changes lost, it continues from before"),
     (SupervisorMoved(node_id="ab12"), "supervisor moved: its host, node ab12, does not answer"),
+    (
+        DriverFailed(number=2, after_s=2.0, message="error 2 of at most 8 in a row: KeyError"),
+        "the control plane could not drive the attempt, next try in 2.0 s: error 2 of at most 8 in a row: KeyError",
+    ),
     (
         SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),
         "supervisor not started, next start in 2.0 s: start 2 of at most 5 failed: the actor died",

@@ -69,5 +69,5 @@ def test_a_user_directory_with_packages_named_like_our_source_roots_works(client
     found = dict(line.text.split(" = ") for line in client.logs(job.id) if " = " in line.text)
     for name in ("api", "service", "workers"):
         assert Path(found[name]).parent.name == name
-        assert "runtime_resources" in found[name], "the copy of the user's directory that Ray unpacked"
+        assert f"/{job.id}-" in found[name], "the job's copy of the user's directory"
     assert found["shoal_workers"].startswith(str(wheel_python.parent.parent))

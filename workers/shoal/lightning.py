@@ -8,8 +8,9 @@ nothing happens.
     def train(run):                                                         called again when the group changes
         Trainer(..., strategy=InPlaceStrategy(run, global_size=64)).fit(module, loader)
 
-In place the Trainer keeps its loop, callbacks and validation, and a killed worker costs one step at most. Both names of
-the library are served: `lightning` and `pytorch_lightning`.
+In place the Trainer keeps its loop, callbacks and validation, and a killed worker costs one step at most. The state of
+its loops, of its callbacks and of the attributes of the module is tracked with model, optimizer and schedulers. Both
+names of the library are served: `lightning` and `pytorch_lightning`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import shoal
 from shoal.names import sorted_out
+from shoal.trainer_state import Attributes, as_numbers
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers.logger import Logger
     from lightning.pytorch.strategies import SingleDeviceStrategy
 else:
+    from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.loggers.logger import Logger
     from pytorch_lightning.strategies import SingleDeviceStrategy
 
@@ -80,6 +84,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._run = run
         self._global_size = global_size
         self._trainer: Any = None
+        self._progress: Any = None
         self._is_open = False
         """A step is computed and not committed yet: schedulers may still follow."""
 
@@ -99,10 +104,12 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         _refuse(trainer, self.lightning_module, self.optimizers, self.lr_scheduler_configs)
         named = {f"lr_scheduler_{number}": one for number, one in enumerate(schedulers)}
-        self._run.track(model=self.lightning_module, optimizer=self.optimizers[0], **named)
-        loop = trainer.fit_loop.epoch_loop
-        loop.automatic_optimization.optim_progress.optimizer.step.total.completed = self._run.step
-        loop.on_load_checkpoint({"_batches_that_stepped": self._run.step})
+        self._progress = _Progress(trainer, self.lightning_module)
+        self._run.track(model=self.lightning_module, optimizer=self.optimizers[0], trainer=self._progress, **named)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._progress.restore_attributes()
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return _Steps(self, dataloader) if self.lightning_module.trainer.training else dataloader
@@ -132,6 +139,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """The step is complete, also for schedulers and callbacks."""
         if self._is_open:
             self._is_open = False
+            _refuse_means(self._trainer)
             self._run.commit()
 
     def steps(self, dataloader: Any) -> Iterator[Any]:
@@ -147,6 +155,55 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def num_steps(self, dataloader: Any) -> int:
         return max(1, len(dataloader.dataset) // self._global_size)
+
+
+class _Progress:
+    """The state of a Trainer besides model, optimizer and schedulers: its loops, callbacks and the module's
+    attributes."""
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self._trainer = trainer
+        self._callbacks = {f"{number} {one.state_key}": one for number, one in enumerate(trainer.callbacks)}
+        own = {name: one for name, one in self._callbacks.items() if _has_state_in_attributes(one)}
+        self._attributes = Attributes({**own, "module": module})
+        self._pending: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return as_numbers(
+            {
+                "loops": trainer.fit_loop.state_dict(),
+                "callbacks": {name: one.state_dict() for name, one in self._callbacks.items()},
+                "attributes": self._attributes.state(),
+                "should_stop": trainer.should_stop,
+            }
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer, self._pending = self._trainer, state["attributes"]
+        trainer.fit_loop.load_state_dict(state["loops"])
+        trainer.should_stop = state["should_stop"]
+        for name, one in self._callbacks.items():
+            if state["callbacks"][name]:
+                one.load_state_dict(state["callbacks"][name])
+        # Lightning believes that it goes on from a checkpoint which was saved in the middle of a validation. Here the
+        # validations of the steps so far are done.
+        loop = trainer.fit_loop.epoch_loop
+        entered, is_due = loop.batch_progress.total.ready, loop._should_check_val_fx
+        loop._should_check_val_fx = lambda fetcher: loop.batch_progress.total.ready > entered and is_due(fetcher)
+
+    def restore_attributes(self) -> None:
+        """After the hooks of the beginning, which set counters to 0."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._attributes.restore(pending)
+
+
+def _has_state_in_attributes(callback: Any) -> bool:
+    """Callbacks of the library have state_dict() if they have a state. Of the user's, few have it."""
+    kind = type(callback)
+    is_of_library = kind.__module__.startswith(("lightning.", "pytorch_lightning."))
+    return not is_of_library and kind.state_dict is Callback.state_dict
 
 
 class _Step:
@@ -180,11 +237,24 @@ def _refuse(trainer: Any, module: Any, optimizers: Any, schedulers: Any) -> None
             f"accumulate_grad_batches is {trainer.accumulate_grad_batches}. In place a step has global_size samples, "
             "and each rank takes its micro-batches of them; leave it at 1."
         )
-    if any(config.interval != "step" for config in schedulers):
+    if any(config.reduce_on_plateau for config in schedulers):
         raise ValueError(
-            "a scheduler has interval 'epoch'. In place an epoch begins anew with each group; give "
-            "configure_optimizers {'scheduler': ..., 'interval': 'step'}."
+            "a scheduler waits for a plateau (reduce_on_plateau). Each rank has other metrics, and Lightning does not "
+            f"step it in the epoch in which a group goes on. {way_out}"
         )
+
+
+def _refuse_means(trainer: Any) -> None:
+    """Refuse a callback that decides by a mean over the training steps of an epoch, which Lightning does not save."""
+    results = trainer.fit_loop.epoch_loop._results
+    means = {result.meta.name for result in results.values() if result.meta.on_epoch}
+    for callback in trainer.callbacks:
+        if (name := getattr(callback, "monitor", None)) in means:
+            raise ValueError(
+                f"{type(callback).__name__} monitors {name}, the mean of an epoch's training steps, and the steps "
+                "before a change of the group would be missing in it. Log it in validation_step, or monitor another "
+                "metric."
+            )
 
 
 def _num_samples(batch: Any) -> int:

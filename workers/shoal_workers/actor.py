@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import ray
@@ -45,12 +46,15 @@ from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.suspects import Collective, Link
-from shoal_workers.contract.worker_reports import PreemptionNotice
+from shoal_workers.contract.worker_reports import PreemptionNotice, SavedPart, WorkerReport
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets
 from shoal_workers.engine.process.tee import CapturedOutput
 from shoal_workers.engine.process.use_meter import UseMeter
+from shoal_workers.forkserver.code_path import CODE, admit_code
+from shoal_workers.job_files.directory import JobDirectory, enter
+from shoal_workers.job_files.keeper import OutputKeeper
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.machine_limits import total_bytes
 from shoal_workers.metrics_hook.process import HookProcess, job_of
@@ -63,6 +67,9 @@ if TYPE_CHECKING:
 
 _GRACE_S = 30.0
 """The time between SIGTERM and SIGKILL that platforms give a process by default (Kubernetes' default)."""
+_KEEP_S = 0.5
+_KEEP_YIELDED_S = 2.0
+"""Seconds that a group which was asked to stop waits for its outputs to be stored."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8, "inspect": 2}
 
 
@@ -106,7 +113,12 @@ class WorkerActor:
         self._config = config
         self._node_id = ray.get_runtime_context().get_node_id()
         self._node_ip = ray.util.get_node_ip_address()
-        self._outbox = Outbox(config.worker_id)
+        self._outbox = Outbox(config.worker_id, on_report=self._note_report)
+        self._code_directory = Path.cwd()
+        self._directory = JobDirectory(config.job_id, config.checkpoint_root)
+        self._outputs = OutputKeeper(self._directory, config.checkpoint_root, spec.outputs, self._outbox.log_text)
+        self._file_note, self._num_file_notes = "", 0
+        self._has_entered = False
         self._program: Program | None = None
         self._pid_of_script: Callable[[], int] | None = None
         """The process of the worker's script; None: it trains a task."""
@@ -129,6 +141,8 @@ class WorkerActor:
         self._metrics_hook = HookProcess(spec.metrics.hook or "", job_of(config.job_id, spec), self._say, self._mask)
         self._output = CapturedOutput(self._outbox, self._mask, exit_status.folder_of(raylet_socket()))
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
+        if os.environ.get("PYTHONBREAKPOINT", "").startswith("ray."):
+            del os.environ["PYTHONBREAKPOINT"]  # Ray's debugger waits for someone to attach
 
     @ray.method(concurrency_group="train")
     def prepare(self, life: int) -> WorkerInfo | ErrorReport | Refused:
@@ -137,6 +151,7 @@ class WorkerActor:
             return refused
         try:
             self._read_secrets()
+            self._open_directory()
             program = self._load_program()
             program.prepare(self._config.expected_bytes)
         except Exception as error:
@@ -166,6 +181,7 @@ class WorkerActor:
         if refused := self._refused(life):
             return refused
         try:
+            self._open_directory()
             return self._load_program().build_model()
         except Exception as error:
             report = getattr(error, "report", None)
@@ -290,6 +306,14 @@ class WorkerActor:
         return None
 
     @ray.method(concurrency_group="control")
+    def keep_files(self, life: int) -> bool | Refused | None:
+        """The attempt ends: store what the program has written on this node. None: it goes on, ask again. False:
+        another worker has to do it."""
+        if refused := self._refused(life):
+            return refused
+        return self._outputs.finish(_KEEP_S)
+
+    @ray.method(concurrency_group="control")
     def retire(self, within_s: float, life: int) -> Refused | None:
         """Exit after `within_s` seconds if the worker has not been killed by then: the attempt does not use it any
         more."""
@@ -379,7 +403,12 @@ class WorkerActor:
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The only catch-all of the worker: a bug of the engine becomes an exit with its traceback."""
         try:
+            self._begin_with_files(assignment)
             worker_exit = self._load_program().run(assignment)
+            if worker_exit.kind is ExitKind.YIELDED and not assignment.local_rank:
+                self._outputs.finish(_KEEP_YIELDED_S)  # this node may be left
+            else:
+                self._outputs.collect_soon()
             if worker_exit.error is None:
                 return worker_exit
             return worker_exit.model_copy(update={"error": self._masked(worker_exit.error)})
@@ -392,6 +421,47 @@ class WorkerActor:
                 step=self._progress().step,
                 error=report,
             )
+
+    def _open_directory(self) -> None:
+        """Leave the directory that Ray has unpacked the code into for that of the job, before anything is imported."""
+        archive = self._spec.code.archive
+        try:
+            self._directory.open(self._code_directory if archive else None, archive or "", self._note_files)
+            self._outputs.prepare(self._config.attempt, self._note_files)
+            if not self._has_entered:  # once, since a program may go elsewhere
+                enter(self._directory.path, self._code_directory, ("PYTHONPATH", CODE))
+                self._has_entered = True
+                self._admit_code()
+        finally:
+            self._file_note = ""
+
+    def _admit_code(self) -> None:
+        if self._spec.script is None and (hidden := admit_code()):
+            self._outbox.log_text(
+                f"{', '.join(hidden)} of the job's code cannot be imported: Python, Ray or Shoal have modules of that "
+                "name. Rename it"
+            )
+
+    def _begin_with_files(self, assignment: Assignment) -> None:
+        if not self._directory.is_as_opened:
+            self._open_directory()  # a worker with other code may have prepared, for an update that was refused
+        try:
+            self._outputs.begin(assignment, self._note_files)
+        finally:
+            self._file_note = ""
+        if not assignment.rank and not assignment.is_recovery:
+            self._outbox.log_text(
+                f"Relative files go to {self._directory.path} on each node. Those that outputs.keep names are kept in "
+                f"the job's storage until the job is deleted: shoal files {self._config.job_id}"
+            )
+
+    def _note_files(self, text: str) -> None:
+        self._file_note = text
+        self._num_file_notes += 1
+
+    def _note_report(self, report: WorkerReport) -> None:
+        if isinstance(report, SavedPart):
+            self._outputs.collect_soon()
 
     def _sample_links(self) -> None:
         if self._program is not None:
@@ -418,9 +488,13 @@ class WorkerActor:
         return {**fields, "worker": self._config.worker_id}
 
     def _progress(self) -> Progress:
-        if self._program is not None:
+        if self._program is not None and not self._file_note:
             return self._program.progress
-        return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note="importing torch")
+        note, counter = self._file_note or "importing torch", self._num_file_notes
+        if self._program is None:
+            return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note=note, counter=counter)
+        progress = self._program.progress
+        return progress.model_copy(update={"note": note, "counter": progress.counter + counter})
 
     def _load_program(self) -> Program:
         """Runs on the training thread: importing torch takes seconds, during which the control threads answer."""

@@ -34,7 +34,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.encoders import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.layout import Layout, data_parallel
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
@@ -145,7 +145,8 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
     Raises:
         TaskRefused: the task, or its data, or its model does not train.
     """
-    found = _Check(reduced(spec, directory), directory, on_phase).run()
+    layout = data_parallel(spec.parallelism, 1)
+    found = _Check(reduced(spec, directory), layout, directory, on_phase).run()
     return replace(found, remarks=(*found.remarks, *_not_tried(spec)))
 
 
@@ -187,8 +188,9 @@ def reduced(spec: JobSpec, directory: Path) -> JobSpec:
 class _Check:
     """One try. `run` is called on the main thread; of two others, one trains and one reads the engine's reports."""
 
-    def __init__(self, spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> None:
+    def __init__(self, spec: JobSpec, layout: Layout, directory: Path, on_phase: Callable[[Phase, str], None]) -> None:
         self._spec = spec
+        self._layout = layout
         self._root = str(directory.absolute() / "checkpoints")
         self._say = on_phase
         self._outbox = Outbox("check")
@@ -238,7 +240,7 @@ class _Check:
                 attempt=1,
                 generation=self._generation,
                 rank=0,
-                layout=fully_sharded(1),
+                layout=self._layout,
                 store_host=self._store.host,
                 store_port=self._store.port,
                 restore_from=restore_from,

@@ -4,6 +4,7 @@
     undisturbed four steps; and again: what differs between these two is not the same in any two runs
     newcomer    another process enters after step 2, with what is tracked, as a worker does that joins
     survivor    is interrupted in the third step, as by a lost worker, and calls the function again
+    ... and the first three once more, if an epoch is short: with the newcomer at its end, where callbacks are called
 
 It is the engine that trains, as a group of one rank, with two micro-batches of each step. Losses and tracked state of
 all trials have to be equal. If not, the variables that have another value when a trial enters the function anew than
@@ -52,16 +53,16 @@ from shoal_workers.engine.task.user_code import report_of
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.training_thread import on_training_thread
 
-STEPS, ENTERED_AFTER = 4, 2
+ENTERED_AFTER, _STEPS_AFTER = 2, 2
+_LONGEST_EPOCH, _LONGEST_EPOCH_S = 64, 20.0
 _MOST_MICRO_BATCHES = 2
+_TIMES = ("_runtime", "_per_second")
+"""What a trainer logs of its own speed, in its history."""
 _SAVED_S = 30.0
 _POLL_S = 0.05
 _LOOKED_AT = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR = "undisturbed", "repeated", "newcomer", "survivor"
-_WHAT = {
-    _NEWCOMER: f"a worker that joins after step {ENTERED_AFTER}",
-    _SURVIVOR: f"a worker whose group breaks after step {ENTERED_AFTER}",
-}
+_WHAT = {_NEWCOMER: "a worker that joins after step {}", _SURVIVOR: "a worker whose group breaks after step {}"}
 
 
 @dataclass
@@ -75,6 +76,8 @@ class Trial:
     variables: dict[int, dict[str, tuple[str, str, dict[str, Any]]]] = field(default_factory=dict)
     """Place, kind and values of each variable, by completed steps."""
     step_s: float = 0.0
+    entered_after: int = ENTERED_AFTER
+    steps_per_epoch: int | None = None
     failed: dict[str, Any] | None = None
 
 
@@ -97,18 +100,37 @@ def main() -> int:
     except TaskFailed as error:
         say({"failed": _failed(error.report)})
         return 1
-    trials: dict[str, Trial] = {}
-    for name in (_UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR):
-        say({"phase": f"the {name} trial", "note": ""})
-        trials[name] = _in_a_fork(lambda name=name: _Try(name, spec, function, directory).run(), directory / name)  # type: ignore[misc]
-        if trials[name].failed is not None:
-            say({"failed": trials[name].failed})
-            return 1
-        if len(trials[_UNDISTURBED].losses) < ENTERED_AFTER + 1:
-            break  # it is too short to be interrupted
-    found = verdict(trials, Path.cwd())
+    found: dict[str, Any] = {}
+    entered_after: int | None = ENTERED_AFTER
+    names: tuple[str, ...] = (_UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR)
+    while entered_after is not None:
+        spec = _entered(spec, entered_after)
+        trials: dict[str, Trial] = {}
+        folder = directory / f"after-{entered_after}"
+        folder.mkdir()
+        for name in names:
+            say({"phase": f"the {name} trial", "note": ""})
+            one = _Try(name, spec, function, folder, entered_after).run
+            trials[name] = _in_a_fork(one, folder / name)
+            if trials[name].failed is not None:
+                say({"failed": trials[name].failed})
+                return 1
+            if len(trials[_UNDISTURBED].losses) < entered_after + 1:
+                break  # it is too short to be interrupted
+        whole = trials[_UNDISTURBED]
+        if not found or len(whole.losses) > entered_after:
+            found = verdict(trials, Path.cwd())
+        entered_after = _end_of_epoch(whole) if found["is_whole"] and len(names) == 4 else None
+        names = names[:3]
     say({"found": found})
     return 0 if found["is_whole"] else 1
+
+
+def _end_of_epoch(whole: Trial) -> int | None:
+    """The step that ends the first epoch, if it can be reached soon."""
+    steps = whole.steps_per_epoch
+    is_near = steps is not None and ENTERED_AFTER < steps <= _LONGEST_EPOCH
+    return steps if is_near and 3 * steps * whole.step_s < _LONGEST_EPOCH_S else None
 
 
 def _function_of(spec: JobSpec) -> Callable[[Run], None]:
@@ -121,15 +143,19 @@ def _function_of(spec: JobSpec) -> Callable[[Run], None]:
         raise TaskFailed(report_of(error, Phase.PREPARING, in_task_call=True)) from None
 
 
+def _entered(spec: JobSpec, entered_after: int) -> JobSpec:
+    """The same with a checkpoint after that step."""
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": entered_after})
+    return spec.model_copy(update={"checkpoint": checkpoint})
+
+
 def _reduced(spec: JobSpec, directory: Path) -> JobSpec:
-    """Returns the same loop, with a checkpoint after step 2 and a copy after each step, on one rank."""
+    """Returns the same loop with a copy after each step, on one rank."""
     has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
     return spec.model_copy(
         update={
             "worker": spec.worker if has_gpu else spec.worker.model_copy(update={"gpus": 0}),
-            "checkpoint": spec.checkpoint.model_copy(
-                update={"every_steps": ENTERED_AFTER, "every_s": None, "url": str(directory)}
-            ),
+            "checkpoint": spec.checkpoint.model_copy(update={"every_s": None, "url": str(directory)}),
             "snapshot": spec.snapshot.model_copy(update={"enabled": True, "budget": 1.0}),
         }
     )
@@ -160,12 +186,15 @@ def _in_a_fork(function: Callable[[], Trial], file: Path) -> Trial:
 class _Try:
     """One trial, in a process of its own."""
 
-    def __init__(self, name: str, spec: JobSpec, function: Callable[[Run], None], directory: Path) -> None:
+    def __init__(
+        self, name: str, spec: JobSpec, function: Callable[[Run], None], directory: Path, entered_after: int
+    ) -> None:
         self._name = name
+        self._entered_after = entered_after
         self._spec = spec
         self._function = function
         self._directory = directory
-        self._trial = Trial()
+        self._trial = Trial(entered_after=entered_after)
         self._run: Run | None = None
         self._outbox = Outbox("check")
         self._seq = 0
@@ -187,7 +216,7 @@ class _Try:
             loop=self._loop,
         )
         self._generation = 0
-        self._last_step = STEPS
+        self._last_step = entered_after + _STEPS_AFTER
 
     def run(self) -> Trial:
         try:
@@ -200,9 +229,9 @@ class _Try:
         if self._name == _NEWCOMER:
             self._train(restore_from=(self._directory / "checkpoint").read_text())
         elif self._name == _SURVIVOR:
-            self._last_step = ENTERED_AFTER
+            self._last_step = self._entered_after
             ended = self._train()
-            self._last_step = STEPS
+            self._last_step = self._entered_after + _STEPS_AFTER
             if ended is not None and ended.kind is ExitKind.INTERRUPTED:
                 self._train(restore_snapshot=self._in_memory(ended))
         else:
@@ -238,7 +267,7 @@ class _Try:
 
     def _entered_words(self) -> str:
         if self._name == _NEWCOMER or self._generation == 2:
-            return f"entered again after step {ENTERED_AFTER}"
+            return f"entered again after step {self._entered_after}"
         return ""
 
     def _loop(self, run: Run) -> None:
@@ -250,6 +279,7 @@ class _Try:
         run = self._run
         if run is None or phase not in _LOOKED_AT:
             return
+        self._trial.steps_per_epoch = run.steps_per_epoch
         if step not in self._trial.tracked:
             self._look(run, step)
         if step >= self._last_step:
@@ -258,7 +288,10 @@ class _Try:
     def _look(self, run: Run, step: int) -> None:
         directory = Path.cwd()
         objects = run.objects
-        self._trial.tracked[step] = {name: dict(values_of(one, directory)) for name, one in objects.items()}
+        self._trial.tracked[step] = {
+            name: {path: value for path, value in values_of(one, directory).items() if not path.endswith(_TIMES)}
+            for name, one in objects.items()
+        }
         left_out: dict[int, object] = {id(one): one for one in objects.values()} | {id(run): run}
         found = variables_of(sys._getframe(), directory, left_out)
         self._trial.variables[step] = {name: (one.place, one.kind, dict(one.values)) for name, one in found.items()}
@@ -284,8 +317,8 @@ class _Try:
     def _commit(self) -> None:
         """The checkpoint from which the newcomer goes on. It is written in the background."""
         deadline_mono = time.monotonic() + _SAVED_S
-        while not (parts := [part for part in self._saved if part.step == ENTERED_AFTER]):
-            if len(self._trial.losses) < ENTERED_AFTER or time.monotonic() > deadline_mono:
+        while not (parts := [part for part in self._saved if part.step == self._entered_after]):
+            if len(self._trial.losses) < self._entered_after or time.monotonic() > deadline_mono:
                 return
             poll = self._outbox.poll(self._seq, _POLL_S, lambda: self._engine.progress)
             self._seq = poll.seq
@@ -301,6 +334,7 @@ def _failed(report: ErrorReport, after: str = "") -> dict[str, Any]:
 def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
     """Compares the trials; what is said to the user. A function of the trials, and of the program's text."""
     whole, again = trials[_UNDISTURBED], trials.get(_REPEATED)
+    entered_after = whole.entered_after
     found: dict[str, Any] = {
         "steps": len(whole.losses),
         "losses": [one.get("loss") for one in whole.losses.values()],
@@ -312,9 +346,9 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
         "suspects": [],
         "remarks": [],
     }
-    if _SURVIVOR not in trials:
+    if _NEWCOMER not in trials:
         found["remarks"].append(
-            f"the loop has ended after {len(whole.losses)} steps, and it takes {ENTERED_AFTER + 1} to interrupt it: "
+            f"the loop has ended after {len(whole.losses)} steps, and it takes {entered_after + 1} to interrupt it: "
             "what it tracks was not compared"
         )
         return found
@@ -330,12 +364,14 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
     noise = _changed(whole, again)
     untracked: dict[str, dict[str, Any]] = {}
     for name in (_NEWCOMER, _SURVIVOR):
-        trial = trials[name]
+        if (trial := trials.get(name)) is None:
+            continue
+        words = _WHAT[name].format(entered_after)
         if (first := _first_difference(whole, trial)) is not None:
-            found["differences"].append({"trial": _WHAT[name], **first})
+            found["differences"].append({"trial": words, **first})
         for variable, change in _changed(whole, trial).items():
             if variable not in noise:
-                untracked.setdefault(variable, {**change, "trial": _WHAT[name]})
+                untracked.setdefault(variable, {**change, "trial": words})
     has_differences = bool(found["differences"])
     states = {name: one for name, one in untracked.items() if one["kind"] == "state"}
     found["untracked"] = [*states.values()]
@@ -354,7 +390,7 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
 
 def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
     """The first step with another loss or tracked state, and what differs there."""
-    for step in range(1, STEPS + 1):
+    for step in range(1, whole.entered_after + _STEPS_AFTER + 1):
         before, after = whole.losses.get(step), trial.losses.get(step)
         if before is not None and after is not None:
             changed = [
@@ -366,7 +402,7 @@ def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
         states, others = whole.tracked.get(step, {}), trial.tracked.get(step, {})
         for name in states:
             if name in others and (found := difference(states[name], others[name])) is not None:
-                is_entry = step == ENTERED_AFTER and trial.losses.keys() != whole.losses.keys()
+                is_entry = step == whole.entered_after and trial.losses.keys() != whole.losses.keys()
                 words = f"{found.words}, right after its load_state_dict()" if is_entry else found.words
                 return {"step": step, "what": f"{name}.{found.path}".rstrip("."), "words": words}
     return None
@@ -375,7 +411,8 @@ def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
 def _changed(whole: Trial, trial: Trial) -> dict[str, dict[str, Any]]:
     """Variables that have another value when the function was entered after step 2 than in the undisturbed run."""
     changed: dict[str, dict[str, Any]] = {}
-    before, after = whole.variables.get(ENTERED_AFTER, {}), trial.variables.get(ENTERED_AFTER, {})
+    entered = whole.entered_after
+    before, after = whole.variables.get(entered, {}), trial.variables.get(entered, {})
     for name in before.keys() & after.keys():
         place, kind, values = before[name]
         found: Difference | None = difference(values, after[name][2])
@@ -388,7 +425,7 @@ def _changed(whole: Trial, trial: Trial) -> dict[str, dict[str, Any]]:
 def _iterators(whole: Trial, directory: Path) -> Iterator[str]:
     """Iterators whose position is not known to Shoal, and lines that make loaders."""
     seen = set()
-    for name, (place, kind, _) in whole.variables.get(ENTERED_AFTER, {}).items():
+    for name, (place, kind, _) in whole.variables.get(whole.entered_after, {}).items():
         if kind == "iterator":
             seen.add(place)
             yield f"{name}, an iterator ({place})"

@@ -28,9 +28,10 @@ from typing import IO
 from shoal_workers.node_lock import has_locked, wait_for_lock
 
 ROOT = "~/.cache/shoal/packages"
-_KEY = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(r"[0-9a-f]{32}|[A-Za-z0-9_-]{1,64}-[0-9a-f]{8}")
+"""Name of a set of packages, or of a job's directory (`job_files/directory.py`), to which the same applies."""
 _PARTS = ("", ".installing", ".deleting")
-_FILES = (".lock", ".progress", ".use")
+_FILES = (".json", ".lock", ".progress", ".use")
 """Endings in the order in which the files are removed: the lock that is held comes last."""
 
 

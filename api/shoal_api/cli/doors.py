@@ -72,7 +72,7 @@ def examine(script: Path, directory: Path) -> Findings:
         CliError: it is not valid Python.
     """
     read = _read_all(script, directory)
-    distributed = tuple(Remark(name, places) for name, places in _by_name(read, _DISTRIBUTED))
+    distributed = tuple(Remark(name, places) for name, places in _by_name(read, _DISTRIBUTED, spread=True))
     return Findings(
         program=_relative(script, directory),
         launcher=_launcher(read, is_distributed=bool(distributed)),
@@ -186,7 +186,7 @@ def _items(remarks: Iterable[Remark]) -> list[str]:
 
 _TRAINERS = (
     *("transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer", "trl.GRPOTrainer"),
-    "lightning.Trainer",
+    *("trl.PPOTrainer", "lightning.Trainer"),
 )
 """Trainers that have the loop, and save and resume by themselves."""
 _TORCH_TRAINERS = ("ray.train.torch.TorchTrainer", "shoal.ray_train.TorchTrainer")
@@ -194,9 +194,10 @@ _SCALING = ("ray.train.ScalingConfig", "ray.air.config.ScalingConfig", "ray.air.
 _FAILURES = ("ray.train.FailureConfig", "ray.air.config.FailureConfig", "ray.air.FailureConfig")
 _NO_LIMIT = 10_000
 """Most failures that a job may have. In Ray Train -1 means any number."""
+_DDP = "torch.nn.parallel.DistributedDataParallel"
 _DISTRIBUTED = (
     *_TORCH_TRAINERS,
-    *("torch.distributed.init_process_group", "torch.nn.parallel.DistributedDataParallel"),
+    *("torch.distributed.init_process_group", _DDP),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
     *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),
     *("accelerate.Accelerator", "lightning.Fabric", "deepspeed.initialize", "deepspeed.init_distributed"),
@@ -211,8 +212,16 @@ _OTHERS_OF_RAY = (
     *("ray.train.tensorflow.TensorflowTrainer", "ray.train.horovod.HorovodTrainer"),
     *("ray.train.data_parallel_trainer.DataParallelTrainer", "ray.tune.Tuner", "ray.tune.run", "ray.tune.tuner.Tuner"),
 )
+_REPORT = "ray.train.report"
+"""Saves if it is given a checkpoint."""
+_OF_ALL_RANKS = frozenset(
+    {_REPORT, *(f"torch.distributed.{name}" for name in ("all_reduce", "all_gather", "broadcast", "barrier", "gather"))}
+)
+_ENVIRONMENTS = (
+    *("gymnasium.make", "gymnasium.make_vec", "gym.make", "gym.vector.make", "gymnasium.vector.SyncVectorEnv"),
+    "gymnasium.vector.AsyncVectorEnv",
+)
 _SAVERS = (
-    "ray.train.report",
     *("torch.save", "torch.distributed.checkpoint.save", "torch.distributed.checkpoint.async_save"),
     *("safetensors.torch.save_file", ".save_pretrained", ".save_state", ".save_checkpoint", ".save_model"),
 )
@@ -239,12 +248,22 @@ def _obstacles(read: _Read) -> Iterator[Remark]:
     for call in read.found:
         if call.name != "torch.distributed.init_process_group":
             continue
-        method = call.keywords.get("init_method")
-        if isinstance(method, ast.Constant) and isinstance(method.value, str) and not method.value.startswith("env://"):
-            yield Remark(f"init_method {method.value!r} is one place for all groups: leave it out", (call.place,))
+        method = _beginning(call.keywords.get("init_method"))
+        if method and not method.startswith("env://"):
+            yield Remark(f"init_method {method!r} is one place for all groups: leave it out", (call.place,))
         fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
         if fixed:
             yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
+    if places := tuple(call.place for call in read.found if call.is_alone and call.name in _OF_ALL_RANKS):
+        yield Remark(
+            "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still", places
+        )
+    if places := tuple(call.place for call in read.found if call.is_alone and call.name in read.wrapped):
+        yield Remark(
+            "the forward pass of DistributedDataParallel is a call of all ranks, and here rank 0 makes it alone: use "
+            "its .module",
+            places,
+        )
     if places := read.environment_writes(_RENDEZVOUS):
         yield Remark("the environment of the process group is overwritten: use os.environ.setdefault", places)
     if places := read.first_gpus():
@@ -255,7 +274,10 @@ def _obstacles(read: _Read) -> Iterator[Remark]:
 
 def _cost(read: _Read) -> Remark:
     trainers = read.calls(*_TRAINERS)
-    saves, loads = read.calls(*_SAVERS), read.calls(*_LOADERS) + read.keywords("resume_from_checkpoint", "ckpt_path")
+    saves = read.calls(*_SAVERS) + tuple(
+        call.place for call in read.found if call.name == _REPORT and _is_given(call.keywords.get("checkpoint"))
+    )
+    loads = read.calls(*_LOADERS) + read.keywords("resume_from_checkpoint", "ckpt_path")
     if loads:
         return Remark("the steps since its last checkpoint, which it loads when it starts", loads)
     if saves:
@@ -274,7 +296,7 @@ def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
             "DistributedDataParallel makes one training of them"
         )
     saves = read.calls(*_SAVERS)
-    reports = bool(read.calls("ray.train.report"))
+    reports = bool(read.calls(_REPORT))
     if saves and not reports and not read.mentions(_CHECKPOINT_VARIABLE) and not read.calls("shoal.checkpoint_dir"):
         yield Remark(
             f"checkpoints belong below the directory in {_CHECKPOINT_VARIABLE}, which every node reaches and later "
@@ -288,7 +310,9 @@ def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
         )
     if places := read.mentions_of_sigterm():
         yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
-    if is_distributed and (places := read.calls("torch.utils.data.DataLoader")):
+    knows_its_size = read.mentions("WORLD_SIZE") or read.calls("torch.distributed.get_world_size")
+    places = read.calls("torch.utils.data.DataLoader", *_TRAINERS)
+    if is_distributed and places and not knows_its_size:
         yield Remark(
             "a batch size of each process times the number of workers is the global batch, so it changes with the "
             "group; divide by WORLD_SIZE to keep it",
@@ -311,9 +335,12 @@ def _before_task(read: _Read) -> Iterator[Remark]:
         yield Remark("an IterableDataset has no indices, and a task's dataset has len() and [index]", places)
     if places := read.calls("torch.optim.LBFGS"):
         yield Remark("LBFGS needs a closure", places)
-    collectives = tuple(f"torch.distributed.{name}" for name in ("all_reduce", "all_gather", "broadcast", "gather"))
-    if places := read.calls(*collectives):
+    collectives = _OF_ALL_RANKS - {_REPORT, "torch.distributed.barrier"}
+    if places := read.calls_below("torch.distributed.nn.") + read.calls(*collectives):
         yield Remark("collectives of its own; a task's loss sees one micro-batch and calls none", places)
+    drawn = read.calls_below("torch.distributions.") and read.calls(".sample")
+    if places := read.calls(*_ENVIRONMENTS) + (drawn or ()):
+        yield Remark("samples are made by the model while it trains, and a task's dataset does not change", places)
     if places := read.calls("torch.optim.swa_utils.AveragedModel"):
         yield Remark("averaged weights are kept beside the model", places)
 
@@ -328,10 +355,25 @@ def _is_optimizer(name: str) -> bool:
     )
 
 
-def _by_name(read: _Read, names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _by_name(read: _Read, names: Iterable[str], *, spread: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """`spread`: without the calls that say that they train on one device."""
     for name in names:
-        if places := read.calls(name):
-            yield name, places
+        calls = [call for call in read.found if call.name == name and not (spread and _is_of_one_device(call))]
+        if calls:
+            yield name, tuple(call.place for call in calls)
+
+
+def _is_of_one_device(call: _Call) -> bool:
+    """Whether Lightning is told to train on one device of one node."""
+    devices, nodes = (_literal(call.keywords.get(name)) for name in ("devices", "num_nodes"))
+    return call.name == "lightning.Trainer" and devices in (1, "1", [0]) and nodes in (None, 1)
+
+
+def _beginning(value: ast.expr | None) -> str:
+    """The text, or what an f-string begins with; empty if it is another expression."""
+    if isinstance(value, ast.JoinedStr) and value.values:
+        value = value.values[0]
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +383,8 @@ class _Call:
     place: str
     keywords: dict[str, ast.expr]
     args: tuple[ast.expr, ...]
+    is_alone: bool = False
+    """Rank 0 makes it, and no other rank: it stands below `if rank == 0`."""
 
 
 @dataclass
@@ -355,7 +399,13 @@ class _Read:
     """Keys that are assigned in os.environ."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """Full names that are read."""
+    wrapped: set[str] = field(default_factory=set)
+    """Names of variables that are models in DistributedDataParallel."""
     num_files: int = 0
+
+    def calls_below(self, package: str) -> tuple[str, ...]:
+        """Return where something of this package is called."""
+        return tuple(call.place for call in self.found if call.name.startswith(package))
 
     def calls(self, *names: str) -> tuple[str, ...]:
         """Return where one of these is called. A name that begins with a dot is a method of any object."""
@@ -475,6 +525,8 @@ class _Visitor(ast.NodeVisitor):
         self._read = read
         self._file = file
         self._names: dict[str, str] = {}
+        self._num_alone = 0
+        """How many `if rank == 0` the visitor is below."""
         self.imported: list[str] = []
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -495,7 +547,33 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
-        self._read.found.append(_Call(self._name(node.func), self._place(node), keywords, tuple(node.args)))
+        call = _Call(self._name(node.func), self._place(node), keywords, tuple(node.args), self._num_alone > 0)
+        self._read.found.append(call)
+        if call.name == "os.environ.update":
+            given = node.args[0].keys if node.args and isinstance(node.args[0], ast.Dict) else []
+            names = [*keywords, *(key.value for key in given if isinstance(key, ast.Constant))]
+            self._read.writes += [(str(name), call.place) for name in names]
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        is_alone = _is_rank_zero(node.test)
+        self._num_alone += is_alone
+        for statement in node.body:
+            self.visit(statement)
+        self._num_alone -= is_alone
+        for statement in node.orelse:
+            self.visit(statement)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """A function that is defined below `if rank == 0` may be called anywhere."""
+        before, self._num_alone = self._num_alone, 0
+        self.generic_visit(node)
+        self._num_alone = before
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.value, ast.Call) and self._name(node.value.func) == _DDP:
+            self._read.wrapped.update(target.id for target in node.targets if isinstance(target, ast.Name))
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -536,6 +614,36 @@ class _Visitor(ast.NodeVisitor):
 
     def _place(self, node: ast.expr | ast.stmt) -> str:
         return f"{self._file}:{node.lineno}"
+
+
+def _is_rank_zero(test: ast.expr) -> bool:
+    """Whether the condition holds on rank 0 only, by its names: `rank == 0`, `dist.get_rank() == 0`, `not rank`,
+    `accelerator.is_main_process`."""
+    match test:
+        case ast.BoolOp(op=ast.And(), values=values):
+            return any(map(_is_rank_zero, values))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _is_rank(operand)
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
+            return _is_rank(left)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in ("is_main_process", "is_master", "is_main", "master_process", "is_rank_zero")
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in ("is_main_process", "is_master", "is_world_process_zero")
+    return False
+
+
+def _is_rank(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=ast.Name(id="int"), args=[inner]):
+            return _is_rank(inner)
+        case ast.Call(func=called):
+            return _is_rank(called)
+        case ast.Subscript(slice=ast.Constant(value=name)):
+            return name == "RANK"
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in ("rank", "global_rank", "world_rank", "get_rank", "get_world_rank", "RANK")
+    return False
 
 
 def refuse_function_as_task(document: dict[str, Any]) -> None:

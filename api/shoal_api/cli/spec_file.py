@@ -56,9 +56,13 @@ def completed(document: dict[str, Any], assignments: Iterable[str], options: Map
     return document
 
 
+_OF_TEXTS = ("code.env.", "labels.")
+"""Sections whose values are texts."""
+
+
 def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Return a copy of `spec` with every assignment (`--set key.path=value`) made in order. Values are YAML: `3`,
-    `true`, `null`, `[a, b]`.
+    `true`, `null`, `[a, b]`; those of variables and labels are texts as they stand.
 
     Missing sections of a path are created. Raises CliError for an assignment without `=`, and for a path through a
     value that is not a section.
@@ -69,7 +73,9 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
         if not equals or not all(path.strip().split(".")):
             raise CliError(f"--set {assignment!r} is not key.path=value", hint="for example: --set stop.steps=100")
         try:
-            assign(changed, path.strip(), _value_of(assignment, text))
+            value = _value_of(assignment, text)
+            is_text = path.strip().startswith(_OF_TEXTS) and not isinstance(value, str)
+            assign(changed, path.strip(), text.strip() if is_text else value)
         except NotASection as error:
             raise CliError(
                 f"--set {error}",

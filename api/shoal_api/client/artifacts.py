@@ -1,13 +1,23 @@
-"""The verbs about what jobs leave: media, lineage of checkpoints, the registry of models. A part of `Client`."""
+"""The verbs about what jobs leave: files, media, lineage of checkpoints, the registry of models. A part of `Client`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import BinaryIO
 from urllib.parse import quote
+
+import httpx
 
 from shoal_api.client.errors import Disconnected, NotFound
 from shoal_api.client.transport import JSON_CONTENT, Endpoint, job_path
-from shoal_service.artifact_views import AliasRequest, LineageView, MediaPage, ModelRequest, ModelVersion
+from shoal_service.artifact_views import (
+    AliasRequest,
+    LineageView,
+    MediaPage,
+    ModelRequest,
+    ModelVersion,
+    OutputPage,
+)
 from shoal_service.views import Page
 
 _NOT_MODIFIED = 304
@@ -25,6 +35,23 @@ class Artifacts(Endpoint):
     def media_file(self, job_id: str, file: str) -> bytes:
         """Return the bytes of an image that a record of `media` names, as they were encoded."""
         return self._transport.send("GET", f"{job_path(job_id)}/media/{quote(file, safe='')}").content
+
+    def files(self, job_id: str, match: str = "**", *, limit: int = 1000) -> OutputPage:
+        """Return what the program of a job has written below its directory, of files that match the pattern."""
+        return self._get(f"{job_path(job_id)}/files", OutputPage, {"match": match, "limit": limit})
+
+    def save_file(self, job_id: str, name: str, out: BinaryIO) -> None:
+        """Write a file of `files`, as it is.
+
+        Raises:
+            Disconnected: the answer broke off; `out` has a part of it.
+        """
+        try:
+            with self._transport.stream(f"{job_path(job_id)}/files/{quote(name)}", {}, {}) as response:
+                for piece in response.iter_raw():
+                    out.write(piece)
+        except httpx.TransportError as error:
+            raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
 
     def lineage(self, job_id: str) -> LineageView:
         """Return what the checkpoints of a job come from."""

@@ -43,6 +43,7 @@ from shoal_service.views import (
     MoveRequest,
     Page,
     SweepRequest,
+    TakeRequest,
 )
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
@@ -416,6 +417,12 @@ class Client(Histories, Fleet, Artifacts):
         response = self._transport.send(
             "POST", f"{job_path(job_id)}/move", headers=headers, content=body, idempotent=if_match is None
         )
+        return JobView.model_validate_json(response.content)
+
+    def take(self, job_id: str, step: int) -> JobView:
+        """Let a job go on from the checkpoint of this step, and delete the later ones; 0: it starts over."""
+        body, path = TakeRequest(step=step).model_dump_json().encode(), f"{job_path(job_id)}/take"
+        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, wait_s=_DELETE_S)
         return JobView.model_validate_json(response.content)
 
     def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:

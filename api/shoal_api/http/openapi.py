@@ -28,7 +28,7 @@ from shoal_service.fleet_views import (
     UserRules,
     WindowRequest,
 )
-from shoal_service.views import ExtendRequest, JobPatch, MoveRequest, ProfileBody, SweepRequest
+from shoal_service.views import ExtendRequest, JobPatch, MoveRequest, ProfileBody, SweepRequest, TakeRequest
 from shoal_workers.contract.spec import JobSpec
 
 JSON = "application/json"
@@ -51,7 +51,16 @@ _TAGS = [
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
-    *(ExtendRequest, MoveRequest, SweepRequest, ClusterReport, ClusterTokenRequest, ClusterPatch, TableView),
+    *(
+        ExtendRequest,
+        MoveRequest,
+        TakeRequest,
+        SweepRequest,
+        ClusterReport,
+        ClusterTokenRequest,
+        ClusterPatch,
+        TableView,
+    ),
     *(ModelRequest, AliasRequest),
 )
 """Models of the bodies that routes decode themselves, and of problems."""
@@ -68,6 +77,7 @@ EXAMPLES: dict[str, Any] = {
         "workers": 8,
     },
     "ExtendRequest": {"steps": 2000},
+    "TakeRequest": {"step": 1200},
     "ModelRequest": {"job": "job-2f8xq0a1b3cd", "step": 1000, "description": "the first one that is served"},
     "AliasRequest": {"version": 3},
     "MoveRequest": {"to": "west"},
@@ -120,7 +130,7 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"DELETE /v1/jobs/{job_id}/checkpoints/{name}$", (Kind.CHECKPOINT_KEPT, Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
     (r"POST /v1/jobs/{job_id}/profiles", (Kind.PROFILE_OPEN,)),
     (r"GET /v1/jobs/{job_id}/profiles/{", (Kind.PROFILE_NOT_FOUND,)),
-    (r"GET /v1/jobs/{job_id}/media/{", (Kind.NOT_FOUND,)),
+    (r"GET /v1/jobs/{job_id}/(media|files)/{", (Kind.NOT_FOUND,)),
     (r"GET /v1/(job-export|jobs/{job_id}/series)", (Kind.NOT_ACCEPTABLE,)),
     (r"GET /v1/jobs/{job_id}/stacks", (Kind.REQUEST_CONFLICT, Kind.NOT_READY)),
     (r"POST /v1/models/", (Kind.JOB_NOT_FOUND, Kind.CHECKPOINT_NOT_FOUND, Kind.CHECKPOINT_CONFLICT)),

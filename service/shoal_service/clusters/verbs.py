@@ -13,7 +13,6 @@ is used only after it was validated with the return type that stands here, which
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -31,9 +30,9 @@ from shoal_workers.contract.base import Frozen
 
 
 class RayVerbs(Protocol):
-    """Verbs that are carried out with Ray. All that are no coroutines block; each may raise ClusterUnreachable."""
+    """Verbs that are carried out with Ray. Each may raise ClusterUnreachable. In the gateway some of them block."""
 
-    def start_supervisor(
+    async def start_supervisor(
         self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
     ) -> None:
         """Starts the supervisor of an attempt. Idempotent: an attempt has one supervisor. One that was given another
@@ -44,33 +43,33 @@ class RayVerbs(Protocol):
         address of `config.home`.
         """
 
-    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
+    async def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
         """Has a process started, now and then, in which the next supervisor begins at once. It is called again and
         again."""
 
-    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
+    async def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
         """Finds the actor of the attempt's supervisor. None: there is none, and Ray makes none any more."""
 
-    def why_gone(self, job_id: str, attempt: int) -> Words:
+    async def why_gone(self, job_id: str, attempt: int) -> Words:
         """Why there is no supervisor, in Ray's words; empty: not known."""
 
-    def silent_supervisor(self, job_id: str, attempt: int) -> Words:
+    async def silent_supervisor(self, job_id: str, attempt: int) -> Words:
         """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
         else empty."""
 
-    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
+    async def replace_supervisor(self, job_id: str, attempt: int, silent_node: str, home: Home) -> bool:
         """Starts a supervisor with the same configuration and this home, on another node in the place of the one on
         `silent_node`; if that is empty, in the place of the one that there is. May be repeated. False if
         its configuration is not known."""
 
-    def unrecorded_starts(self, job_id: str, attempt: int) -> Count:
+    async def unrecorded_starts(self, job_id: str, attempt: int) -> Count:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to
         do so."""
 
-    def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
+    async def last_ends(self, job_id: str, attempt: int) -> tuple[ProcessEnd, ...]:
         """How the last processes of the attempt's supervisor have ended, oldest first; empty: not known."""
 
-    def reap(self, job_id: str, attempt: int) -> Count:
+    async def reap(self, job_id: str, attempt: int) -> Count:
         """Kills all actors of an attempt and deletes its journal. Returns the number of actors."""
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> Words:
@@ -82,23 +81,23 @@ class RayVerbs(Protocol):
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         """Removes a set of packages. False: they were used meanwhile, or the node does not answer."""
 
-    def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
+    async def sees_storage(self, url: str, name: str) -> Words:
+        """Why nodes cannot read the checkpoint of this name in the job's directory; empty if those that answer can.
+        With an empty name: why the directory is not there."""
+
+    async def request_room(self, workers: tuple[tuple[RoomKind, int], ...]) -> None:
         """Asks the cluster's autoscaler for room for these numbers of workers by kind. Replaces the last request."""
 
 
 class GatewayVerbs(Protocol):
-    """Verbs that the gateway carries out itself. Each blocks, and may raise ClusterUnreachable."""
+    """Verbs that the gateway carries out itself. Each may raise ClusterUnreachable."""
 
-    def look_now(self) -> None:
+    async def look_now(self) -> None:
         """The next report shows the cluster as it is after this order has arrived."""
 
-    def upload_code(self, job_id: str, attempt: int, sha256: str) -> Words:
+    async def upload_code(self, job_id: str, attempt: int, sha256: str) -> Words:
         """Stores a code archive of the store in the cluster, for the runtime environments of an attempt's workers; its
         URI, the same for equal bytes. The gateway reads the archive from the service."""
-
-    def sees_storage(self, url: str, name: str) -> Words:
-        """Why the checkpoint of this name in the job's directory cannot be read from there; empty: it can. With an
-        empty name: why the directory is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,6 @@ class Verb:
     answer: TypeAdapter[Any]
     limit_s: float
     """The control plane waits this long for the answer."""
-    is_coroutine: bool
 
     def asked(self, *arguments: Any, **named: Any) -> Frozen:
         """The document of a call with these arguments."""
@@ -133,7 +131,6 @@ def _row(kind: str, method: Callable[..., Any], *, limit_s: float = 60.0) -> Ver
         request=create_model(kind, __base__=Frozen, **fields),
         answer=TypeAdapter(answer),
         limit_s=limit_s,
-        is_coroutine=inspect.iscoroutinefunction(method),
     )
 
 
@@ -156,7 +153,7 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
             _row("RequestRoom", RayVerbs.request_room),
             _row("LookNow", GatewayVerbs.look_now, limit_s=1.0),
             _row("UploadCode", GatewayVerbs.upload_code, limit_s=180.0),
-            _row("SeesStorage", GatewayVerbs.sees_storage, limit_s=30.0),
+            _row("SeesStorage", RayVerbs.sees_storage),
         )
     }
 )

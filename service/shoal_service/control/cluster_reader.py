@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterError
+from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
 from shoal_service.control.market import capacity
 from shoal_service.control.market.capacity import ForeignUse
@@ -219,7 +219,7 @@ class _Reading:
         nothing waits for it."""
         mono = self._clock.monotonic()
         if self._task is None:
-            self._task = asyncio.create_task(asyncio.to_thread(cluster.snapshot, fresh=self.is_expired))
+            self._task = asyncio.create_task(_snapshot(cluster, fresh=self.is_expired))
             self._task.add_done_callback(_retrieve)
             self._began_mono, self.is_expired = mono, False
         elif not self._task.done() and mono - self._began_mono >= _SNAPSHOT_S:
@@ -292,6 +292,14 @@ def _of_cluster(nodes: Sequence[Node], name: str, joined: JoinedAs, cordons: Map
 def _view_of(node: Node, foreign: Mapping[str, WorkerNeed]) -> NodeView:
     others = foreign.get(node.node_id, _NOTHING)
     return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
+
+
+async def _snapshot(cluster: Cluster, *, fresh: bool) -> ClusterSnapshot:
+    """`fresh`: not older than this call, if that is possible within a second."""
+    if fresh and cluster.connected:
+        with suppress(ClusterUnreachable):  # then what was reported last counts
+            await cluster.look_now()
+    return await asyncio.to_thread(cluster.snapshot)
 
 
 def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:

@@ -42,6 +42,7 @@ from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.control.sweeps import Pruner
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     Decision,
@@ -53,7 +54,7 @@ from shoal_service.core.scheduling.market import (
     Start,
 )
 from shoal_service.fleet_views import ClusterView, Foresight, StartForecast
-from shoal_service.store import driving, node_records, quotas
+from shoal_service.store import driving, node_records, quotas, reporting
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
@@ -69,6 +70,8 @@ _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0
 """Most seconds between two calls of the policy while jobs wait or run: progress changes what a worker adds where."""
 _REQUEST_S = 60.0
+_CANCEL_S = 30.0
+"""A supervisor has this long to end a cancelled attempt. One that has never reported has no time."""
 _MAX_QUEUED = 100_000
 """Most jobs of the queue that are considered, by priority and age. Those beyond wait."""
 _MIN_PAUSE_S = 0.2
@@ -129,6 +132,8 @@ class ControlLoop:
         """The last request to each cluster's autoscaler, and the monotonic time of that request."""
         self._sizes: dict[str, tuple[str, JobState, int]] = {}
         """Cluster, state and workers of each job with an attempt, in the last pass."""
+        self._cancelled: dict[str, float] = {}
+        """When each attempt that is to be cancelled was first seen so, monotonic time, by job id."""
         self._woken = asyncio.Event()
         self._is_requested = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
@@ -243,7 +248,7 @@ class ControlLoop:
             await self._stop_driving()
             self._is_saved = self._show_saving is not None  # by the control plane that holds the lease
             return
-        rows = await self._readable_jobs(self._lease)
+        rows = await self._without_cancelled(await self._readable_jobs(self._lease), self._lease)
         self._expire_if_resized(rows)
         reachable = await self._read_clusters(rows)
         rows = await self._moving.give_up_lost(rows, self._lease)
@@ -267,10 +272,28 @@ class ControlLoop:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
 
+    async def _without_cancelled(self, rows: list[DriveRow], lease: Lease) -> list[DriveRow]:
+        """Ends the attempts that were cancelled and have no supervisor that does so in time; returns the other rows.
+
+        It needs nothing but the store. What is left in a cluster is ended by their drivers, or as leftovers."""
+        mono = self._clock.monotonic()
+        cancelled = [row for row in rows if row.desired is Desired.CANCEL and row.state is not JobState.QUEUED]
+        self._cancelled = {row.id: self._cancelled.get(row.id, mono) for row in cancelled}
+        ended = set()
+        for row in cancelled:
+            link = await self._links.of((row.id, row.attempt))
+            grace_s = row.spec.script.grace_s if row.spec.script is not None else 0.0
+            if link is not None and (not link.life or mono - self._cancelled[row.id] > _CANCEL_S + grace_s):
+                end = self._store.writing(reporting.end_attempt, lease.epoch)
+                message = "cancelled on request" + (", while its supervisor did not report" if link.life else "")
+                await asyncio.to_thread(end, row.id, EndReason.CANCELLED, message, now=self._clock.time())
+                ended.add(row.id)
+        return [row for row in rows if row.id not in ended]
+
     async def _look_after(self, cluster: str, lease: Lease) -> None:
         """Does what a cluster needs beside its jobs: ends leftovers, and tests suspected nodes."""
         if keys := self._leftovers.of(self._reader.attempts(cluster), self._drivers):
-            self._errands.block(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
+            self._errands.begin(cluster, "end leftovers", lambda: self._leftovers.end(cluster, keys))
         probation = self._probations.get(cluster)
         if probation is None:
             probation = self._probations[cluster] = Probation(self._store, self._clusters.of(cluster), self._clock)
@@ -338,7 +361,7 @@ class ControlLoop:
             nodes = self._reader.nodes_of(name)
             avoided = frozenset(node.node_id for node in nodes if node.drain or node.suspected)
             keep_ready = self._clusters.of(name).keep_ready
-            self._errands.block(name, "keep a process ready", partial(keep_ready, avoided))
+            self._errands.begin(name, "keep a process ready", partial(keep_ready, avoided))
 
     def _freed_places(
         self, changes: Sequence[Start | Resize | Preempt], rows: Mapping[str, DriveRow]
@@ -369,7 +392,7 @@ class ControlLoop:
             before, requested_mono = self._requested.get(name, ({}, 0.0))
             if wanted != before or mono - requested_mono >= _REQUEST_S:
                 request = partial(self._clusters.of(name).request_room, tuple(wanted.items()))
-                if self._errands.block(name, "ask for room", request):
+                if self._errands.begin(name, "ask for room", request):
                     self._requested[name] = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:

@@ -34,16 +34,14 @@ from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access import new_attempt_token
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
+from shoal_service.core.events.service import DriverFailed, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
-from shoal_service.reports import SupervisorReports
-from shoal_service.store import archives, driving, reporting, supervisor_links
+from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import StoreError, StoreUnavailable
+from shoal_service.store.errors import LeaseLost, StoreError, StoreUnavailable
 from shoal_service.store.hub import REQUESTS, Subscription
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
@@ -153,7 +151,9 @@ class Driver:
         self._requested = asyncio.Event()
         """Set when a report has ended the attempt, or answered a request of a user."""
         self._has_reported = False
-        self._num_failed = 0
+        self._num_failed = self._num_errors = 0
+        self._reported_at = 0.0
+        """When the supervisor had reported last at the newest unexpected error."""
         self._unrecorded: int | None = None
         """Number of starts that were not recorded when the supervisor last reported; None: unknown."""
         self._is_rekeyed = False
@@ -219,38 +219,70 @@ class Driver:
             self._changed.set()
 
     async def run(self) -> None:
-        """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue."""
+        """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue.
+
+        Raises LeaseLost, StoreUnavailable. Every other error is counted, and the attempt ends after some in a row.
+        """
         with self._requests(self._requested), self._failed_creation():
-            while True:
+            is_over = False
+            while not is_over:
                 try:
-                    await self._follow()
-                    return
-                except _HostSilent as error:
-                    await self._replace(error.node_id)
-                    continue
-                except _Unheard as error:
-                    if await self._rekey(str(error)):
-                        continue
-                    await self._requeue("cannot report to this service", error)
-                    return
-                except _StartsInVain as error:
-                    await self._end(error.args[0])
-                    return
+                    is_over = await self._attend()
+                except (LeaseLost, StoreUnavailable):
+                    raise
                 except ClusterUnreachable:
                     await self._clock.sleep(_AWAY_S)
-                    continue
-                except SupervisorGone as error:
-                    if self._has_reported:
-                        await self._requeue("is gone", error)
-                        return
-                    self._num_failed += 1
-                    decision = supervisor_starts.after_failure(self._num_failed, str(error))
-                if not decision.again:
-                    await self._end(decision)
-                    return
-                await self._report_failed_start(decision)
-                await self._reap()
-                await self._clock.sleep(decision.after_s)
+                except Exception as error:
+                    is_over = await self._count_error(error)
+
+    async def _attend(self) -> bool:
+        """Follows the attempt, and does what has to be done about it. False: it goes on."""
+        try:
+            await self._follow()
+            return True
+        except _HostSilent as error:
+            await self._replace(error.node_id)
+            return False
+        except _Unheard as error:
+            if await self._rekey(str(error)):
+                return False
+            await self._requeue("cannot report to this service", error)
+            return True
+        except _StartsInVain as error:
+            decision: StartDecision = error.args[0]
+        except SupervisorGone as error:
+            if self._has_reported:
+                await self._requeue("is gone", error)
+                return True
+            self._num_failed += 1
+            decision = supervisor_starts.after_failure(self._num_failed, str(error))
+        await self._report_failed_start(decision)
+        if not decision.again:
+            await self._end(decision)
+            return True
+        await self._reap()
+        await self._clock.sleep(decision.after_s)
+        return False
+
+    async def _count_error(self, error: Exception) -> bool:
+        """Counts an unexpected error, and pauses. True: the attempt is over, or has ended now because there were too
+        many since its supervisor has reported."""
+        _log.error("driver.failed", exc_info=error, extra={"job": self._row.id, "attempt": self._row.attempt})
+        link = await self._links.of(self._key, newest=True)
+        if link is None:
+            return True
+        self._num_errors = self._num_errors + 1 if link.reported_at == self._reported_at else 1
+        self._reported_at = link.reported_at
+        decision = supervisor_starts.after_error(self._num_errors, f"{type(error).__name__}: {error}")
+        after_s = decision.after_s if decision.again else None
+        event = DriverFailed(number=self._num_errors, after_s=after_s, message=decision.reason)
+        note = self._store.writing(driving.note_driver_failure, self._epoch)
+        await asyncio.to_thread(note, self._row.id, event, now=self._clock.time())
+        if not decision.again:
+            await self._end(decision)
+            return True
+        await self._clock.sleep(decision.after_s)
+        return False
 
     async def _follow(self) -> None:
         """Follows the attempt until it is over."""
@@ -279,9 +311,12 @@ class Driver:
         finally:
             steering.cancel()
             await asyncio.gather(steering, return_exceptions=True)
+        await self._reap_at_last()
+
+    async def _reap_at_last(self) -> None:
         try:
             await to_its_end(self._reap(), self._clock, _REAP_S)
-        except ClusterUnreachable as error:  # what is left there is ended when the cluster is back
+        except Exception as error:  # `Leftovers` ends what is left there once the cluster is back
             fields = {"job": self._row.id, "attempt": self._row.attempt, "error": str(error)}
             _log.warning("attempt.not_reaped", extra=fields)
 
@@ -309,7 +344,7 @@ class Driver:
             return False
 
     async def _reap(self) -> None:
-        await asyncio.to_thread(self._cluster.reap, *self._key)
+        await self._cluster.reap(*self._key)
 
     async def _goes_on(self, silence: _Silence) -> bool:
         newest = self._requested.is_set()
@@ -327,11 +362,11 @@ class Driver:
     async def _look_into(self, silent_s: float) -> None:
         """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
         try:
-            found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+            found = await self._cluster.find_supervisor(*self._key)
             if found is None:
-                why = await asyncio.to_thread(self._cluster.why_gone, *self._key)
+                why = await self._cluster.why_gone(*self._key)
                 raise SupervisorGone(why or "no actor of that name is in the cluster")
-            node_id = await asyncio.to_thread(self._cluster.silent_supervisor, *self._key)
+            node_id = await self._cluster.silent_supervisor(*self._key)
             if node_id:
                 raise _HostSilent(node_id)
             if silent_s >= _UNANSWERED_S:
@@ -357,13 +392,9 @@ class Driver:
 
     async def _end(self, decision: StartDecision) -> None:
         """Ends the attempt in place of its supervisor, which cannot report the end."""
-        await self._report_failed_start(decision)
-        await self._reap()
-        status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
-        end = AttemptEnd(reason=decision.end, message=decision.reason, step=status.step)
-        reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
-        now = self._clock.time()
-        await asyncio.to_thread(self._store.writing(reporting.apply, self._epoch), self._row.id, reports, now=now)
+        end = self._store.writing(reporting.end_attempt, self._epoch)
+        await asyncio.to_thread(end, self._row.id, decision.end, decision.reason, now=self._clock.time())
+        await self._reap_at_last()
 
     async def _report_failed_start(self, decision: StartDecision) -> None:
         event = SupervisorStartFailed(
@@ -375,7 +406,7 @@ class Driver:
 
     async def _find_or_start(self, *, has_token: bool) -> None:
         """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
-        found = await asyncio.to_thread(self._cluster.find_supervisor, *self._key)
+        found = await self._cluster.find_supervisor(*self._key)
         if found is not None and not has_token:
             raise _Unheard("the token of the attempt is not in the database")
         if found is not None:
@@ -383,10 +414,11 @@ class Driver:
         if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
         home = await self._new_home()
-        config = await asyncio.to_thread(self._supervisor_config, home)
+        code_uri = await self._store_code(self._row)
+        config = await asyncio.to_thread(self._supervisor_config, home, code_uri)
         avoid = frozenset(node.node_id for node in self._avoid)
         places, self._places = self._places, {}
-        await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
+        await self._cluster.start_supervisor(config, avoid_nodes=avoid, places=places)
 
     async def _new_home(self) -> Home:
         """Make the home of a new supervisor. Its token is valid before the supervisor has it, and that of another
@@ -418,7 +450,7 @@ class Driver:
         home = await self._new_home()
         while True:
             try:
-                return await asyncio.to_thread(self._cluster.replace_supervisor, *self._key, silent_node, home)
+                return await self._cluster.replace_supervisor(*self._key, silent_node, home)
             except ClusterUnreachable:
                 await self._clock.sleep(_RETRY_S)
 
@@ -427,11 +459,11 @@ class Driver:
         await asyncio.to_thread(self._store.writing(driving.record_event, self._epoch), self._row.id, event, now=now)
 
     async def _check_starts(self) -> None:
-        found = await asyncio.to_thread(self._cluster.unrecorded_starts, *self._key)
+        found = await self._cluster.unrecorded_starts(*self._key)
         if self._unrecorded is None:
             self._unrecorded = found if self._has_reported else 0
         if not supervisor_starts.while_unanswered(found, self._unrecorded).again:
-            ends = await asyncio.to_thread(self._cluster.last_ends, *self._key)
+            ends = await self._cluster.last_ends(*self._key)
             raise _StartsInVain(supervisor_starts.while_unanswered(found, self._unrecorded, ends))
 
     async def _steer(self) -> None:
@@ -440,7 +472,7 @@ class Driver:
             directive = self._directive(self._row)
             if directive != self._written:
                 try:
-                    await asyncio.to_thread(self._store_code, self._row)  # before the supervisor starts workers with it
+                    await self._store_code(self._row)  # before the supervisor starts workers with it
                 except ClusterUnreachable:
                     await self._clock.sleep(_RETRY_S)
                     continue
@@ -477,9 +509,9 @@ class Driver:
         before it saves."""
         return self._written.granted if self._written is not None else 1
 
-    def _supervisor_config(self, home: Home) -> SupervisorConfig:
+    def _supervisor_config(self, home: Home, code_uri: str | None) -> SupervisorConfig:
         row = self._row
-        code_uri = self._store_code(row)
+        newest = self._store.reading(checkpoint_rows.newest)(row.id)
         return SupervisorConfig(
             job_id=row.id,
             attempt=row.attempt,
@@ -503,6 +535,7 @@ class Driver:
             logs=self._config.logs,
             avoid=self._avoid,
             pinned=row.pins,
+            newest=str(newest) if newest is not None else None,
         )
 
     def _spec_of_nodes(self, row: DriveRow) -> JobSpec:
@@ -516,15 +549,15 @@ class Driver:
             return spec
         return spec.model_copy(update={"worker": spec.worker.model_copy(update={"selector": own})})
 
-    def _store_code(self, row: DriveRow) -> str | None:
+    async def _store_code(self, row: DriveRow) -> str | None:
         """Uploads the code to the cluster, where the workers get it from, and returns its URI. None: the job has none,
         or it is there already."""
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None
-        if not self._store.reading(archives.exists)(version):
+        if not await asyncio.to_thread(self._store.reading(archives.exists), version):
             raise LookupError(f"code archive {version} of job {row.id} is not in the store")
-        uri = self._cluster.upload_code(row.id, row.attempt, version)
+        uri = await self._cluster.upload_code(row.id, row.attempt, version)
         self._stored_code = version
         return uri
 
@@ -569,20 +602,20 @@ class Leftovers:
         """
         return sorted({*found} - {*driven} - self._kept)
 
-    def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
-        """Ends the attempts that are over, in this cluster; blocks. Raises ClusterUnreachable."""
+    async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
+        """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""
         for key in keys:
-            self._look(cluster, key)
+            await self._look(cluster, key)
 
-    def _look(self, cluster: str, key: AttemptKey) -> None:
+    async def _look(self, cluster: str, key: AttemptKey) -> None:
         job_id, attempt = key
         try:
-            status = self._store.get_job(job_id).status
+            status = (await asyncio.to_thread(self._store.get_job, job_id)).status
         except StoreError:
             self._kept.add(key)
             return
         if attempt < status.attempt or (attempt == status.attempt and status.state not in ATTEMPT_STATES):
-            number = self._clusters.of(cluster).reap(job_id, attempt)
+            number = await self._clusters.of(cluster).reap(job_id, attempt)
             _log.warning(
                 "attempt.leftover_ended",
                 extra={"cluster": cluster, "job": job_id, "attempt": attempt, "actors": number},

@@ -33,12 +33,8 @@ class Errands:
         self._tasks[cluster, kind] = asyncio.create_task(self._run(cluster, kind, errand), name=f"{kind} {cluster}")
         return True
 
-    def block(self, cluster: str, kind: str, errand: Callable[[], object]) -> bool:
-        """Begins an errand that blocks, on a thread."""
-        return self.begin(cluster, kind, lambda: asyncio.to_thread(errand))
-
     def drop(self) -> None:
-        """Cancels all errands. One that blocks goes on in its thread."""
+        """Cancels all errands."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

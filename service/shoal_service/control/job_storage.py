@@ -1,6 +1,6 @@
 """Files of jobs that the server reads and deletes for people. The storage may hang, so it has threads of its own.
 
-    JobStorage     files of profiles and checkpoints: one of NUM_THREADS threads reads the job's directory,
+    JobStorage     files of programs, profiles and checkpoints: one of NUM_THREADS threads reads the job's directory,
                    <checkpoint.url>/<job id>
     Verifications  reads whole checkpoints, one thread each: marker, lengths, checksums; the result is kept until it was
                    answered
@@ -16,12 +16,12 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shoal_service.artifact_views import MediaPage
+from shoal_service.artifact_views import MediaPage, OutputPage, OutputView
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView, VerificationState, VerificationView
@@ -31,7 +31,10 @@ from shoal_workers.checkpoint.storage import Directory, open_job_directory
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.media import MediaRecord, RecordName, counted, spread
+from shoal_workers.contract.outputs import FOLDER as OUTPUTS
+from shoal_workers.contract.outputs import matcher, merged
 from shoal_workers.contract.profiles import FOLDER, name_of
+from shoal_workers.job_files.outputs import read_manifests
 
 T = TypeVar("T")
 _NUM_THREADS = 4
@@ -102,6 +105,47 @@ class JobStorage:
             return await self.run(read)
         except FileNotFoundError:
             return None
+
+    async def outputs(self, job: JobView, patterns: Sequence[str], limit: int) -> OutputPage:
+        """What the program has written, of files that match one of the patterns. Raises StorageAway."""
+        place, is_wanted = open_job_directory(self._root(job)).child(OUTPUTS), matcher(patterns)
+        manifests = await self.run(lambda: read_manifests(place))
+        found = [one for one in merged(manifests) if is_wanted(one.name)]
+        views = [
+            OutputView(
+                name=one.name,
+                bytes=one.file.bytes,
+                modified_at=one.file.modified_ns / 1e9,
+                sha256=one.file.sha256,
+                node=one.node,
+            )
+            for one in found[:limit]
+        ]
+        return OutputPage(
+            items=tuple(views),
+            num_files=len(found),
+            bytes=sum(one.file.bytes for one in found),
+            num_left_out=sum(one.num_left_out for one in manifests.values()),
+            bytes_left_out=sum(one.bytes_left_out for one in manifests.values()),
+        )
+
+    async def output_file(self, job: JobView, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Length and content of a file of `outputs`; None if there is none of this name.
+
+        Raises:
+            StorageAway: also while the content is read.
+        """
+        storage = open_job_directory(self._root(job)).child(OUTPUTS)
+        manifests = await self.run(lambda: read_manifests(storage))
+        file = next((one for one in merged(manifests) if one.name == name), None)
+        if file is None:
+            return None
+        place, content = storage.child(str(file.node)), file.file.content
+        try:
+            length = (await self.run(place.files)).get(content)
+        except FileNotFoundError:
+            return None
+        return None if length is None else (length, self._pieces(place, content, length))
 
     async def data_hash(self, job: JobView, name: CheckpointName) -> str:
         """Content hash of the data that a checkpoint was made with; empty if it says none, or cannot be read."""

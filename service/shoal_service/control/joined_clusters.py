@@ -23,7 +23,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -219,10 +218,7 @@ class JoinedCluster:
             return None
         return max(0.0, self._clock.monotonic() - newest.seen_mono)
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
-        if fresh and self.connected and self._own_epoch() is not None:
-            with suppress(ClusterUnreachable):  # then what was reported last counts
-                self.look_now()
+    def snapshot(self) -> ClusterSnapshot:
         newest = self._newest
         if reason := self._why_unreachable(newest):
             raise ClusterUnreachable(reason)
@@ -234,14 +230,15 @@ class JoinedCluster:
         return lambda: self._watchers.remove(changed)
 
     def __getattr__(self, name: str) -> Any:
-        """Makes any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer.
+        """Makes any other method of `protocols.Cluster`: it orders the verb of this name, and returns the answer. No
+        thread waits for it.
 
         Raises what the call raises in the cluster; ClusterUnreachable.
         """
         verb = BY_METHOD.get(name)
         if verb is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return partial(self._ask if verb.is_coroutine else self._block, verb)
+        return partial(self._ask, verb)
 
     async def _ask(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
         """Orders a verb and waits for the answer. If the caller is cancelled, so is the order."""
@@ -250,16 +247,7 @@ class JoinedCluster:
             async with asyncio.timeout(verb.limit_s):
                 return await asyncio.wrap_future(answer)
         except TimeoutError:
-            raise _late(verb) from None
-        finally:
-            self._leave(number)
-
-    def _block(self, verb: Verb, *arguments: Any, **named: Any) -> Any:
-        number, answer = self._write(verb, verb.asked(*arguments, **named))
-        try:
-            return answer.result(verb.limit_s)
-        except TimeoutError:
-            raise _late(verb) from None
+            raise ClusterUnreachable(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s") from None
         finally:
             self._leave(number)
 
@@ -437,10 +425,6 @@ def _settle(answer: Future[Any], *, value: Any = None, error: Exception | None =
             answer.set_exception(error)
         else:
             answer.set_result(value)
-
-
-def _late(verb: Verb) -> ClusterUnreachable:
-    return ClusterUnreachable(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s")
 
 
 def _words(error: ValidationError) -> str:

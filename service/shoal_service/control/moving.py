@@ -4,10 +4,10 @@
     cluster and supervisor silent for wait_s         ->  requeued, if another cluster can have it
     queued, with a checkpoint                        ->  not in clusters where that is not known to be readable
 
-The storage of a cluster is not this server's: a directory of the same name may be another one there. So its gateway is
-asked whether it can read a job's checkpoints, in the background (ReachableStorage), and a gateway that does not answer
-holds up nothing. Part of the control loop, on its event loop; `core/lost_clusters.py` decides about lost clusters. What
-stands in the way is said once, in the job's status and history.
+The storage of a cluster is not this server's: a directory of the same name may be another one there. So its nodes are
+asked whether they can read a job's checkpoints, in the background (ReachableStorage), and a cluster that does not
+answer holds up nothing. Part of the control loop, on its event loop; `core/lost_clusters.py` decides about lost
+clusters. What stands in the way is said once, in the job's status and history.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from shoal_service.store.errors import ClusterNotFound, JobNotFound
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import checkpoint_root
-from shoal_service.views import CheckpointState, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.placing import ANY_CLUSTER
 from shoal_workers.contract.spec import JobSpec
 
@@ -154,9 +153,8 @@ class Moving:
         if not may_ask or not needs_storage(row) or to == self.cluster_of(row):
             return ""
         saves = job.status.state.holds_workers
-        look = partial(self._storage.look_now, to, job.id, job.spec, saves=saves)
         try:
-            found = await asyncio.to_thread(look)
+            found = await self._storage.look_now(to, job.id, job.spec, saves=saves)
         except ClusterError as error:
             return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
         return _unreadable_words(found)
@@ -339,10 +337,10 @@ class ReachableStorage:
             self._asked[cluster] = num_open + 1
         return None if known is None else known.why_not
 
-    def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
-        """Asks now why the job cannot go on there; blocks. Raises ClusterUnreachable, JobNotFound."""
-        root, name = self._saved(job_id, spec)
-        return self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
+    async def look_now(self, cluster: str, job_id: str, spec: JobSpec, *, saves: bool) -> str:
+        """Asks now why the job cannot go on there. Raises ClusterUnreachable, JobNotFound."""
+        root, name = await asyncio.to_thread(self._saved, job_id, spec)
+        return await self._clusters.of(cluster).sees_storage(root, name) if name or saves else ""
 
     def drop(self) -> None:
         """Stops asking, because the lease is lost."""
@@ -352,7 +350,7 @@ class ReachableStorage:
     async def _ask(self, key: _Key, spec: JobSpec) -> None:
         cluster, job_id, _, saves = key
         try:
-            why_not = await asyncio.to_thread(partial(self.look_now, cluster, job_id, spec, saves=saves))
+            why_not = await self.look_now(cluster, job_id, spec, saves=saves)
         except (JobNotFound, ClusterUnreachable):
             return
         except ClusterError as error:  # a gateway of a release that does not know the question
@@ -365,13 +363,8 @@ class ReachableStorage:
 
     def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
         """URL of the job's directory, and name of the checkpoint from which it would go on; empty if it has none."""
-        committed = [
-            one
-            for one in self._store.reading(checkpoint_rows.read_checkpoints)(job_id)
-            if one.state is CheckpointState.COMMITTED
-        ]
-        if committed:
-            newest = max(CheckpointName(one.step, one.attempt, one.generation) for one in committed)
+        newest = self._store.reading(checkpoint_rows.newest)(job_id)
+        if newest is not None:
             return checkpoint_root(spec, self._default_url, job_id), str(newest)
         origin = spec.continue_from
         if origin is not None and origin.checkpoint:

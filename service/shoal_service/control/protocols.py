@@ -33,9 +33,8 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
     @property
     def connected(self) -> bool: ...
 
-    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
-        """The cluster as it was at most some seconds ago. `fresh`: not older than this call, if that is possible within
-        a second. Raises ClusterUnreachable."""
+    def snapshot(self) -> ClusterSnapshot:
+        """The cluster as it was at most some seconds ago. Raises ClusterUnreachable."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain, or a supervisor could not

@@ -36,6 +36,7 @@ from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
+from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 from shoal_workers.contract.profiles import FOLDER as PROFILES
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ _DELETE_S = 120.0
 _DAY_S = 86_400.0
 _FILES_S = 120.0
 """Seconds that the removal of the files of one checkpoint may take."""
-_FOLDERS = (PROFILES, MEDIA, "tensorboard")
+_FOLDERS = (PROFILES, MEDIA, OUTPUTS, "tensorboard")
 """Folders of a job's directory that are deleted with its checkpoints. Nothing else is deleted, since the directory may
 hold files that are not Shoal's; except of a script, whose files are its checkpoints."""
 

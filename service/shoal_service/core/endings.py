@@ -57,6 +57,9 @@ ENDINGS: dict[EndReason, Ending] = {
         JobState.FAILED, Retry.NEVER, "The group was re-formed more often than retry.max_recoveries allows."
     ),
     EndReason.STORAGE_FAILED: Ending(JobState.FAILED, Retry.NEVER, "checkpoint.url could not be read or written."),
+    EndReason.CHECKPOINTS_MISSING: Ending(
+        JobState.FAILED, Retry.NEVER, "The job's checkpoints are not in its directory; it does not start over."
+    ),
     EndReason.VALIDATION_FAILED: Ending(
         JobState.FAILED,
         Retry.NEVER,
@@ -82,7 +85,9 @@ ENDINGS: dict[EndReason, Ending] = {
 
 _MISTAKEN = "The task cannot be trained as it is."
 """Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
-_OF_SCRIPTS = {"exit_status": "The script has failed."}
+REPEATED = "repeated_end"
+"""Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
+_OF_SCRIPTS = {"exit_status": "The script has failed.", REPEATED: "The script has failed."}
 """The same for mistakes that only a script makes."""
 
 
@@ -124,6 +129,8 @@ def decide_retry(
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
+    if mistake == REPEATED:
+        return RetryDecision(False, True, f"{words} No other attempt: it would end in the same way again.")
     if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,

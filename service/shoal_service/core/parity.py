@@ -62,9 +62,10 @@ class Parity(Frozen):
     tolerance: float
     """Largest relative difference that counts as equal."""
     within_tolerance: bool
-    """At least one step was compared, and none differs by more than `tolerance`."""
+    """At least one step was compared, none differs by more than `tolerance`, and neither job has other steps after the
+    first that both have."""
     bit_identical: bool
-    """At least one step was compared, and all losses are the same doubles."""
+    """As `within_tolerance`, and all losses are the same doubles."""
     steps_compared: int
     steps_only_in_job: int
     steps_only_in_against: int
@@ -151,6 +152,8 @@ class _Summary:
         self._compared = 0
         self._only_in_job = 0
         self._only_in_against = 0
+        self._has_other_steps = False
+        """One of them has a step after the first common one that the other has not."""
         self._over = 0
         self._largest_abs: _Point | None = None
         self._largest_rel: _Point | None = None
@@ -158,6 +161,7 @@ class _Summary:
         self._first_over: int | None = None
 
     def add_unmatched(self, *, in_job: bool) -> None:
+        self._has_other_steps = self._has_other_steps or self._compared > 0
         if in_job:
             self._only_in_job += 1
         else:
@@ -177,10 +181,11 @@ class _Summary:
 
     def parity(self, points: tuple[ParityPoint, ...]) -> Parity:
         differs = self._first_different is not None
+        is_same_training = self._compared > 0 and not self._has_other_steps
         return Parity(
             tolerance=self._tolerance,
-            within_tolerance=self._compared > 0 and self._over == 0,
-            bit_identical=self._compared > 0 and not differs,
+            within_tolerance=is_same_training and self._over == 0,
+            bit_identical=is_same_training and not differs,
             steps_compared=self._compared,
             steps_only_in_job=self._only_in_job,
             steps_only_in_against=self._only_in_against,

@@ -2,6 +2,7 @@
 
     its actor cannot be created            start it again after 1, 2, 4 and 8 s; five failures end the attempt
     its process dies, Ray starts another   nine processes in a row that claimed no life in the journal end the attempt
+    its driver meets an unexpected error   drive it again after 1, 2, 4 ... 30 s; eight without a report end the attempt
 
 A supervisor that has recorded its start judges itself, see supervisor/supervisor.py; `lack_of_memory` tells it why
 it died. This one cannot: it died while its process was set up, or its node lacks what it needs.
@@ -17,6 +18,7 @@ from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason
 
 MAX_FAILED_STARTS = 5
+MAX_DRIVER_ERRORS, _MAX_PAUSE_S = 8, 30.0
 MAX_UNRECORDED_STARTS = 8
 """This is as many as `supervisor.MAX_SHORT_RUNS`."""
 
@@ -54,6 +56,15 @@ def after_failure(num_failed: int, error: str) -> StartDecision:
         )
     after_s = 2.0 ** (num_failed - 1)
     return StartDecision(True, after_s, f"start {num_failed} of at most {MAX_FAILED_STARTS} failed: {error}")
+
+
+def after_error(num_errors: int, error: str) -> StartDecision:
+    """`num_errors`: unexpected errors of the attempt's driver since its supervisor has reported, this one included."""
+    if num_errors >= MAX_DRIVER_ERRORS:
+        times = count_text(num_errors, "time")
+        return StartDecision(False, 0.0, f"the control plane failed {times} in a row to drive the attempt: {error}")
+    after_s = min(_MAX_PAUSE_S, 2.0 ** (num_errors - 1))
+    return StartDecision(True, after_s, f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}")
 
 
 def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:

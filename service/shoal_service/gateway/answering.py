@@ -8,6 +8,7 @@ order.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,22 +19,20 @@ from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.verbs import VERBS, RayVerbs, Verb
+from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
-from shoal_service.supervisor.checkpoints import CheckpointCatalog
-from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.marker import CheckpointName
 
 _THREADS = 32
-_STORAGE_THREADS = 4
-"""Number of threads for calls to the storage. A storage that hangs blocks these, and no others."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RayAccess(RayVerbs, Protocol):
-    """A connection to one Ray cluster. The real one is `ray_cluster.py`, the fake is in `tests/doubles`."""
+class RayAccess(Protocol):
+    """A connection to one Ray cluster, with a method for each verb of RayVerbs. Those that are no coroutines block.
+
+    The real one is `ray_cluster.py`, the fake is in `tests/doubles`.
+    """
 
     address: str
     """Empty until it is connected."""
@@ -74,11 +73,9 @@ class Answering:
         self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "look_now": look,
             "upload_code": self._upload_code,
-            "sees_storage": self._sees_storage,
         }
         """Methods of GatewayVerbs by name."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="order")
-        self._storage_threads = ThreadPoolExecutor(_STORAGE_THREADS, thread_name_prefix="storage")
 
     async def answer(self, order: Order) -> Answer:
         try:
@@ -99,18 +96,15 @@ class Answering:
         arguments = {name: getattr(request, name) for name in verb.parameters}
         if (own := self._own.get(verb.method)) is not None:
             return await own(**arguments)
-        call = partial(getattr(self._ray, verb.method), **arguments)
+        method = getattr(self._ray, verb.method)
+        call = partial(method, **arguments)
         # Ray's own calls may wait for the head, so what is no coroutine runs on a thread.
-        value = await (call() if verb.is_coroutine else self._blocking(call))
+        value = await (call() if inspect.iscoroutinefunction(method) else self._blocking(call))
         return value[:MAX_WORDS] if isinstance(value, str) else value
 
     async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
         archive = await self._archive(sha256)
         return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
-
-    async def _sees_storage(self, url: str, name: str) -> str:
-        look = partial(why_unreachable, url, name)
-        return await asyncio.get_running_loop().run_in_executor(self._storage_threads, look)
 
     async def _blocking(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -118,36 +112,3 @@ class Answering:
 
 def _as_json(answer: Any) -> str:
     return to_json(answer, inf_nan_mode="constants", serialize_unknown=True).decode()
-
-
-def why_unreachable(root: str, name: str) -> str:
-    """Why the checkpoints of a job cannot be read from this cluster, for people; it may hang, so call it on a thread.
-    Empty: the checkpoint of this name, or a newer one, is there; with an empty name: the directory is.
-
-    Args:
-        root: URL of the job's directory.
-    """
-    try:
-        return _why_not(root, name)
-    except (OSError, ValueError, ImportError) as error:
-        return f"{root} cannot be read: {type(error).__name__}: {error}"[:MAX_WORDS]
-
-
-def _why_not(root: str, name: str) -> str:
-    if not name:
-        try:
-            open_job_directory(root).files()
-        except FileNotFoundError:
-            return f"{root} is not there"
-        return ""
-    wanted = CheckpointName.parse(name)
-    if wanted is None:
-        return f"{name!r} is not the name of a checkpoint"
-    catalog = CheckpointCatalog(root)
-    if catalog.has_marker(wanted):
-        return ""
-    newest = catalog.newest()
-    if newest is not None and newest > wanted:
-        return ""  # retention has deleted it since
-    there = f"the newest checkpoint there is {newest}" if newest is not None else "no checkpoint is there"
-    return f"{root} does not have the checkpoint {name}: {there}"

@@ -1,6 +1,7 @@
 """Runs functions on nodes, as Ray tasks and actors that reserve no CPU, where only the node itself can answer.
 
     packages of `code.pip`   listed and removed: they are local files of the workers, with whose account the tasks run
+    storage of checkpoints   seen from where the workers are: the gateway's machine may have other mounts
     releases of Shoal        asked for when a supervisor could not be created: a node with another release is the most
                              probable reason, and no error of Ray names it
     a suspected node         tested: an actor on it, and one on a partner node, compute and communicate
@@ -20,13 +21,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
 from shoal_service.cluster import gcs
-from shoal_service.cluster.errors import GcsUnavailable
+from shoal_service.cluster.errors import ClusterUnreachable, GcsUnavailable
 from shoal_service.clusters.snapshot import UnusedPackages
 from shoal_service.core.quantities import count_text
 from shoal_workers.version import VERSION
 
 _PACKAGES_S = 60.0
 """Time for the start of a process on a busy node, and for the removal of some thousand files."""
+_STORAGE_S = 30.0
+_MOST_ASKED = 16
 _RELEASE_S = 15.0
 _START_S = 90.0
 """Time for the start of a process that imports torch on a busy machine."""
@@ -68,6 +71,30 @@ def _remove(name: str, for_s: float) -> bool:
     from shoal_workers.package_sets import remove, root_of_node
 
     return remove(root_of_node(), name, for_s=for_s)
+
+
+async def sees_storage(nodes: Sequence[tuple[str, str]], url: str, name: str) -> str:
+    """Why one of these nodes cannot read a job's checkpoints (`why_unreadable`); empty if all that answer can.
+
+    Args:
+        nodes: ids and addresses.
+
+    Raises:
+        ClusterUnreachable: no node has answered.
+    """
+    some = nodes[:_MOST_ASKED]
+    calls = (call_on_node(node_id, _why_unreadable, url, name, within_s=_STORAGE_S) for node_id, _ in some)
+    answers = await asyncio.gather(*calls)
+    if not any(isinstance(answer, str) for answer in answers):
+        raise ClusterUnreachable(f"no node has said within {_STORAGE_S:g} s whether it reads {url}")
+    return next((f"on the node {ip}, {why}" for (_, ip), why in zip(some, answers, strict=True) if why), "")
+
+
+def _why_unreadable(url: str, name: str) -> str:
+    """Runs on the node."""
+    from shoal_service.supervisor.checkpoints import why_unreadable
+
+    return why_unreadable(url, name)
 
 
 async def other_releases() -> str:

@@ -28,7 +28,13 @@ from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.gateway.on_nodes import fault_of_node, other_releases, remove_packages, unused_packages
+from shoal_service.gateway.on_nodes import (
+    fault_of_node,
+    other_releases,
+    remove_packages,
+    sees_storage,
+    unused_packages,
+)
 from shoal_service.gateway.prestart import SupervisorReserve, prestart
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
@@ -370,8 +376,17 @@ class RayCluster:
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
+        return await unused_packages(await self._nodes_that_work(), for_s)
+
+    async def sees_storage(self, url: str, name: str) -> str:
+        return await sees_storage(await self._nodes_that_work(), url, name)
+
+    async def _nodes_that_work(self) -> list[tuple[str, str]]:
+        """Ids and addresses of the nodes that are alive, those with resources for workers if there are any."""
         nodes = [node for node in await asyncio.to_thread(self._nodes) if node.alive]
-        return await unused_packages([(node.node_id, node.ip) for node in nodes], for_s)
+        return [(node.node_id, node.ip) for node in nodes if node.cpus or node.gpus] or [
+            (node.node_id, node.ip) for node in nodes
+        ]
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         return await remove_packages(node_id, name, for_s)

@@ -118,6 +118,8 @@ class Limits:
     """Workers of each node. (): as many nodes of `max_tp` workers as are needed."""
     tp_may_cross: bool = False
     """tp groups may be on several nodes."""
+    may_be_plain: bool = False
+    """Workers may have the whole state, and train the task's own module."""
     refused: tuple[frozenset[str], ...] = ()
     """Kinds of layouts (contract/proofs.py) that a proof has refused."""
 
@@ -142,7 +144,9 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     fed = _fed(schedule, pp, per_rank, share)
     legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
-    legal &= (level == LEVELS.index(ShardLevel.OPTIMIZER)) | (shard * cp > 1) | _is_fixed(limits.fixed, "shard")
+    is_plain, is_whole = level == LEVELS.index(ShardLevel.NONE), (shard * cp * tp * pp == 1) & limits.may_be_plain
+    has_effect = (level == LEVELS.index(ShardLevel.OPTIMIZER)) & ~is_whole | (shard * cp > 1)
+    legal &= np.where(is_plain, is_whole, has_effect | _is_fixed(limits.fixed, "shard"))
     for kind in limits.refused:
         legal &= ~_uses(kind, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
     cuts, cut_index = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
@@ -200,11 +204,17 @@ def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, i
         ):
             continue
         for shard in _divisors(ranks):
-            if fixed is not None and (fixed.dp_replicate != ranks // shard or fixed.dp_shard not in ("auto", shard)):
+            if fixed is not None and not _is_requested(fixed, ranks // shard, shard):
                 continue
             for ep in _of(legal.ep, fixed, "ep"):
                 if shard % ep == 0:
                     yield pp, ranks // shard, shard, cp, tp, ep
+
+
+def _is_requested(fixed: ParallelismSpec, replicate: int, shard: int) -> bool:
+    if fixed.shard is ShardLevel.NONE:
+        return shard == 1
+    return fixed.dp_replicate == replicate and fixed.dp_shard in ("auto", shard)
 
 
 def _of(legal: tuple[int, ...], fixed: ParallelismSpec | None, axis: str) -> tuple[int, ...]:

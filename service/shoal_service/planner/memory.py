@@ -6,7 +6,8 @@ What the engine holds (FSDP2 with fp32 parameters and optimizer state; computati
     optimizer     its state by its name (`holding`), two moments of AdamW, 8 bytes; sharded in the same way
     gradients     4 bytes for what is trained, sharded in the same way, plus those of one unit and of the root while
                   they are reduced; or whole ones, 4 bytes, if a step reduces once (ZeRO-1, pipelines) and has several
-                  micro-batches; the larger of the two. With a single micro-batch gradients appear while activations
+                  micro-batches; the larger of the two; or, if nothing is sharded, 8 bytes: what autograd has made,
+                  and the buckets in which it is summed. With a single micro-batch gradients appear while activations
                   are freed, so only the part that exceeds the activations counts
     gathered      parameters in the type of the computation: all of the rank if they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
@@ -57,6 +58,8 @@ KEPT_COPIES = 2
 LOG_ENTRIES = 24
 """20 steps between two copies, two before the newest copy, and those that pass until a copy has arrived."""
 _FP32 = 4
+_PLAIN_GRADIENTS = 2
+"""What autograd has made, and the buckets in which it is summed."""
 _LOGIT_COPIES = 12
 """Bytes per logit in the loss: log-probabilities, their gradient, and the logits' gradient, in fp32."""
 
@@ -198,6 +201,7 @@ def _parts(
     on_device = 0.0 if columns.offload else 1.0
     keeps_whole = (columns.level != LEVELS.index(ShardLevel.FULL)) | (columns.pp > 1)
     reduces_once = (columns.level == LEVELS.index(ShardLevel.OPTIMIZER)) | (columns.pp > 1)
+    is_plain = columns.level == LEVELS.index(ShardLevel.NONE)
     has_whole_gradients = reduces_once & (columns.fed > 1)
     unit = np.maximum(
         (content.num_dense > 0) * _unit(shape, shape.dense, columns),
@@ -210,7 +214,7 @@ def _parts(
     )
     root = tables * shape.table_params / columns.tp
     size = work.compute_bytes
-    gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size
+    gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size * ~is_plain
     # whole gradients are sharded unit by unit in the last backward pass, while activations are freed; otherwise the
     # gradient of a unit leaves the backward pass in the compute type and is reduced in fp32
     moving = np.minimum(params, unit + root) * (size + _FP32) * share
@@ -223,6 +227,7 @@ def _parts(
     cut_gradients = cut_trained * _FP32 * on_device
     not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
     gradients = np.maximum(trained * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
+    gradients = np.where(is_plain, trained * _FP32 * _PLAIN_GRADIENTS, gradients)
     temporaries = cut_gradients + not_yet
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
     return {

@@ -22,6 +22,7 @@ from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.memory import BytesPart, least_need, num_params_of
 from shoal_service.planner.ranking import (
+    PLAIN,
     LayoutTable,
     Prediction,
     Preference,
@@ -33,7 +34,7 @@ from shoal_service.planner.ranking import (
 )
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
-from shoal_workers.contract.layout import Layout, ParallelismSpec, micro_batches_fed, replicated
+from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel, micro_batches_fed, replicated
 from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, plan_of
 
@@ -259,6 +260,8 @@ def _as_requested(
     if fixed.otherwise == "idle":
         most = world_size // fixed.unit * fixed.unit
         worlds = list(range(most, 0, -fixed.unit)) if fixed.dp_shard == "auto" else [fixed.unit] * (most > 0)
+    if fixed.shard is ShardLevel.NONE:
+        worlds = [min(world_size, spec.batch.num_micro_batches)]
     shape, known = shape_of(spec), plan_of(spec)
     for world in worlds:
         layout = fixed_layout(fixed, world, known)
@@ -272,7 +275,8 @@ def _as_requested(
         elif not violations(layout, spec, known):
             fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
             reason = partitioned(spec, layout.num_data_ranks, fed)
-            reason = f"{reason}; {Preference.AS_REQUESTED}{_idle(world, world_size)}"
+            rule = f"{Preference.PLAIN}: {PLAIN}; " if layout.shard is ShardLevel.NONE else ""
+            reason = f"{reason}; {rule}{Preference.AS_REQUESTED}{_idle(world, world_size)}"
             return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec)))
     return None
 

@@ -128,7 +128,16 @@ class Task:
         nodes = tuple(size for rack in self.racks for size in rack)
         num_micro_batches, max_tp = self.spec.batch.num_micro_batches, self.profile.ranks_per_node
         kinds = tuple(kind_of(layout) for layout in self.refused)
-        return Limits(degrees, num_micro_batches, max_tp, self.fixed, nodes, self.tp_may_cross, kinds)
+        return Limits(
+            degrees,
+            num_micro_batches,
+            max_tp,
+            self.fixed,
+            nodes,
+            self.tp_may_cross,
+            may_be_plain=self.fixed is not None and self.fixed.shard is ShardLevel.NONE,
+            refused=kinds,
+        )
 
 
 @dataclass(frozen=True)
@@ -281,6 +290,8 @@ class Preference(StrEnum):
     FASTEST = "fastest"
     SIMPLEST_OF_EQUALS = "simplest_of_equals"
     """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
+    PLAIN = "plain"
+    """The whole state fits on each worker, so each trains the task's own module."""
     LEAST_SHARDED = "least_sharded"
     """The shard level with the least communication, among those that fit."""
     MEASURED = "measured"
@@ -323,6 +334,8 @@ def reasons(
         else:
             how = f" ({layout.context})" if axis == "cp" else ""
             found.append(f"{rule}{axis} {degree}{how} {words}, {share(SecondsPart(axis))}")
+    if layout.shard is ShardLevel.NONE:
+        found.append(f"{Preference.PLAIN}: {PLAIN}, {share(SecondsPart.DP)}")
     if layout.num_shards > 1 and layout.pp == 1:
         where = f" {links['dp_shard'].words}" if "dp_shard" in links else ""
         found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")
@@ -336,6 +349,7 @@ def reasons(
     return (batch_partition, *found)
 
 
+PLAIN = "every worker has the whole state and trains the task's own module"
 _LEVELS = {
     ShardLevel.OPTIMIZER: "ZeRO-1 is enough",
     ShardLevel.GRADIENTS: "ZeRO-2, whole gradients would not fit or cost more",

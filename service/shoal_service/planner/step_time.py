@@ -247,7 +247,8 @@ def _data(
     state = trained_dense / shards + trained_experts * columns.ep / shards
     across = replicas.reduce_s(state * _FP32)
     is_full = (columns.level == LEVELS.index(ShardLevel.FULL)) & (columns.pp == 1)
-    reduces_each = (columns.level != LEVELS.index(ShardLevel.OPTIMIZER)) & (columns.pp == 1)
+    reduces_once = [LEVELS.index(level) for level in (ShardLevel.OPTIMIZER, ShardLevel.NONE)]
+    reduces_each = ~np.isin(columns.level, reduces_once) & (columns.pp == 1)
     each = np.where(is_full, 2 * gather, 0.0) + np.where(reduces_each, reduce, 0.0)
     once = np.where(is_full, 0.0, gather) + np.where(reduces_each, 0.0, reduce) + across
     if columns.offload:

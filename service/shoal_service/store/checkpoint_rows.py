@@ -20,6 +20,7 @@ from shoal_service.core.events.training import (
     CheckpointPinned,
     CheckpointUnpinned,
 )
+from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.lifecycle import NoSuchCheckpoint, choose
 from shoal_service.core.retention import why_kept
 from shoal_service.store.database import Transaction
@@ -35,6 +36,7 @@ from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins
 from shoal_service.store.tables import checkpoints, jobs, model_versions
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import ContinueFrom, JobSpec
 
@@ -47,6 +49,11 @@ def read_checkpoints(tx: Transaction, job_id: str) -> list[CheckpointView]:
     query = select(checkpoints.c.document).where(checkpoints.c.job_num == num_of(tx, job_id)).order_by(*key)
     found = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
     return with_pins(tx, jobs.c.id == job_id, found)
+
+
+def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
+    """The newest good checkpoint of a job; None if it has none. Raises JobNotFound."""
+    return max(_committed(tx, job_id), default=None)
 
 
 def with_pins(tx: Transaction, of_job: ColumnElement[bool], found: Sequence[CheckpointView]) -> list[CheckpointView]:
@@ -82,7 +89,23 @@ def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, 
 def check_deletion(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
     """Finds the checkpoint, if it may be deleted. Raises JobNotFound, CheckpointNotFound, CheckpointConflict,
     CheckpointKept."""
-    return _deletable(tx, load(tx, job_id), name)
+    job = load(tx, job_id)
+    return _deletable(tx, job, name, is_over=job.state.ended)
+
+
+def newer_than(tx: Transaction, job_id: str, step: int) -> list[CheckpointName]:
+    """The good checkpoints of later steps, newest first, if all of them may be deleted so that the job goes on from
+    this step. Raises JobNotFound, RequestConflict, CheckpointNotFound, CheckpointKept."""
+    job = load(tx, job_id)
+    if job.state is JobState.QUEUED or job.state in ATTEMPT_STATES:
+        raise RequestConflict(job_id, job.state, "go on from another checkpoint: pause it first")
+    committed = sorted(_committed(tx, job_id), reverse=True)
+    if step and step not in {name.step for name in committed}:
+        raise CheckpointNotFound(job_id, f"of step {step}")
+    newer = [name for name in committed if name.step > step]
+    for name in newer:
+        _deletable(tx, job, name, is_over=True)
+    return newer
 
 
 def note_deletion(
@@ -206,12 +229,12 @@ def registered(tx: Transaction, job_id: str) -> dict[str, str]:
     return {row.checkpoint: f"{row.name}@{row.version}" for row in tx.execute(own)}
 
 
-def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName) -> CheckpointView:
+def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName, *, is_over: bool) -> CheckpointView:
     view = _find(tx, job.id, name)
     if view.state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
         raise CheckpointConflict(job.id, str(name), view.state, "only one that is in the storage can be deleted")
     pinned = [parsed for pin in job.pins if (parsed := CheckpointName.parse(pin)) is not None]
-    reason = why_kept(name, _committed(tx, job.id), pinned=pinned, is_over=job.state.ended)
+    reason = why_kept(name, _committed(tx, job.id), pinned=pinned, is_over=is_over)
     needed_by = holders(tx, job.id).get(str(name), [])
     if needed_by and not reason:
         reason = (

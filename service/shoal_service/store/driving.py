@@ -16,6 +16,7 @@ from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
+from shoal_service.core.events.service import DriverFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
@@ -328,6 +329,15 @@ def note_stay(tx: Transaction, job_id: str, *, cluster: str, reason: str, now: f
 def record_event(tx: Transaction, job_id: str, event: JobEvent, *, now: float) -> None:
     edit = JobEdit(tx, load(tx, job_id, lock=True), now)
     edit.event(event)
+    edit.save()
+    tx.publish(job_id)
+
+
+def note_driver_failure(tx: Transaction, job_id: str, event: DriverFailed, *, now: float) -> None:
+    """Records an unexpected error of the driver. The job's status says so until its supervisor reports."""
+    edit = JobEdit(tx, load(tx, job_id, lock=True), now)
+    edit.event(event)
+    edit.describe(message=event.words())
     edit.save()
     tx.publish(job_id)
 

@@ -71,6 +71,14 @@ def apply(tx: Transaction, job_id: str, reports: SupervisorReports, *, now: floa
     apply_all(tx, [Incoming(load(tx, job_id, lock=True), reports, now)])
 
 
+def end_attempt(tx: Transaction, job_id: str, reason: EndReason, message: str, *, now: float) -> None:
+    """Ends the job's attempt in the place of its supervisor, if there is one. Raises JobNotFound."""
+    job = load(tx, job_id, lock=True)
+    end = AttemptEnd(reason=reason, message=message, step=job.status.step)
+    reports = SupervisorReports(attempt=job.attempt, seq=0, status=job.status, end=end)
+    apply_all(tx, [Incoming(job, reports, now)])
+
+
 def apply_all(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     """Stores reports of different jobs."""
     dropped: list[list[DropReason]] = [[DropReason.STALE_ATTEMPT] if one.is_stale else [] for one in incoming]

@@ -23,6 +23,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from shoal_service.core.attempt.checkpoints import what_is_missing
+from shoal_service.core.attempt.commands import FindCheckpoint
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
@@ -72,9 +74,9 @@ class CheckpointCoordinator:
         self._hanging: asyncio.Future[Any] | None = None
         """The call that was given up. It is done once the storage has answered it."""
 
-    async def find(self, excluding: tuple[str, ...]) -> None:
+    async def find(self, command: FindCheckpoint) -> None:
         try:
-            found = await asyncio.to_thread(self._find, excluding)
+            found = await asyncio.to_thread(self._find, command)
         except OSError as error:
             self._post(StorageAway(f"{type(error).__name__}: {error}"))
         except StorageUnusable as error:
@@ -82,6 +84,9 @@ class CheckpointCoordinator:
         except Exception as error:
             self._post(StorageIsUnusable(f"{type(error).__name__}: {error}"))
         else:
+            if missing := what_is_missing(command.expected, found.newest_there):
+                self._post(StorageAway(missing, is_missing=True))
+                return
             damaged = tuple((str(name), str(error)) for name, error in found.damaged)
             self._post(CheckpointFound(str(found.name) if found.name else None, damaged))
 
@@ -145,12 +150,15 @@ class CheckpointCoordinator:
             calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whatever it is
             raise StorageHangs(f"the storage did not answer within {limit_s:g} s (timeouts.commit_s)") from None
 
-    def _find(self, excluding: tuple[str, ...]) -> Found:
+    def _find(self, command: FindCheckpoint) -> Found:
+        search = partial(self._catalog.search, excluding=_names(command.excluding))
         if not self._is_checked:
+            if command.expected is not None and what_is_missing(command.expected, (found := search()).newest_there):
+                return found  # nothing is written here: it would count when the job's directory is back
             self._catalog.check_writable()
             self._catalog.begin(self._config.attempt)
             self._is_checked = True
-        return self._catalog.search(excluding=_names(excluding))
+        return search()
 
     async def _remove_torn(self, state: Attempt) -> None:
         committing = _names(state.checkpoints.committing)
@@ -271,18 +279,21 @@ class CheckpointCatalog:
 
     def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
         damaged: list[tuple[CheckpointName, DamagedCheckpoint]] = []
+        newest_there: CheckpointName | None = None
         for name in self._counting():
             if name in excluding:
+                if newest_there is None and self.has_marker(name):
+                    newest_there = name
                 continue
-            place = self._open(name)
             try:
-                marker_in(place)
+                marker_in(self._open(name))
             except DamagedCheckpoint as error:
-                if MARKER_NAME in place.files():  # else it was never committed
+                if self.has_marker(name):  # else it was never committed
                     damaged.append((name, error))
+                    newest_there = newest_there or name
                 continue
-            return Found(name, tuple(damaged))
-        return Found(None, tuple(damaged))
+            return Found(name, tuple(damaged), newest_there or name)
+        return Found(None, tuple(damaged), newest_there)
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
         """Every committed checkpoint, newest first, without those with a damaged marker."""
@@ -423,3 +434,30 @@ def _way_out(root: str) -> str:
     return (
         "Use a directory that the user who runs the cluster may write, and that every node reaches under the same path."
     )
+
+
+def why_unreadable(root: str, name: str) -> str:
+    """Why the checkpoints of a job cannot be read from this node; it may hang.
+
+    Empty if the checkpoint of this name, or a newer one, is there; with an empty name, if the directory is.
+
+    Args:
+        root: URL of the job's directory.
+    """
+    try:
+        return _why_not(root, name)
+    except (OSError, ValueError, ImportError) as error:
+        return f"{root} cannot be read: {type(error).__name__}: {error}"
+
+
+def _why_not(root: str, name: str) -> str:
+    if not name:
+        try:
+            open_job_directory(root).files()
+        except FileNotFoundError:
+            return f"{root} is not there"
+        return ""
+    if CheckpointName.parse(name) is None:
+        return f"{name!r} is not the name of a checkpoint"
+    missing = what_is_missing(name, CheckpointCatalog(root).search().newest_there)
+    return f"{root}: {missing}" if missing else ""

@@ -50,6 +50,8 @@ class SupervisorConfig(Frozen):
     """Nodes on which no worker is started. Each directive replaces this list."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete. Each directive replaces this list."""
+    newest: str | None = None
+    """Name of the newest checkpoint that the job has committed, as the store knows it; None: the job has none."""
     silent: tuple[str, ...] = ()
     """Nodes whose hosts answered no connect when this supervisor was started in the place of another one."""
     profile: HardwareProfile | None = None

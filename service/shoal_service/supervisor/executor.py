@@ -75,6 +75,8 @@ from shoal_workers.contract.worker_reports import ValidationReport
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
 _FORGET_S = 2.0
+_KEEP_FILES_S = 1800.0
+"""Longest time for the outputs of a node at the end of an attempt; a worker gives up a storage that takes nothing."""
 _LAST_POLL_S = 5.0
 _CHEAP_S = 0.005
 _SHARE = 0.1
@@ -318,8 +320,8 @@ class Executor:
             case RequestSnapshotParts() | CompareModels():
                 if client := self._client(command.index):
                     client.ask(command)
-            case FindCheckpoint(excluding):
-                self._spawn(self._coordinator.find(excluding))
+            case FindCheckpoint():
+                self._spawn(self._coordinator.find(command))
             case Commit(name, parts):
                 self._spawn(self._coordinator.commit(name, parts, self._state))
             case ForgetDamaged(name, message):
@@ -456,7 +458,7 @@ def _speaks_this_version(worker: Worker, entry_version: int) -> bool:
 async def _release_workers(
     fleet: Fleet, clock: Clock, clients: Sequence[WorkerClient], killing: Collection[asyncio.Task[None]]
 ) -> None:
-    """Collects the last output of each worker, removes the attempt's snapshots from each node, and kills the workers.
+    """Stores the files of each node, collects the last output, removes the snapshots, and kills the workers.
 
     If a worker is not idle, one worker per node stays until all others have ended, and removes the snapshots once more:
     a worker that was starting or training may have created some in the meantime. Idle workers are killed together,
@@ -466,6 +468,8 @@ async def _release_workers(
         killing: kills that are under way; also waited for.
     """
     queued_s = later_s(len(clients))
+    by_node = list(fleet.by_node().values())
+    await asyncio.gather(*(_keep_files(fleet, clock, indexes, _FORGET_S + queued_s) for indexes in by_node))
     await asyncio.gather(*(client.collect_last_reports(_LAST_POLL_S + queued_s) for client in clients))
     forgetting = (_forget_memory(fleet, clock, i, _FORGET_S + queued_s) for i in fleet.by_node().values())
     answers = await asyncio.gather(*forgetting)
@@ -477,6 +481,20 @@ async def _release_workers(
     await asyncio.gather(*map(fleet.kill, others), *killing)
     await asyncio.gather(*(_forget_memory(fleet, clock, [index], _FORGET_S + queued_s) for index in last))
     await asyncio.gather(*map(fleet.kill, last))
+
+
+async def _keep_files(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> None:
+    """Let a worker of a node store what the program has written there. `limit_s`: for each answer."""
+    until_mono = clock.monotonic() + _KEEP_FILES_S
+    for index in indexes:
+        try:
+            while (is_kept := await clock.wait_for(fleet.keep_files(index), limit_s)) is None:
+                if clock.monotonic() > until_mono:
+                    return
+            if is_kept:
+                return
+        except (WorkerCallError, TimeoutError):
+            continue
 
 
 async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int], limit_s: float) -> int | None:

@@ -122,6 +122,10 @@ class Fleet(Protocol):
 
     async def forget_memory(self, index: int) -> None: ...
 
+    async def keep_files(self, index: int) -> bool | None:
+        """Lets the worker store what the program has written on its node; None: it goes on, ask again. False: it
+        cannot, another one of the node may."""
+
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         """Takes the stack of the worker's training thread, also if the worker answers no call. It needs some seconds at
         most, and raises nothing."""
@@ -224,6 +228,8 @@ class Found:
     """Name of the newest checkpoint with a valid commit marker; None: there is none."""
     damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
     """Newer checkpoints whose marker is there, but damaged."""
+    newest_there: CheckpointName | None = None
+    """The newest checkpoint with a marker, also if it is damaged or was excluded."""
 
 
 class Catalog(Protocol):

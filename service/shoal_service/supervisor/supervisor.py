@@ -208,7 +208,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
         current=Starting(since=now) if is_script else Opening(since=now),
         progress=GroupProgress(step=done),
         code=Code(current=config.spec.code.archive or ""),
-        checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
+        checkpoints=CheckpointIndex(expected=config.newest, origin=origin.checkpoint if origin is not None else None),
         history=History(standing=config.standing, num_incidents=0 if incident is None else incident.id),
         incident=incident,
         ledger=goodput.resume(config.goodput, at=now),

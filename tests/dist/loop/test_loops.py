@@ -65,6 +65,8 @@ def early(job: Any, workers: list[Any]) -> int:
         ("twice", 3),
         ("varied", 3),
         ("touched", 3),
+        ("touched_data", 2),
+        ("hooked", 2),
         ("switched", 3),
         ("gathered", 3),
         ("usual", 2),
@@ -245,7 +247,7 @@ def test_without_a_service_the_loop_trains_in_its_own_process_and_goes_on_from_i
     assert losses == pytest.approx(undisturbed(), abs=2e-6)  # printed with six digits
 
 
-@pytest.mark.parametrize("how", ["two_backwards", "two_updates", "plateau"])
+@pytest.mark.parametrize("how", ["two_backwards", "two_updates", "plateau", "joint"])
 def test_a_spelling_of_a_loop_trains_as_plain_torch_does(make_job: Any, how: str) -> None:
     """Backward passes of one micro-batch add up; each update has its own; run.loss is the global batch's."""
     job = make_job(memory=True, **spec_of("spelled", how))
@@ -255,10 +257,22 @@ def test_a_spelling_of_a_loop_trains_as_plain_torch_does(make_job: Any, how: str
     assert job.losses(workers) == pytest.approx(undisturbed("spelled", how), abs=5e-7)
     reports = job.reports(workers[0])
     assert {report.metrics["spread"] for report in reports} == {0.0}
-    if how == "two_updates":
+    if how in ("two_updates", "joint"):
         for report in reports:
-            plain = plain_loop.undisturbed(file_of("spelled"), how)[1][report.step]
+            plain = plain_loop.undisturbed(file_of("spelled"), how)[1][report.step + (how == "joint")]
             assert report.metrics == pytest.approx(plain, rel=1e-6, abs=3e-7), report.step
+
+
+def test_tensors_of_different_lengths_are_gathered_with_their_gradients(make_job: Any) -> None:
+    """One row of ones of rank 0 and two rows of twos of rank 1; each rank weighs the rows by 0, 1 and 2."""
+    job = make_job(**spec_of("spelled", "unequal"))
+    job.run(workers := job.workers(2), layout=replicated(2))
+    (first, *_) = job.reports(workers[0])
+    assert {name: first.metrics[name] for name in ("rows", "total", "gradient")} == {
+        "rows": 3,
+        "total": 10,
+        "gradient": 0,
+    }
 
 
 def test_a_buffer_of_any_size_written_through_data_is_equal_on_all_ranks(make_job: Any) -> None:
@@ -287,6 +301,7 @@ def test_what_ranks_must_not_decide_alone_is_refused_in_a_sentence(make_job: Any
         "alone": "rank 1 has left the loop after step 3, and the other ranks go on",
         "own_rate": "the learning rate differs between ranks in step 2",
         "scaled": "a GradScaler scales the loss",
+        "misfit": "is float32 ['any', ",
     }
     differing = []
     for how, message in expected.items():

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -62,12 +63,12 @@ def test_an_exception_is_reported_with_the_line_of_the_script(bench: Bench, capf
 def test_an_exit_status_is_reported_in_a_sentence(bench: Bench) -> None:
     error = _error(bench("import sys; sys.exit(3)"))
     assert (error.type, error.mistake) == ("ExitStatus", "exit_status")
-    assert error.sentence == "train.py ended with exit status 3, and its log says why."
+    assert error.sentence == "train.py ended with exit status 3 at train.py:1, and its log says why."
 
 
 def test_a_script_that_ends_with_a_text_has_failed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     error = _error(bench("import sys; sys.exit('no data')"))
-    assert error.sentence == "train.py ended with exit status 1, and its log says why."
+    assert error.sentence == "train.py ended with exit status 1 at train.py:1: no data"
     assert capfd.readouterr().err == "no data\n"
 
 
@@ -85,13 +86,106 @@ try:
 except ValueError:
     sys.exit(9)
 """
-    assert _error(bench(text)).sentence == "train.py ended with exit status 9: ValueError: no data"
+    sentence = "train.py ended with exit status 9 at train.py:7 in train(): ValueError: no data"
+    assert _error(bench(text)).sentence == sentence
+
+
+_RECORDED = """
+import os, subprocess, sys
+if "AGAIN" not in os.environ:
+    os.environ["AGAIN"] = "1"
+    if sys.argv[1] == "execv":
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    subprocess.run([sys.executable, *sys.argv])
+    raise SystemExit(0)
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    for number in range(4):
+        globals()[number] = open(f"part{number}", "w")
+        globals()[number].write("0.9")
+        globals()[number].flush()
+    raise ValueError("no metric")
+
+main()
+"""
+
+
+@pytest.mark.parametrize("how", ["execv", "child"])
+def test_another_program_with_torchelastics_record_overwrites_no_file_of_its_own(bench: Bench, how: str) -> None:
+    runners = bench(_RECORDED, script={"args": [how]})
+    [end] = runners.run()
+    assert [(runners.folder / f"part{number}").read_text() for number in range(4)] == ["0.9"] * 4
+    if how == "child":
+        assert end.kind is ExitKind.FINISHED
+    else:
+        assert end.error is not None
+        assert end.error.sentence == "train.py ended with exit status 1 at train.py:17 in main(): ValueError: no metric"
+
+
+_THREAD = """
+import sys, threading
+import events
+threading.Thread(target=threading.Event().wait).start()
+def step():
+    raise RuntimeError("no seventh shard: Connection closed by peer")
+step()
+"""
+
+
+def test_an_exception_ends_a_process_whose_threads_go_on(bench: Bench) -> None:
+    runners = bench(_THREAD, script={"grace_s": 0.5})
+    [end] = runners.run()
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert end.error.line == "train.py:6 in step()" and end.error.message.startswith("no seventh shard")
+    assert len(runners.said()) == 1 and "because of its threads" in runners.said()[0]
+
+
+def test_a_breakpoint_is_that_of_python_with_empty_input(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as Ray has it in its workers
+    error = _error(bench("x = 1\nbreakpoint()\nprint(x)"))
+    assert error.type == "bdb.BdbQuit" and error.line == "train.py:3"
+
+
+def test_ps_shows_the_script(bench: Bench, events: Events) -> None:
+    runners = bench("import events; events.say(ready=True); events.wait()", script={"args": ["--lr", "3"]})
+    runners.start()
+    pid = events.next(ready=True)["pid"]
+    shown = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    os.kill(pid, signal.SIGKILL)
+    runners.exits()
+    assert shown == [b"python", b"-u", b"train.py", b"--lr", b"3"]
+
+
+def test_tensors_of_unequal_sizes_are_named_with_the_line(bench: Bench) -> None:
+    text = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+size = 4 - dist.get_rank()
+dist.all_gather([torch.zeros(size) for _ in range(2)], torch.zeros(size))
+"""
+    with tempfile.TemporaryFile() as stderr:  # as in a worker
+        own = os.dup(2)
+        os.dup2(stderr.fileno(), 2)
+        try:
+            runners = bench(text, 2)
+            runners.start()
+            ends = runners.exits()
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+    first = min(ends, key=lambda end: end.kind is not ExitKind.USER_ERROR)
+    assert first.kind is ExitKind.USER_ERROR and first.error is not None
+    assert first.error.sentence.startswith("a collective of train.py at train.py:5 has received 8 bytes and expects 6")
 
 
 def test_a_crash_is_the_scripts_own(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     error = _error(bench("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()"))
     assert (error.type, error.mistake) == ("Crash", "crash")
-    assert error.sentence.startswith("train.py crashed: its process was killed by signal 11 (SIGSEGV).")
+    assert error.sentence.startswith(
+        "train.py crashed at train.py:3 in crash(): its process was killed by signal 11 (SIGSEGV)."
+    )
     assert "line 3 in crash" in capfd.readouterr().err
 
 

@@ -62,6 +62,7 @@ def shown(found: list[MediaRecord], folder: Path) -> list[tuple[object, ...]]:
 def test_what_rank_0_logs_is_kept_with_its_step_and_numbers_are_reported_as_before(bench: Bench) -> None:
     runners = bench(_STEPS, 2)
     assert [end.kind for end in runners.run()] == [ExitKind.FINISHED] * 2
+    assert runners.said() == []
     found = records(runners.checkpoints / FOLDER)
     assert [(one.step, one.rank, one.generation) for one in found] == [(step, 0, 1) for step in range(1, 7)]
     assert [one.texts[0].text for one in found] == [f"step {step}" for step in range(1, 7)]
@@ -69,7 +70,6 @@ def test_what_rank_0_logs_is_kept_with_its_step_and_numbers_are_reported_as_befo
     assert (found[0].images[0].width, found[0].images[0].height) == (6, 4)
     assert found[4].tables[0].rows == ((5, "0"),)
     assert [(one.step, one.loss) for one in runners.reports(StepReport)] == [(step, step / 2) for step in range(1, 7)]
-    assert runners.said() == []
 
 
 def test_what_was_logged_before_and_after_a_kill_is_there_once_and_as_in_an_undisturbed_run(

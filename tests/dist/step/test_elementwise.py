@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,55 @@ def test_a_death_repeats_no_completed_step_with_an_optimizer_that_is_elementwise
 def test_with_another_one_the_report_says_why_snapshots_are_copies(make_job: Any, task: str, reason: str) -> None:
     _, cost, _ = _killed(make_job, task=task, model={"optimizer": "Clipped"}, snapshot={"budget": 0.5})
     assert reason in cost.copies_reason
+
+
+def test_a_class_with_the_id_of_one_that_is_gone_is_tried_itself() -> None:
+    """As after an update of the code, when the module is imported again."""
+
+    def step_of(across: bool) -> Any:
+        @torch.no_grad()
+        def step(self: Any, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.sub_(parameter.grad.mean() if across else parameter.grad, alpha=self.param_groups[0]["lr"])
+
+        return step
+
+    for _ in range(50):
+        first = type("Own", (SGD,), {"step": step_of(False)})
+        number = id(first)
+        assert why_not_elementwise(first([nn.Parameter(torch.ones(6))], lr=0.1)) == ""
+        del first
+        gc.collect()
+        second = type("Own", (SGD,), {"step": step_of(True)})
+        assert "mean" in why_not_elementwise(second([nn.Parameter(torch.ones(6))], lr=0.1))
+        if id(second) == number:
+            return
+    pytest.fail("no id was given twice")
+
+
+@pytest.mark.parametrize("revived", [False, True])
+def test_a_number_of_an_optimizer_beside_its_state_goes_on_after_a_restore(
+    make_job: Any, reference: Any, revived: bool
+) -> None:
+    """The rate is divided by a counter, which the step that makes the state of a new optimizer would have moved."""
+    spec = {**SPEC, "task": "own_optimizers:Own", "model": {"optimizer": "Counted"}, "checkpoint": {"every_steps": 3}}
+    job = make_job(**spec)
+    (worker,) = job.workers(1)
+    worker.strike("forward", 5, "hold")
+    generation = job.start([worker])
+    worker.reached()
+    job.wait_until_committed([worker], 3)
+    worker.call("interrupt", generation)
+    worker.call("go")
+    worker.exit()
+    (other,) = [worker] if revived else job.workers(1)
+    (end,) = job.run([other])
+    assert end.kind is ExitKind.FINISHED, end
+    assert job.losses([worker, other]) == pytest.approx(reference(STEPS, **spec), rel=1e-6)
+
+
+def test_a_tensor_of_an_optimizer_that_its_step_changes_is_refused(make_job: Any) -> None:
+    job = make_job(**SPEC, task="own_optimizers:Own", model={"optimizer": "Remembering"})
+    (end,) = job.run(job.workers(1))
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    assert "changes the tensor 'norm' of the optimizer itself" in end.error.message

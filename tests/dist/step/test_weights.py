@@ -180,7 +180,7 @@ def test_the_buddy_of_a_lost_node_repeats_its_steps_with_the_weights(make_job: A
         ("mixed", "returned a mean for this micro-batch, and for the micro-batches before (sum, weight). It must"),
         ("rank", "returned a mean for this micro-batch, and on rank 0 (sum, weight). It must"),
         ("negative", "returned the weight -"),
-        ("validation", "the weights of the first 7 samples of the validation split add up to 0"),
+        ("validation", "the weights of the 7 drawn samples of the validation split add up to 0"),
     ],
 )
 def test_what_has_no_mean_is_refused_in_words(make_job: Any, way: str, said: str) -> None:

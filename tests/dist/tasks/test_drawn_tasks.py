@@ -55,6 +55,7 @@ def _spelled_tasks() -> Iterator[tuple[str, Description]]:
         [(option, choices)] = SPELLINGS[kind].items()
         for choice in choices:
             yield f"{kind} {choice}", Description(seed=1, pieces=(Piece(kind, {option: choice}),), ways=_WAYS)
+    yield "number", Description(seed=1, pieces=(Piece("number", {}),), ways=_WAYS)
     plain = Description(seed=1, pieces=(Piece("linear", {"bias": True}),), ways=_WAYS)
     for loss in LOSSES:
         yield loss, replace(plain, loss=loss)

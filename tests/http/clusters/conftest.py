@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from doubles.blocking_cluster import BlockingCluster
 from doubles.running_gateway import RunningGateway
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.clock import SystemClock
@@ -43,7 +44,7 @@ def make_gateway(store: Store, own_service: Any) -> Iterator[Callable[..., Runni
 
 
 @pytest.fixture
-def cluster(store: Store, lease: Lease) -> Iterator[JoinedCluster]:
+def cluster(store: Store, lease: Lease) -> Iterator[BlockingCluster]:
     """What the control plane with the lease sees of the cluster east."""
     with JoinedCluster(store, "east", SystemClock(), lambda: lease) as joined:
-        yield joined
+        yield BlockingCluster(joined)

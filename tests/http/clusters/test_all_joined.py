@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from doubles.blocking_cluster import BlockingCluster
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.access_views import ClusterTokenRequest
@@ -21,10 +22,8 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.store import Lease, Store, cluster_links, histories, submissions
-from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
 
 Make = Callable[..., RunningGateway]
 
@@ -63,7 +62,8 @@ def test_clusters_appear_when_they_join_and_each_gets_its_own_orders(
     connected(clusters, "east", "west")
     assert [*clusters.joined] == ["east", "west"], "the own one first"
     assert clusters.of("west").snapshot().nodes[0].node_id == "node-of-west"
-    assert clusters.of("").reap("of-east", 1) == 0 and clusters.of("west").reap("of-west", 1) == 0
+    assert BlockingCluster(clusters.of("")).reap("of-east", 1) == 0
+    assert BlockingCluster(clusters.of("west")).reap("of-west", 1) == 0
     assert (east.ray.reaped, west.ray.reaped) == ([("of-east", 1)], [("of-west", 1)])
     changed.clear()
     west.ray.change_nodes()
@@ -83,10 +83,10 @@ def test_one_that_was_removed_answers_no_call_and_its_thread_ends(
     assert not any(one.name == "cluster west" for one in threading.enumerate())
     for gone in (held, clusters.of("west"), clusters.of("nowhere")):
         with pytest.raises(ClusterUnreachable):
-            gone.reap("j", 1)
+            BlockingCluster(gone).reap("j", 1)
     join(make_gateway, store, "west")
     connected(clusters, "west")
-    assert clusters.of("west").reap("j", 1) == 0, "it may join again"
+    assert BlockingCluster(clusters.of("west")).reap("j", 1) == 0, "it may join again"
 
 
 def test_labels_and_cordons_come_with_the_cluster(store: Store, clusters: JoinedClusters) -> None:
@@ -97,25 +97,6 @@ def test_labels_and_cordons_come_with_the_cluster(store: Store, clusters: Joined
     west = clusters.joined["west"]
     assert west.labels == {"region": "eu"} and west.cordon is not None and west.cordon.reason == "upgrade"
     assert (west.cluster.connected, west.cluster.silent_s) == (False, None)
-
-
-def test_a_gateway_says_which_checkpoints_its_cluster_reads(
-    store: Store, clusters: JoinedClusters, make_gateway: Make, tmp_path: Path
-) -> None:
-    join(make_gateway, store, "west")
-    connected(clusters, "west")
-    root, name = str(tmp_path / "ckpt" / "job-1"), str(CheckpointName(7, 1, 1))
-    west = clusters.of("west")
-    assert "no checkpoint is there" in west.sees_storage(root, name)
-    assert west.sees_storage(root, "") == f"{root} is not there"
-    place = open_job_directory(root).child(name)
-    place.create()
-    assert "no checkpoint is there" in west.sees_storage(root, name), "it was never committed"
-    assert west.sees_storage(root, "") == ""
-    place.write(MARKER_NAME, [b"{}"])
-    assert west.sees_storage(root, name) == ""
-    assert "no-such-protocol" in west.sees_storage("no-such-protocol://bucket/job-1", name)
-    assert "is not the name of a checkpoint" in west.sees_storage(root, "../../etc")
 
 
 @contextmanager

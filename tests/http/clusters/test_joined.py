@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from doubles.blocking_cluster import BlockingCluster
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.clock import SystemClock
@@ -36,18 +37,18 @@ PACKAGES = UnusedPackages("a", "127.0.0.1", "f" * 32, 1_000, 60.0)
 Make = Callable[..., RunningGateway]
 
 
-def joined(cluster: JoinedCluster) -> None:
+def joined(cluster: BlockingCluster) -> None:
     until(lambda: cluster.connected, "the gateway has joined")
 
 
-def reaped_by(cluster: JoinedCluster, gateway: RunningGateway) -> bool:
+def reaped_by(cluster: BlockingCluster, gateway: RunningGateway) -> bool:
     """Whether an order reaches this gateway, which may have joined a moment ago."""
     with suppress(ClusterUnreachable):
         cluster.reap("j", 1)
     return ("j", 1) in gateway.ray.reaped
 
 
-def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedCluster, make_gateway: Make) -> None:
+def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: BlockingCluster, make_gateway: Make) -> None:
     gateway = make_gateway()
     gateway.ray.packages = [PACKAGES]
     joined(cluster)
@@ -61,7 +62,8 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     assert cluster.why_gone("j", 1) == ""
     assert cluster.replace_supervisor("j", 1, "a", HOME)
     assert gateway.ray.supervisors["j", 1].config.home == HOME
-    assert cluster.snapshot(fresh=True).attempts == {("j", 1)}, "it was looked at after the supervisor had started"
+    cluster.look_now()
+    assert cluster.snapshot().attempts == {("j", 1)}, "it was looked at after the supervisor had started"
     assert cluster.silent_supervisor("j", 1) == "" and cluster.unrecorded_starts("j", 1) == 0
     assert cluster.last_ends("j", 1) == ()
     cluster.keep_ready(frozenset({"b"}))
@@ -74,20 +76,17 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: JoinedC
     with pytest.raises(ClusterUnreachable, match="No open order"):
         cluster.upload_code("j", 1, "0" * 64)
 
-    async def of_nodes() -> None:
-        assert await cluster.fault_of_node(NODE, None) == ""
-        assert await cluster.unused_packages(30.0) == (PACKAGES,)
-        assert await cluster.remove_packages("a", PACKAGES.name, 30.0)
-        assert await cluster.unused_packages(30.0) == ()
-
-    asyncio.run(of_nodes())
+    assert cluster.fault_of_node(NODE, None) == ""
+    assert cluster.unused_packages(30.0) == (PACKAGES,)
+    assert cluster.remove_packages("a", PACKAGES.name, 30.0)
+    assert cluster.unused_packages(30.0) == ()
     assert cluster.reap("j", 1) == 1
     with pytest.raises(RayCallFailed, match="ValueError: a bug") as failed:
         cluster.reap("bug", 1)
     assert len(str(failed.value)) <= MAX_WORDS
 
 
-def test_a_changed_node_is_reported_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
+def test_a_changed_node_is_reported_at_once(cluster: BlockingCluster, make_gateway: Make) -> None:
     gateway = make_gateway()
     joined(cluster)
     changed = threading.Event()
@@ -98,7 +97,7 @@ def test_a_changed_node_is_reported_at_once(cluster: JoinedCluster, make_gateway
     assert not cluster.snapshot().nodes[0].alive
 
 
-def test_without_a_gateway_calls_fail_in_words_and_order_nothing(store: Store, cluster: JoinedCluster) -> None:
+def test_without_a_gateway_calls_fail_in_words_and_order_nothing(store: Store, cluster: BlockingCluster) -> None:
     with pytest.raises(ClusterUnreachable, match="no gateway speaks for the cluster 'east'"):
         cluster.snapshot()
     with pytest.raises(ClusterUnreachable):
@@ -110,15 +109,16 @@ def test_a_control_plane_without_the_lease_sees_the_cluster_and_orders_nothing(
     store: Store, make_gateway: Make
 ) -> None:
     make_gateway()
-    with JoinedCluster(store, "east", SystemClock(), lambda: None) as other:
+    with JoinedCluster(store, "east", SystemClock(), lambda: None) as made:
+        other = BlockingCluster(made)
         joined(other)
-        assert other.snapshot(fresh=True).nodes == (NODE,)
+        assert other.snapshot().nodes == (NODE,)
         with pytest.raises(ClusterUnreachable, match="never had the lease"):
             other.reap("j", 1)
 
 
 def test_an_order_that_a_gateway_left_behind_is_carried_out_by_the_next_one(
-    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+    store: Store, cluster: BlockingCluster, lease: Lease, make_gateway: Make
 ) -> None:
     """The first gateway takes the order, and never reports again."""
     first = make_gateway()
@@ -138,7 +138,7 @@ def test_an_order_that_a_gateway_left_behind_is_carried_out_by_the_next_one(
 
 
 def test_an_order_of_a_control_plane_that_was_replaced_is_void_or_refused(
-    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+    store: Store, cluster: BlockingCluster, lease: Lease, make_gateway: Make
 ) -> None:
     gateway = make_gateway()
     joined(cluster)
@@ -158,7 +158,8 @@ def test_an_order_of_a_control_plane_that_was_replaced_is_void_or_refused(
     store.release_lease(lease.owner)
     newer = store.acquire_lease("another", ttl_s=600.0, now=time.time())
     assert newer is not None and newer.epoch == lease.epoch + 1
-    with JoinedCluster(store, "east", SystemClock(), lambda: newer) as other:
+    with JoinedCluster(store, "east", SystemClock(), lambda: newer) as made:
+        other = BlockingCluster(made)
         joined(other)
         assert other.unrecorded_starts("j", 1) == 0
         assert gateway.gateway is not None
@@ -172,7 +173,7 @@ def test_an_order_of_a_control_plane_that_was_replaced_is_void_or_refused(
 
 
 def test_an_order_that_arrives_twice_is_carried_out_once(
-    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+    store: Store, cluster: BlockingCluster, lease: Lease, make_gateway: Make
 ) -> None:
     gateway = make_gateway()
     joined(cluster)
@@ -185,7 +186,7 @@ def test_an_order_that_arrives_twice_is_carried_out_once(
 
 
 def test_an_order_that_nobody_waits_for_is_deleted_and_its_work_ends(
-    store: Store, cluster: JoinedCluster, make_gateway: Make
+    store: Store, cluster: BlockingCluster, make_gateway: Make
 ) -> None:
     gateway = make_gateway()
     joined(cluster)
@@ -194,7 +195,7 @@ def test_an_order_that_nobody_waits_for_is_deleted_and_its_work_ends(
     gateway.ray.is_test_endless = True
 
     async def cancel() -> None:
-        waiting = asyncio.ensure_future(cluster.fault_of_node(NODE, None))
+        waiting = asyncio.ensure_future(cluster.cluster.fault_of_node(NODE, None))
         await asyncio.to_thread(until, begun.is_set, "the test of the node has begun")
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -207,7 +208,7 @@ def test_an_order_that_nobody_waits_for_is_deleted_and_its_work_ends(
 
 
 def test_a_head_that_is_away_is_reported_in_words_and_a_stale_connection_is_renewed(
-    cluster: JoinedCluster, make_gateway: Make
+    cluster: BlockingCluster, make_gateway: Make
 ) -> None:
     gateway = make_gateway()
     joined(cluster)
@@ -223,7 +224,7 @@ def test_a_head_that_is_away_is_reported_in_words_and_a_stale_connection_is_rene
 
 
 def test_a_gateway_with_another_token_stands_by_until_the_first_one_ends(
-    cluster: JoinedCluster, make_gateway: Make
+    cluster: BlockingCluster, make_gateway: Make
 ) -> None:
     first, second = make_gateway(), make_gateway()
     joined(cluster)
@@ -241,7 +242,7 @@ def of_ray_cluster(ray_cluster: str) -> FakeRay:
 
 
 def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follows_when_asked_to(
-    store: Store, cluster: JoinedCluster, make_gateway: Make
+    store: Store, cluster: BlockingCluster, make_gateway: Make
 ) -> None:
     first = make_gateway(ray=of_ray_cluster("a1"))
     joined(cluster)
@@ -259,7 +260,9 @@ def test_another_ray_cluster_under_the_name_ends_in_words_or_stands_by_and_follo
     until(lambda: reaped_by(cluster, asked), "it carries out the orders")
 
 
-def test_a_supervisor_that_could_not_be_created_is_reported_at_once(cluster: JoinedCluster, make_gateway: Make) -> None:
+def test_a_supervisor_that_could_not_be_created_is_reported_at_once(
+    cluster: BlockingCluster, make_gateway: Make
+) -> None:
     gateway = make_gateway()
     joined(cluster)
     gateway.ray.start_error = ClusterUnreachable("its constructor raised")
@@ -271,7 +274,8 @@ def test_a_supervisor_that_could_not_be_created_is_reported_at_once(cluster: Joi
     assert cluster.snapshot().failed == {("j", 1)} and cluster.why_gone("j", 1) == "its constructor raised"
     unwatch()
     cluster.reap("j", 1)
-    assert cluster.snapshot(fresh=True).failed == frozenset()
+    cluster.look_now()
+    assert cluster.snapshot().failed == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -299,7 +303,7 @@ def test_a_gateway_that_the_service_refuses_ends_and_says_why(
     assert isinstance(gateway.error, LinkRefused) and words in str(gateway.error)
 
 
-def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, cluster: JoinedCluster) -> None:
+def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, cluster: BlockingCluster) -> None:
     gateway = make_gateway()
     joined(cluster)
     own_service.client.revoke_token(gateway.token.split("_")[1])
@@ -308,7 +312,7 @@ def test_a_revoked_token_ends_its_gateway(own_service: Any, make_gateway: Make, 
 
 
 def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
-    store: Store, cluster: JoinedCluster, lease: Lease, make_gateway: Make
+    store: Store, cluster: BlockingCluster, lease: Lease, make_gateway: Make
 ) -> None:
     gateway = make_gateway()
     joined(cluster)

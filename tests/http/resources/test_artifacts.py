@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kit.worlds.kept_files import keep_files
 from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.client.errors import ApiError, Conflict, NotFound
@@ -17,6 +19,7 @@ from shoal_service.core.access import Role
 from shoal_service.store import models
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.media import FOLDER, MediaImage, MediaRecord, MediaText, RecordName
+from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 
 NAME = "step-000000000010-a1-g1"
 CHECKPOINT = CheckpointView(step=10, url=f"/c/{NAME}", state="committed", attempt=1, generation=1)
@@ -83,6 +86,37 @@ def test_an_image_has_its_type_and_a_policy_that_runs_nothing(service: Any, supe
         ("..%2fsecret", 404),
     ):
         assert service.http.get(f"/v1/jobs/{job_id}/media/{name}").status_code == status, name
+
+
+def test_files_are_listed_and_downloaded_as_what_they_are(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise()
+    assert service.http.get(f"/v1/jobs/{job_id}/files").json()["items"] == []
+    root = Path(service.checkpoint_url) / job_id
+    html = b"<script>alert(1)</script>"
+    keep_files(root, 0, {"last.pt": b"0123", "runs/a b/%41?.html": html, "log.txt": b"of 0"}, num_left_out=2)
+    keep_files(root, 1, {"log.txt": b"of 1", "last.pt": b"0123"})
+    page = service.client.files(job_id)
+    names = ["last.pt", "log.txt", "node-1/log.txt", "runs/a b/%41?.html"]
+    assert ([file.name for file in page.items], page.num_files, page.num_left_out) == (names, 4, 2)
+    assert [file.name for file in service.client.files(job_id, "*.txt").items] == ["log.txt", "node-1/log.txt"]
+    first = service.client.files(job_id, limit=1)
+    assert ([file.name for file in first.items], first.num_files) == (["last.pt"], 4)
+    saved = io.BytesIO()
+    service.client.save_file(job_id, "runs/a b/%41?.html", saved)
+    assert saved.getvalue() == html
+    answer = service.http.get(f"/v1/jobs/{job_id}/files/node-1/log.txt")
+    assert (answer.content, answer.headers["content-type"]) == (b"of 1", "application/octet-stream")
+    assert answer.headers["content-disposition"] == "attachment; filename*=UTF-8''log.txt"
+    assert "sandbox" in answer.headers["content-security-policy"]
+
+    (root / "secret").write_text("of another user")
+    content = next(path for path in (root / OUTPUTS / "0").iterdir() if path.read_bytes() == b"0123")
+    content.unlink()
+    content.symlink_to(root / "secret")
+    (root / OUTPUTS / "2").symlink_to(root / OUTPUTS / "1")
+    for name in ("last.pt", "nothing.pt", "..%2fsecret", "runs/..%2f..%2f..%2fsecret", "%2fetc%2fpasswd", "a%00b"):
+        assert service.http.get(f"/v1/jobs/{job_id}/files/{name}").status_code == 404, name
+    assert "node-2/log.txt" not in [file.name for file in service.client.files(job_id).items]
 
 
 def test_a_checkpoint_is_registered_and_found_by_its_alias(service: Any, supervise: Callable[..., str]) -> None:

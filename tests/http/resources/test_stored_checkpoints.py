@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from shoal_api.client.errors import ApiError
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.store import checkpoint_rows
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.views import CheckpointState, CheckpointView, VerificationState
+from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
@@ -117,3 +120,25 @@ def test_a_checkpoint_is_deleted_and_what_is_needed_is_not(service: Any, supervi
         with pytest.raises(ApiError) as error:
             call(job_id, first.replace("g1", "g7"))
         assert error.value.code == "checkpoint-not-found"
+
+
+def test_a_job_goes_on_from_an_older_checkpoint_once_the_later_ones_are_given_up(
+    service: Any, supervise: Callable[..., str]
+) -> None:
+    job_id = supervise(checkpoints=_views(10, 20, 30))
+    root = _store(service, job_id, 10, 20)  # the directory of step 30 is lost
+    with pytest.raises(ApiError, match="pause it first") as error:
+        service.client.take(job_id, 10)
+    assert error.value.code == "request-conflict"
+    supervise(job_id, end=AttemptEnd(reason=EndReason.CHECKPOINTS_MISSING, message="no mount", step=30))
+    with pytest.raises(ApiError, match="of step 15"):
+        service.client.take(job_id, 15)
+    service.client.pin_checkpoint(job_id, str(CheckpointName(30, 1, 1)))
+    with pytest.raises(ApiError, match="--undo"):
+        service.client.take(job_id, 10)
+    service.client.unpin_checkpoint(job_id, str(CheckpointName(30, 1, 1)))
+    service.client.take(job_id, 10)
+    assert [path.name for path in root.iterdir()] == [str(CheckpointName(10, 1, 1))]
+    assert service.store.reading(checkpoint_rows.newest)(job_id) == CheckpointName(10, 1, 1)
+    service.client.take(job_id, 0)
+    assert service.store.reading(checkpoint_rows.newest)(job_id) is None

@@ -157,7 +157,8 @@ class CatalogContract:
         catalog.begin(2)
         with pytest.raises(AttemptFollowed, match="attempt 2 of the job has begun, so attempt 1 is over"):
             catalog.commit(late, job_id="j1", attempt=1, now=6.0)
-        assert catalog.search() == Found(name(8), ())
+        assert catalog.search() == Found(name(8), (), name(8))
+        assert catalog.search(excluding=[name(8)]) == Found(name(4), (), name(8))
         self.commit(catalog, 10, attempt=2)
         assert catalog.newest() == name(10, attempt=2)
         catalog.begin(3)

@@ -6,6 +6,8 @@
     task -> what came out   lives.py: one worker, a drawn layout, and a life with a resume, a death and another layout
     both -> outcome         outcome.py; shrink.py removes what does not matter from a failing description
 
-Called by tools/fuzz_tasks.py (`make fuzz-tasks`) and by tests/dist/tasks/test_drawn_tasks.py. Nothing in it knows which
-kinds of tasks work: a task is equal, refused in one sentence before its first step, or a fault.
+Loops have their own draw, program and reference (loops.py, loop_reference.py, tests/kit/loops/drawn.py) and the same
+lives and outcomes. Called by tools/fuzz_tasks.py (`make fuzz-tasks`, `make fuzz-loops`), by
+tests/dist/tasks/test_drawn_tasks.py and tests/dist/loop/test_drawn_loops.py. Nothing in it knows which kinds work: what
+is drawn is equal, refused in one sentence before its first step, or a fault.
 """

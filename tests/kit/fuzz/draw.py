@@ -86,6 +86,11 @@ class Description:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def reference(self) -> tuple[str, dict[str, Any]]:
+        """The function that computes what is right, and its argument."""
+        return "kit.fuzz.reference:reference", self.to_json()
+
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Description:
         ways, decoder = data["ways"], data["decoder"]

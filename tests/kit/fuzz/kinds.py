@@ -65,9 +65,10 @@ SPELLINGS: dict[str, _Choices] = {
     "written_parameter": {"written": ("no_grad", "data", "data_assigned", "data_copied", "once")},
     "reached": {"by": ("attribute", "list", "tuple", "dict", "closure", "data", "detached_buffer", "computed")},
     "carried": {"in": ("buffer", "tensor", "tuple", "list", "dict")},
+    "number": {},
 }
 """Pieces that are of a drawn size, or that write or reach a thing in a drawn way."""
-OPEN_SPELLINGS: dict[str, _Choices] = {"number": {}}
+OPEN_SPELLINGS: dict[str, _Choices] = {}
 """Those that train another model, and that nothing refuses yet: drawn only if they are named (`--open`)."""
 LOSSES = ("penalty", "carried_by_task")
 """Spellings of a loss."""

@@ -13,24 +13,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from kit.fuzz.draw import SAVED_AFTER, STEPS, Description
+from kit.fuzz.draw import SAVED_AFTER, STEPS, Ways
 from kit.fuzz.plans import world_of
 from kit.fuzz.reference import Reference, Seen, array
-from kit.fuzz.spec import spec_of
 from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
-from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.layout import Layout, fully_sharded, plain
 from shoal_workers.contract.messages import ExitKind, ProofDemand, WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
 _GRACE_S = 2.0
 """Between the first bad end of a rank and the interruption of the others."""
+
+
+class Drawn(Protocol):
+    """A description of a task, or of a loop."""
+
+    @property
+    def ways(self) -> Ways: ...
+
+    @property
+    def reference(self) -> tuple[str, dict[str, Any]]:
+        """The function that computes what is right, and its argument."""
 
 
 @dataclass
@@ -54,9 +64,10 @@ class Limits:
 class Lives:
     """All runs of one description; every process and file is gone after `close`."""
 
-    def __init__(self, fleet: Fleet, description: Description, limits: Limits) -> None:
+    def __init__(self, fleet: Fleet, description: Drawn, spec: dict[str, Any], limits: Limits) -> None:
         self._fleet = fleet
         self._description = description
+        self._spec = spec
         self._limits = limits
         self._root = Path(tempfile.mkdtemp(prefix="shoal-fuzz-", dir="/dev/shm"))
         self._name = ""
@@ -70,13 +81,14 @@ class Lives:
 
     def plain(self) -> Reference:
         worker = self._fleet.start({}, "")
-        found: Reference = worker.call("call", "kit.fuzz.reference:reference", self._description.to_json())
+        found: Reference = worker.call("call", *self._description.reference)
         self._fleet.kill_all()
         return found
 
     def alone(self) -> Seen:
         """One worker, undisturbed."""
-        return self._undisturbed("1 worker", fully_sharded(1))
+        is_plain = self._description.ways.layout.get("shard") == "none"
+        return self._undisturbed("1 worker", plain(1) if is_plain else fully_sharded(1))
 
     def together(self) -> Seen:
         """The drawn layout, undisturbed."""
@@ -157,8 +169,12 @@ class Lives:
         steps: dict[int, StepReport] = {}
         for report in sorted(_reports(everyone, StepReport), key=lambda report: report.generation):
             steps[report.step] = report
-        validations = [one.loss for one in _reports(group, ValidationReport) if one.step == STEPS]
         (directory,) = [one for one in job.committed if f"step-{STEPS:012d}" in one]
+        return self._seen(steps, group, directory)
+
+    def _seen(self, steps: Mapping[int, StepReport], group: list[RemoteWorker], directory: str) -> Seen:
+        """`directory`: of the checkpoint of the last step."""
+        validations = [one.loss for one in _reports(group, ValidationReport) if one.step == STEPS]
         return Seen(
             losses={step: report.loss for step, report in steps.items()},
             norms={step: report.grad_norm for step, report in steps.items()},
@@ -252,7 +268,7 @@ class Lives:
         folder = self._root / str(self._num_jobs)
         (folder / "memory").mkdir(parents=True)
         try:
-            yield Job(self._fleet, spec_of(self._description), folder / "checkpoints", folder / "memory")
+            yield Job(self._fleet, self._spec, folder / "checkpoints", folder / "memory")
         finally:
             self._fleet.kill_all()
             shutil.rmtree(folder, ignore_errors=True)

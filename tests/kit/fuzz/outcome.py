@@ -15,6 +15,7 @@ import numpy as np
 
 from kit.fuzz.draw import Description
 from kit.fuzz.lives import Broken, Limits, Lives
+from kit.fuzz.loops import LoopDescription, LoopLives
 from kit.fuzz.reference import Reference, Seen
 from kit.fuzz.spec import broken_rules, spec_of
 from kit.processes.fleet import Fleet
@@ -50,21 +51,25 @@ class Outcome:
         return asdict(self)
 
 
-def outcome_of(fleet: Fleet, description: Description, limits: Limits | None = None) -> Outcome:
+def outcome_of(fleet: Fleet, description: Description | LoopDescription, limits: Limits | None = None) -> Outcome:
     start = time.monotonic()
 
     def outcome(what: str, kind: str = "", run: str = "", detail: str = "") -> Outcome:
         spent = round(time.monotonic() - start, 2)
         return Outcome(description.seed, what, kind, run, detail, description.features, spent)
 
-    try:
-        parse_spec(spec_of(description))
-    except SpecError as error:
-        return outcome("refused", "spec: " + _kind_of(str(error)), "submit", str(error))
-    for layout in description.ways.layouts:
-        if rules := broken_rules(description, layout):
-            return outcome("refused", f"layout: {rules[0]}", "submit", ", ".join(rules))
-    lives = Lives(fleet, description, limits or Limits())
+    if isinstance(description, LoopDescription):
+        lives: Lives = LoopLives(fleet, description, limits or Limits())
+    else:
+        spec = spec_of(description)
+        try:
+            parse_spec(spec)
+        except SpecError as error:
+            return outcome("refused", "spec: " + _kind_of(str(error)), "submit", str(error))
+        for layout in description.ways.layouts:
+            if rules := broken_rules(description, layout):
+                return outcome("refused", f"layout: {rules[0]}", "submit", ", ".join(rules))
+        lives = Lives(fleet, description, spec, limits or Limits())
     try:
         plain = lives.plain()
         runs = (("1 worker", lives.alone), ("together", lives.together), ("eventful", lives.eventful))

@@ -5,18 +5,19 @@ Called by tools/fuzz_tasks.py with --shrink.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from kit.fuzz.draw import Description, simpler
 from kit.fuzz.outcome import Outcome
 
 
 def shrunk(
-    description: Description,
+    description: Any,
     outcome: Outcome,
-    try_it: Callable[[Description], Outcome],
+    try_it: Callable[[Any], Outcome],
     say: Callable[[str], None],
-) -> tuple[Description, Outcome]:
+    simpler: Callable[[Any], Iterable[Any]],
+) -> tuple[Any, Outcome]:
     """The smallest description that ends as badly as this one, and its outcome.
 
     Another fault of the same sort may take the first one's place. A hang or a death counts as one sort, for which of

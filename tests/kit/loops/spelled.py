@@ -7,6 +7,9 @@ queue            a forward pass writes a buffer through `data`
 plateau          a schedule and an early end that are decided by run.loss
 agreed           rank 0 decides when to end, and run.agree tells the others
 alone            the last rank leaves by itself
+joint            a SyncBatchNorm; each rank has one micro-batch of a step, and in one process it has all of it
+unequal          run.gather of tensors of different lengths
+misfit           run.gather of tensors of different widths
 own_rate         each rank sets the learning rate by its own loss
 scaled           a GradScaler
 """
@@ -47,11 +50,26 @@ class Queue(nn.Module):
         return y
 
 
+class Joint(nn.SyncBatchNorm):
+    """That of torch needs a GPU."""
+
+    def __init__(self, run):
+        super().__init__(8)
+        self.run = run
+
+    def forward(self, x):
+        every = self.run.gather(x)
+        self.num_batches_tracked += 1
+        every = nn.functional.batch_norm(every, self.running_mean, self.running_var, self.weight, self.bias, True)
+        return every[self.run.rank * len(x) :][: len(x)]
+
+
 def train(run):
     how, size = sys.argv[1] if len(sys.argv) > 1 else "two_backwards", int(sys.argv[2]) if len(sys.argv) > 2 else 1
     torch.manual_seed(0)
     last = Queue(size) if how == "queue" else nn.Linear(WIDTH, WIDTH)
-    maker = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Tanh(), last)
+    norm = Joint(run) if how == "joint" else nn.BatchNorm1d(8)
+    maker = nn.Sequential(nn.Linear(WIDTH, 8), norm, nn.Tanh(), last)
     judge = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
     of_maker, of_judge = torch.optim.SGD(maker.parameters(), 0.1), torch.optim.SGD(judge.parameters(), 0.1)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(of_judge, patience=0, threshold=0.05, factor=0.5)
@@ -61,7 +79,14 @@ def train(run):
     if how == "two_updates":
         two_updates(run, maker, judge, of_maker, of_judge)
         return
-    for x, z in run.batches(Points(), global_size=GLOBAL_SIZE, micro_size=3):
+    if how in ("unequal", "misfit"):
+        own = torch.full((run.rank + 1, 2 + (how == "misfit") * run.rank), 1.0 + run.rank, requires_grad=True)
+        every = run.gather(own)
+        (every * torch.arange(len(every))[:, None]).sum().backward()
+        run.log(rows=len(every), total=every.sum(), gradient=own.grad.sum())
+    for x, z in run.batches(
+        Points(), global_size=GLOBAL_SIZE, micro_size=12 // run.world_size if how == "joint" else 3
+    ):
         if run.step == STEPS or (how == "alone" and run.step == 3 and run.rank == run.world_size - 1):
             return
         made = maker(z)

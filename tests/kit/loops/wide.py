@@ -68,6 +68,12 @@ def train(run):
         x, y = batch
         return nn.functional.cross_entropy(model(x, both), y)
 
+    is_hooked = False
+
+    def quarter(parameter):
+        if is_hooked:
+            parameter.grad.data.mul_(0.25)
+
     def killed():
         return how == "killed" and run.world_size == 3 and run.rank == 1 and run.step == 6
 
@@ -107,10 +113,17 @@ def train(run):
                     run.backward(loss_of(one).square(), weight=0.5)
                 if how == "varied" and run.step == 7 and run.rank == 0:
                     run.backward(loss_of(one), weight=0.0)
-            if how == "touched" and run.step >= 5:
+            if how == "hooked":  # by a hook that is registered late, when the gradient of the step is complete
+                if run.step == 3:
+                    for parameter in model.parameters():
+                        parameter.register_post_accumulate_grad_hook(quarter)
+                is_hooked = True
+                run.backward(loss_of(one), weight=0.0)
+                is_hooked = False
+            if how in ("touched", "touched_data") and run.step >= 5:
                 for parameter in model.parameters():
                     if parameter.grad is not None:
-                        parameter.grad.mul_(0.25)
+                        (parameter.grad if how == "touched" else parameter.grad.data).mul_(0.25)
             run.update(of_all, clip=0.5)
         seen(run)
         run.commit()

@@ -67,6 +67,21 @@ class Counted(SGD):
         return super().step(closure)
 
 
+class Remembering(SGD):
+    """Divides by an average of norms, which it keeps in a tensor of its own."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.norm = torch.ones(())
+
+    def step(self, closure=None):
+        first = self.param_groups[0]["params"][0].grad
+        self.norm.mul_(0.5).add_(0.5 + 0.5 * float(first.norm()))
+        for group in self.param_groups:
+            group["lr"] = group["lr"] / float(self.norm)
+        return super().step(closure)
+
+
 class Scheduled(SGD):
     """Keeps its count among the settings of its groups."""
 

@@ -120,3 +120,31 @@ class Wide(nn.Module):
 
     def forward(self, tokens):
         return self.inner(tokens) + 0.001 * self.wide(torch.ones(1, 4096)).mean()
+
+
+class OwnGenerator(Counting):
+    """Its samples draw from a generator that nobody seeds for a micro-batch."""
+
+    def build_dataset(self, split):
+        return DrawnSequences(50 if split == "train" else 11, 29, 8)
+
+
+class DrawnSequences(Sequences):
+    def __init__(self, length, vocab, seq_len):
+        super().__init__(length, vocab, seq_len)
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return (super().__getitem__(index) + int(self.generator.integers(3))) % self.vocab
+
+
+class Seeded(Counting):
+    """Its samples draw from torch's generator."""
+
+    def build_dataset(self, split):
+        return SeededSequences(50, 29, 8)
+
+
+class SeededSequences(Sequences):
+    def __getitem__(self, index):
+        return (super().__getitem__(index) + int(torch.randint(3, ()))) % self.vocab

@@ -23,6 +23,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.engine.length_buckets import LengthBuckets
 from shoal_workers.engine.model.draw import Box, draw
 from shoal_workers.engine.model.fast_build import build_undrawn
+from shoal_workers.engine.sample_order import validation_order
 from shoal_workers.tasks.feed_forward import balance_experts, forget_load, share_of_step
 
 
@@ -32,7 +33,7 @@ def losses(spec_data, steps):
 
 
 def validation_loss(spec_data, steps):
-    """Mean over the first samples of the validation split after that number of steps, and the losses by step."""
+    """Mean over the drawn samples of the validation split after that number of steps, and the losses by step."""
     seen, spec, task, model = train(spec_data, steps)
     if spec.optimizer.ema_decay is not None:
         model.load_state_dict(model.averages, strict=False)
@@ -55,7 +56,7 @@ def _validated(spec, task, model):
     if _has_buckets(data):
         samples = _samples(data, range(spec.validation.samples), spec.seed)
     else:
-        samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
+        samples = [data[index] for index in validation_order(data, spec.validation.samples, seed=spec.seed)]
     with torch.no_grad():
         return [_split(task.loss(model.eval(), _on_device(_collate(task)([sample])))) for sample in samples]
 

@@ -49,8 +49,10 @@ def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     leaked = [entry for entry in shown if SECRET in entry[2] or entry[1] in SERVICE_SECRETS]
     assert leaked == []
     folders = dict(json.loads(line.removeprefix("FOLDER ")) for line in lines if line.startswith("FOLDER "))
+    assert folders[min(folder for folder in folders if f"/{job.id}-" in folder)] == 0o700, "no other user reads it"
     assert shoal_server.note is not None
-    assert folders[shoal_server.note["temp_dir"]] == 0o700, "Ray opens its own directories, and not the one above"
+    mode = Path(shoal_server.note["temp_dir"]).stat().st_mode & 0o777
+    assert mode == 0o700, "Ray opens its own directories, and not the one above"
 
 
 def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_path: Path) -> None:

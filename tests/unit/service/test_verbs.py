@@ -47,7 +47,6 @@ def test_the_names_on_the_wire_change_only_on_purpose() -> None:
 def test_what_speaks_ray_has_the_parameters_of_the_table(kind: type, method: str) -> None:
     found = getattr(kind, method)
     assert tuple(inspect.signature(found).parameters)[1:] == BY_METHOD[method].parameters
-    assert inspect.iscoroutinefunction(found) == BY_METHOD[method].is_coroutine
 
 
 @pytest.mark.parametrize("method", sorted(RAY | OWN))

@@ -288,14 +288,37 @@ _BROKEN_COLLECTIVE = re.compile(
 )
 
 
-def is_broken_collective(is_of_torch_distributed: bool, is_runtime_error: bool, message: str) -> bool:
+_COLLECTIVE_CODE = re.compile(r"/(torch|shoal_workers/engine)/")
+
+
+def is_broken_collective(
+    is_of_torch_distributed: bool, is_runtime_error: bool, message: str, raising_file: str
+) -> bool:
     """Whether an exception comes from a collective that another rank or the network has broken.
 
     Args:
         is_of_torch_distributed: it is a torch.distributed.DistError.
         is_runtime_error: it is a RuntimeError, which gloo and NCCL raise for everything.
+        raising_file: the file whose `raise` statement has raised it; empty if native code did. A RuntimeError that the
+            user's code or another library raises is no collective's, whatever its text is.
     """
-    return is_of_torch_distributed or (is_runtime_error and _BROKEN_COLLECTIVE.search(message) is not None)
+    is_elsewhere = bool(raising_file) and _COLLECTIVE_CODE.search(raising_file) is None
+    is_by_text = is_runtime_error and not is_elsewhere and _BROKEN_COLLECTIVE.search(message) is not None
+    return is_of_torch_distributed or is_by_text
+
+
+_UNEQUAL_SIZES = re.compile(r"gloo::EnforceNotMet'.*?\.length <= \S+\. (\d+) vs (\d+)", re.DOTALL)
+
+
+def unequal_sizes(printed: str) -> tuple[int, int] | None:
+    """The sizes in bytes if a process has aborted because gloo has received more than the collective expects: the ranks
+    have called it with different tensors, or have called different ones. None if it did not.
+
+    Args:
+        printed: the end of what it has written to its standard error.
+    """
+    match = _UNEQUAL_SIZES.search(printed)
+    return (int(match[1]), int(match[2])) if match is not None else None
 
 
 _ABORTED_COLLECTIVE = re.compile(

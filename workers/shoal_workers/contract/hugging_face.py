@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,9 @@ _SLOW_TOKENIZER_NAMES = (
 )
 """Tokenizer files of SentencePiece, of byte-pair encoding as in GPT-2, and of WordPiece, which Shoal does not read."""
 _MAX_CONFIG_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+_HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of the head in the files of causal language models."""
 
 
 class LoraConfig(Frozen):
@@ -184,7 +188,7 @@ def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | Non
 
 
 def config_of(settings: PretrainedConfig) -> dict[str, Any]:
-    """The content of the model's config.json; {} if it cannot be read here."""
+    """The content of the model's config.json, untied if the files have a trained head; {} if it cannot be read here."""
     return settings.config if settings.config is not None else _read_config(settings.path or "")
 
 
@@ -197,7 +201,55 @@ def _read_config(path: str) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    return {**content, "tie_word_embeddings": False} if _has_trained_head(file.parent) else content
+
+
+def has_ignored_tie(settings: PretrainedConfig) -> bool:
+    """True if config.json says that head and embedding are one, and the files have different values of the two. As in
+    transformers they are not tied then."""
+    return settings.path is not None and _has_trained_head(Path(settings.path).expanduser())
+
+
+def _has_trained_head(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / CONFIG_NAME).read_bytes())
+        is_tied = config.get("tie_word_embeddings", FAMILIES[config["model_type"]].tied)
+        return bool(is_tied) and _is_head_trained(directory, directory.stat().st_mtime_ns)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_head_trained(directory: Path, modified_ns: int) -> bool:
+    tensors: dict[str, tuple[Any, Path, int, int]] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(header_bytes))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = (8 + header_bytes + offset for offset in tensor["data_offsets"])
+                tensors[name] = ([tensor["dtype"], tensor["shape"]], file, begin, end)
+    head = next((tensors[name] for name in _HEADS if name in tensors), None)
+    embeddings = [
+        tensor
+        for name, tensor in tensors.items()
+        if head is not None and name not in _HEADS and ("embed" in name or "wte" in name) and tensor[0] == head[0]
+    ]
+    return head is not None and len(embeddings) == 1 and not _are_equal(head, embeddings[0])
+
+
+def _are_equal(first: tuple[Any, Path, int, int], second: tuple[Any, Path, int, int]) -> bool:
+    with first[1].open("rb") as one, second[1].open("rb") as other:
+        one.seek(first[2])
+        other.seek(second[2])
+        for at in range(first[2], first[3], _PIECE_BYTES):
+            size = min(_PIECE_BYTES, first[3] - at)
+            if one.read(size) != other.read(size):
+                return False
+    return True
 
 
 def quantized(config: Mapping[str, Any]) -> str:

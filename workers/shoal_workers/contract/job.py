@@ -51,6 +51,8 @@ class EndReason(StrEnum):
     CAPACITY_TIMEOUT = "capacity_timeout"
     RECOVERY_BUDGET = "recovery_budget"
     STORAGE_FAILED = "storage_failed"
+    CHECKPOINTS_MISSING = "checkpoints_missing"
+    """The storage answers, and has neither the newest committed checkpoint of the job nor a newer one."""
     VALIDATION_FAILED = "validation_failed"
     """All steps are done and the last checkpoint is committed, but the final validation kept losing its workers."""
     DAMAGED_CHECKPOINT = "damaged_checkpoint"

@@ -49,6 +49,9 @@ class ShardLevel(StrEnum):
     """ZeRO-2: parameters are gathered once a step, gradients are summed and sharded after every micro-batch."""
     FULL = "full"
     """ZeRO-3: parameters are gathered unit by unit in each forward and backward pass; gradients as in ZeRO-2."""
+    NONE = "none"
+    """Nothing: every worker has the whole state and trains the task's own module and parameters. Gradients are summed
+    once a step, and the update runs on every worker."""
 
 
 class Schedule(StrEnum):
@@ -106,7 +109,8 @@ class ParallelismSpec(Frozen):
     ep: PositiveInt = 1
     """Expert parallel ranks; must divide dp_shard."""
     shard: ShardLevel | Literal["auto"] = "auto"
-    """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3)."""
+    """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3). none:
+    nothing is split, and every worker trains the task's own module; then no degree may be set."""
     schedule: Schedule | Literal["auto"] = "auto"
     """The pipeline schedule."""
     recompute: Recompute | Literal["auto"] = "auto"
@@ -127,6 +131,8 @@ class ParallelismSpec(Frozen):
     @property
     def unit(self) -> int:
         """The degrees fit every world size that is a multiple of this number; with a fixed dp_shard, only this one."""
+        if self.shard is ShardLevel.NONE:
+            return 1
         return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
@@ -200,7 +206,7 @@ class Layout(Frozen):
     def describe(self) -> str:
         """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single rank."""
         used = (f"{_SHORT.get(axis, axis)}{degree}" for axis in AXES if (degree := getattr(self, axis)) > 1)
-        return " x ".join(used) or "fsdp1"
+        return " x ".join(used) or ("dp1" if self.shard is ShardLevel.NONE else "fsdp1")
 
     @property
     def planned_axes(self) -> tuple[str, ...]:
@@ -239,6 +245,17 @@ class Layout(Frozen):
 def replicated(world_size: int) -> Layout:
     """The layout in which each of `world_size` ranks has everything: that of a program that splits its own work."""
     return Layout(dp_replicate=world_size)
+
+
+def plain(world_size: int) -> Layout:
+    """The layout in which each of `world_size` ranks trains the task's own module."""
+    return Layout(dp_replicate=world_size, shard=ShardLevel.NONE)
+
+
+def data_parallel(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+    """The data axes alone: plain if `parallelism.shard` is none, else fully sharded."""
+    is_plain = isinstance(parallelism, ParallelismSpec) and parallelism.shard is ShardLevel.NONE
+    return plain(world_size) if is_plain else fully_sharded(world_size)
 
 
 def fully_sharded(world_size: int) -> Layout:

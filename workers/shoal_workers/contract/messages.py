@@ -157,6 +157,10 @@ class Assignment(Frozen):
     """Life of the supervisor that formed the group."""
     generation: int
     rank: int
+    node_rank: int = 0
+    """Number of this rank's node among those of the group, by the lowest rank of each: that of rank 0 is 0."""
+    local_rank: int = 0
+    """Number of this rank among those of its node."""
     layout: Layout
     store_host: str
     store_port: int
@@ -388,6 +392,8 @@ class WorkerExit(Frozen):
     """Wall-clock time at which the rank left the group, seconds since the epoch."""
     suspect: Suspect | None = None
     """What this rank suspects, from its own observations; None: nothing."""
+    has_output: bool = False
+    """Whether a script has written a file with a content that no file had when its group began."""
 
 
 class StackSource(StrEnum):

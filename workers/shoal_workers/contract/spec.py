@@ -41,6 +41,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import MediaSpec
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.optimizers import OptimizerSpec
+from shoal_workers.contract.outputs import OutputsSpec
 from shoal_workers.contract.placing import (
     JOB_NAME,
     LABEL,
@@ -88,16 +89,52 @@ class ValidationSpec(Frozen):
     every_steps: PositiveInt | None = None
     """Steps between two validations. There is always one after the last step."""
     samples: int = Field(256, ge=0, le=2**53)
-    """Maximum number of samples, from the start of the split; 0: never validate."""
+    """Maximum number of samples, drawn once from the whole split and the same in every validation; 0: never
+    validate."""
     metric: str = Field("loss", min_length=1, max_length=63)
     """What makes a validation better: the loss, or a metric of the task's own by its name. For `patience` and
     `checkpoint.keep_best`."""
-    mode: Literal["min", "max"] = "min"
-    """Whether smaller values of `metric` are better, or larger ones."""
+    mode: Literal["auto", "min", "max"] = "auto"
+    """Whether smaller values of `metric` are better, or larger ones. "auto": by its name (`loss` and `wer` min,
+    `accuracy` and `f1` max); a metric whose name does not say it needs min or max."""
     patience: PositiveInt | None = None
     """Stop early after this many validations in a row without an improvement; null: never."""
     min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
     """An improvement by this much or less does not count for `patience`."""
+
+    @model_validator(mode="after")
+    def _has_mode(self) -> ValidationSpec:
+        if self.mode == "auto" and mode_of_metric(self.metric) is None:
+            raise ValueError(
+                f"validation.metric {self.metric!r} does not say by its name whether larger values are better. Set "
+                "validation.mode to min or max."
+            )
+        return self
+
+    @property
+    def better(self) -> str:
+        """ "min" or "max"."""
+        return (mode_of_metric(self.metric) or "min") if self.mode == "auto" else self.mode
+
+
+def mode_of_metric(name: str) -> str | None:
+    """Returns "min" or "max" as the parts of the name say, the last one first (`val/top5_accuracy`); None if none
+    does."""
+    for part in reversed(re.findall("[a-z0-9]+", name.lower())):
+        for mode, parts in _PARTS_BY_MODE.items():
+            if {part, part.rstrip("0123456789")} & {*parts.split()}:
+                return mode
+    return None
+
+
+_PARTS_BY_MODE = {
+    "min": "loss losses nll perplexity ppl error errors err mae mse rmse mape wer cer ter eer fid kl bits bpb bpc "
+    "brier distance divergence regret",
+    "max": "accuracy accuracies acc precision recall f1 auc auroc auprc ap map iou miou dice jaccard bleu sacrebleu "
+    "chrf rouge rougel meteor bertscore comet r2 mcc kappa pearson spearman psnr ssim mrr ndcg hits em match reward "
+    "rewards margins return win pass sensitivity specificity similarity",
+}
+"""Parts of the names of metrics."""
 
 
 class ContinueFrom(Frozen):
@@ -356,6 +393,7 @@ class JobSpec(Frozen):
     """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
     metrics: MetricsSpec = MetricsSpec()
     media: MediaSpec = Field(MediaSpec(), exclude_if=lambda value: value == MediaSpec())
+    outputs: OutputsSpec = Field(OutputsSpec(), exclude_if=lambda value: value == OutputsSpec())
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False

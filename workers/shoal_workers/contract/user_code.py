@@ -19,12 +19,14 @@ from shoal_workers.contract.base import Frozen, exactly_one_of, if_set, whole
 _MAX_VARIABLES = 128
 _MAX_ENV_CHARS = 32_768
 _OF_THE_SERVICE = ("SHOAL_", "RAY_")
+FOR_SCRIPTS = ("SHOAL_RAY_DATA_POSITION", "SHOAL_TENSORBOARD", "SHOAL_WARM_IMPORTS")
+"""Variables of the service that a job may set: where event files are, and how its script is started and fed."""
 
 
 def _is_variable(name: str) -> str:
     if not (name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit()) or len(name) > 255:
         raise ValueError(f"{name[:80]!r} is not the name of a variable: use letters, digits and underscores.")
-    if name.startswith(_OF_THE_SERVICE):
+    if name.startswith(_OF_THE_SERVICE) and name not in FOR_SCRIPTS:
         raise ValueError(f"{name}: the service sets variables that begin with SHOAL_ or RAY_. Choose another name.")
     return name
 
@@ -44,7 +46,7 @@ Requirement = Annotated[
     Field(min_length=1, max_length=500, json_schema_extra={"pattern": whole(rf"\s*{_REQUIREMENT.pattern}\s*")}),
     AfterValidator(_is_requirement),
 ]
-_VARIABLE = whole(rf"(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}")
+_VARIABLE = whole(rf"(?:(?!{'|'.join(_OF_THE_SERVICE)})[A-Za-z_][A-Za-z0-9_]{{0,254}}|{'|'.join(FOR_SCRIPTS)})")
 _VARIABLE_NAMES: JsonDict = {"propertyNames": {"pattern": _VARIABLE}}
 """Rule for the JSON Schema of an object whose keys are names of environment variables."""
 VariableName = Annotated[str, AfterValidator(_is_variable), WithJsonSchema({"type": "string", "pattern": _VARIABLE})]

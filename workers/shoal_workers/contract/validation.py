@@ -53,13 +53,13 @@ def judge(
     """The standing after a validation. A validation that was judged before, or has no finite value of the metric, does
     not count."""
     # values of another metric or mode cannot be compared: then the standing begins anew
-    standing = Standing(metric=rule.metric, mode=rule.mode, keep=keep)
-    if known is not None and (known.metric, known.mode) == (rule.metric, rule.mode):
+    standing = Standing(metric=rule.metric, mode=rule.better, keep=keep)
+    if known is not None and (known.metric, known.mode) == (rule.metric, rule.better):
         standing = known.model_copy(update={"keep": keep})
     value = loss if rule.metric == LOSS else metrics.get(rule.metric)
     if value is None or not math.isfinite(value) or step <= standing.judged_step:
         return standing
-    sign = 1 if rule.mode == "min" else -1
+    sign = 1 if rule.better == "min" else -1
     is_improved = standing.reference is None or sign * value < sign * standing.reference - rule.min_delta
     ranked = sorted((*standing.best, Score(step=step, value=value)), key=lambda score: (sign * score.value, score.step))
     return standing.model_copy(

@@ -2,8 +2,9 @@
 
     value of a row  ->  stored: a tag and the content, or the path of a file  ->  (N,) fp32 between -1 and 1, mono
 
-WAV is read by the standard library (PCM of 8, 16, 24 and 32 bits; channels are averaged). Nothing is resampled: the
-rate must be that of the model. Called by the task for speech.
+WAV is read by the standard library (PCM of 8, 16, 24 and 32 bits; channels are averaged). A file with fewer samples
+than its header names is refused, and so is a list of whole numbers: they are samples of 16 bits. Nothing is resampled:
+the rate must be that of the model. Called by the task for speech.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from shoal_workers.data.remote import is_url
 _FILE, _WAVE, _SAMPLES = b"p", b"w", b"s"
 _SIZE = b"\0"
 _WAY_OUT = "Write WAV files (PCM), or lists of samples"
+_OUT_OF_RANGE = 2.0
+"""A float sample may exceed 1 a little, as decoders of MP3 leave it."""
 
 
 def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) -> bytes:
@@ -92,14 +95,21 @@ def _read(content: bytes) -> tuple[bytes, str]:
 
 def _array(value: list[Any], place: str) -> NDArray[Any]:
     try:
-        found = np.asarray(value, "<f4")
+        given = np.asarray(value)
+        samples = given.astype("<f4")
     except (TypeError, ValueError) as error:
         raise BadRowError(f"{place}: data.audio_field is a list, and not of numbers: {error}. {_WAY_OUT}.") from error
-    if found.ndim != 1 or not np.isfinite(found).all():
+    if samples.ndim != 1 or not np.isfinite(samples).all():
         raise BadRowError(
-            f"{place}: data.audio_field has the shape {list(found.shape)}. Samples are one list of numbers."
+            f"{place}: data.audio_field has the shape {list(samples.shape)}. Samples are one list of numbers."
         )
-    return found
+    loudest = float(np.abs(samples).max(initial=0))
+    if loudest >= _OUT_OF_RANGE or (loudest and given.dtype.kind in "iu"):
+        raise BadRowError(
+            f"{place}: data.audio_field is a list of {given.dtype.name} up to {loudest:g}, and samples are between -1 "
+            "and 1. Divide them: samples of 16 bits by 32768."
+        )
+    return samples
 
 
 def _of_wave(content: bytes, rate: int, place: str) -> NDArray[Any]:
@@ -107,11 +117,15 @@ def _of_wave(content: bytes, rate: int, place: str) -> NDArray[Any]:
         with wave.open(io.BytesIO(content)) as file:
             _check_rate(file.getframerate(), rate, place)
             width, channels = file.getsampwidth(), file.getnchannels()
+            num_bytes = file.getnframes() * width * channels
             frames = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise BadRowError(f"{place} is not a WAV file of PCM samples ({error}). {_WAY_OUT}.") from error
-    whole = np.frombuffer(frames, np.uint8)
-    whole = whole[: len(whole) // (width * channels) * width * channels].reshape(-1, width)
+    if len(frames) != num_bytes:
+        raise BadRowError(
+            f"{place} is cut: its header names {num_bytes:,} bytes of samples, and it has {len(frames):,}. {_WAY_OUT}."
+        )
+    whole = np.frombuffer(frames, np.uint8).reshape(-1, width)
     if width == 1:
         samples = (whole[:, 0].astype(np.float32) - 128) / 128
     else:

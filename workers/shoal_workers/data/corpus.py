@@ -30,7 +30,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.data.documents import Position
 from shoal_workers.data.tokenizer import Lookahead, Split
 
-FORMAT = 2
+FORMAT = 3
 """Format of these files. It is part of the fingerprint, so another release reads only what it understands."""
 INDEX_NAME = "index.json"
 SOURCES_NAME = "sources.json"

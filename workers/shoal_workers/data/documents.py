@@ -9,6 +9,7 @@ documents are always the same, and those of a compressed file are those of the f
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +26,8 @@ from shoal_workers.data.sources import SourceFile
 PIECE_BYTES = 256 * 1024
 _SNIFF_BYTES = 8192
 _SKIP_BYTES = 1 << 20
+_FIRST = (0, False)
+"""The place of a file's first byte, which may begin a byte order mark."""
 
 
 class Position(Frozen):
@@ -99,7 +102,8 @@ def read_documents(
                 read_bytes=bytes_before[number] + part.read_bytes,
                 bad_rows=bad_rows,
             )
-            yield Document(_valid_utf8(part.raw, source, part.place, config), part.closes, end)
+            text = _valid_utf8(part.raw, source, part.place, config)
+            yield Document(text.removeprefix(BOM_UTF8) if part.place == _FIRST else text, part.closes, end)
     file = last_file + (last_offset > 0)
     return Position(file=file, text_bytes=used, read_bytes=bytes_before[file], bad_rows=bad_rows)
 

@@ -2,8 +2,9 @@
 says: resize, cut the centre, scale, normalise.
 
 The steps and their results are those of transformers' processors that use Pillow. They are done here because the
-installed transformers decides by what else is installed (torchvision) how it resizes, and nodes must agree. An array
-in NumPy's format (.npy) needs no Pillow, unless it is resized. Called by the task that classifies images.
+installed transformers decides by what else is installed (torchvision) how it resizes, and nodes must agree. What a
+file shows, Pillow decides: it is turned as its EXIF says, and transparency is dropped. An array in NumPy's format
+(.npy) needs no Pillow, unless it is resized. Called by the task that classifies images.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def pixels_of(content: bytes, settings: PixelSettings, place: str) -> Tensor:
         BadRowError: it is no image.
         ImportError: Pillow is not installed, and it is needed.
     """
-    image = _decoded(content, settings, place)
+    image = decoded(content, settings, place)
     if settings.resizes:
         image = _resized(image, settings)
     if image.shape[:2] != (settings.height, settings.width):
@@ -115,18 +116,30 @@ def pixels_of(content: bytes, settings: PixelSettings, place: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32))
 
 
-def _decoded(content: bytes, settings: PixelSettings, place: str) -> NDArray[Any]:
-    """(H, W, channels) uint8."""
+def decoded(content: bytes, settings: PixelSettings, place: str) -> NDArray[Any]:
+    """(H, W, channels) uint8, as the image is stored. Raises as `pixels_of`."""
     try:
         if content.startswith(_NUMPY):
             array = np.load(io.BytesIO(content), allow_pickle=False)
             return _of_channels(array if array.ndim == 3 else array[..., None], settings, place)
-        with _pillow().open(io.BytesIO(content)) as image:
-            return np.asarray(image.convert("L" if settings.num_channels == 1 else "RGB")).reshape(
-                image.height, image.width, -1
-            )
-    except (OSError, ValueError, IndexError) as error:
+        pillow = _pillow()
+        with pillow.Image.open(io.BytesIO(content)) as image:
+            upright = _in_8_bits(pillow.ImageOps.exif_transpose(image), image.format, pillow)
+            array = np.asarray(upright.convert("L" if settings.num_channels == 1 else "RGB"))
+            return array.reshape(*array.shape[:2], -1)
+    except (ImportError, BadRowError):
+        raise
+    except Exception as error:  # the plug-ins of Pillow raise what they meet in a damaged file: SyntaxError, KeyError
         raise BadRowError(f"{place} is no image that can be read: {error}. Write it again, or remove it.") from error
+
+
+def _in_8_bits(image: Any, format: str, pillow: Any) -> Any:
+    """The image, whose 16 bits of grey become their upper 8, as Pillow does with those of colours."""
+    is_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM")
+    if image.mode in ("I", "F") and not is_16_bits:
+        kind = "32-bit whole numbers" if image.mode == "I" else "float numbers"
+        raise ValueError(f"its pixels are {kind}, whose range is not known. Write them with 8 or 16 bits")
+    return pillow.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if is_16_bits else image
 
 
 def _of_channels(array: NDArray[Any], settings: PixelSettings, place: str) -> NDArray[Any]:
@@ -150,7 +163,7 @@ def _resized(image: NDArray[Any], settings: PixelSettings) -> NDArray[Any]:
         return image
     pillow = _pillow()
     flat = image[..., 0] if image.shape[2] == 1 else image
-    resized = pillow.fromarray(flat).resize((to[1], to[0]), pillow.Resampling(settings.resample))
+    resized = pillow.Image.fromarray(flat).resize((to[1], to[0]), pillow.Image.Resampling(settings.resample))
     return np.asarray(resized).reshape(*to, -1)
 
 
@@ -166,10 +179,11 @@ def _centre(image: NDArray[Any], height: int, width: int) -> NDArray[Any]:
 
 def _pillow() -> Any:
     try:
-        from PIL import Image
+        import PIL.Image
+        import PIL.ImageOps
     except ImportError as error:
         raise ImportError(
             f"images need the package pillow ({error}). Install it on every node: pip install 'shoal[images]'. Or "
             "write them as arrays (.npy, uint8) of the size that the model reads."
         ) from error
-    return Image
+    return PIL

@@ -5,7 +5,7 @@
                                          label_values.npy int32: classes, or tokens of targets
                                          label_ends.npy
                                          is_validation.npy
-                                         content.json     hash of all of these
+                                         content.json     hash of all of these; rows that were left out
 
 A directory is complete once it has its name; workers that make it at the same time make the same one. What a payload
 is, the task says. The fingerprint is that of the settings and of the files' names, sizes and times, as for text.
@@ -15,6 +15,7 @@ Called by the tasks.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from shoal_workers.data.records import Record, records_of
 from shoal_workers.data.sources import SourceFile, find_sources
 from shoal_workers.data.tokenizer import Split, split_of
 
-_VERSION = 1
+_VERSION = 2
 _NOTE_EVERY = 10_000
 
 
@@ -58,6 +59,10 @@ class LabelledExamples:
     is_validation: NDArray[Any]
     """One flag for each example."""
     content_hash: str
+    num_left_out: int
+    """Rows that could not be read, with `data.bad_rows: skip`."""
+    first_left_out: str
+    """Which one was the first, and why."""
 
     def of(self, number: int) -> tuple[bytes, NDArray[Any]]:
         """Payload and labels of an example."""
@@ -67,6 +72,13 @@ class LabelledExamples:
     def numbers(self, split: Split) -> NDArray[Any]:
         """The examples of a split."""
         return np.flatnonzero(np.asarray(self.is_validation) == (split is Split.VALIDATION))
+
+    def label_counts(self, split: Split) -> dict[int, int]:
+        """How many examples of a split have each label; empty unless each example has one."""
+        if not np.array_equal(self.label_ends, np.arange(1, len(self) + 1)):
+            return {}
+        labels, counts = np.unique(np.asarray(self.label_values)[self.numbers(split)], return_counts=True)
+        return dict(zip(labels.tolist(), counts.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -96,22 +108,12 @@ def prepare_rows(
     """
     train, validation = _sources(config, config.paths), _sources(config, config.validation_paths)
 
-    def rows() -> Iterator[tuple[Labelled, bool]]:
-        num_read = num_bad = 0
+    def rows() -> Iterator[tuple[Labelled | BadRowError, bool]]:
         for sources in (train, validation):
-            for number, record in enumerate(one for source in sources for one in records_of(source, fields)):
-                if config.max_examples is not None and number >= config.max_examples:
-                    break
-                if num_read % _NOTE_EVERY == 0:
-                    progress(f"reading examples: {num_read:,} so far, {num_bad:,} left out")
-                num_read += 1
+            records = (record for source in sources for record in records_of(source, fields))
+            for record in itertools.islice(records, config.max_examples):
                 example = _example(record, read)
-                if isinstance(example, Labelled):
-                    yield example, sources is validation or (not validation and _is_held_back(example, config))
-                elif config.bad_rows is BadRows.SKIP:
-                    num_bad += 1
-                else:
-                    raise BadRowError(f'{example} Or set data.bad_rows: "skip" to leave such rows out.')
+                yield example, sources is validation or (not validation and _is_held_back(example, config))
 
     described = {
         "fields": list(fields),
@@ -121,7 +123,7 @@ def prepare_rows(
         ],
         "rows": config.model_dump(mode="json", include={"validation_fraction", "max_examples", "bad_rows"}),
     }
-    return prepare(config.cache_dir, kind, described, rows())
+    return prepare(config, kind, described, rows(), progress)
 
 
 def _example(record: Record | BadRowError, read: Callable[[Record], Labelled]) -> Labelled | BadRowError:
@@ -135,22 +137,37 @@ def _sources(config: RowsConfig, paths: tuple[str, ...]) -> list[SourceFile]:
     return find_sources(TextDataConfig(paths=paths, format=config.format)) if paths else []
 
 
-def _is_held_back(example: Labelled, config: RowsConfig) -> bool:
+def _is_held_back(example: Labelled | BadRowError, config: RowsConfig) -> bool:
+    if isinstance(example, BadRowError):
+        return False
     labels = np.asarray(example.labels, np.int32).tobytes()
     return split_of(example.payload + labels, config.validation_fraction) is Split.VALIDATION
 
 
 def prepare(
-    cache_dir: str | None, kind: str, described: object, examples: Iterable[tuple[Labelled, bool]]
+    config: RowsConfig,
+    kind: str,
+    described: object,
+    examples: Iterable[tuple[Labelled | BadRowError, bool]],
+    progress: Callable[[str], None],
 ) -> LabelledExamples:
-    """Makes the directory of the examples, each with whether it is for validation, or opens it. `described`, JSON, is
-    all that they depend on. Raises EmptyCorpusError if there are none, CacheError if it cannot be written."""
+    """Makes the directory of the examples, each with whether it is for validation, or opens it.
+
+    Args:
+        described: JSON; all that the examples depend on.
+
+    Raises:
+        BadRowError: an example cannot be read, and `data.bad_rows` is "refuse".
+        EmptyCorpusError: there are none.
+        CacheError: the directory cannot be written.
+    """
+    cache_dir = config.cache_dir
     cache = Path(cache_dir).expanduser() if cache_dir else Path.home() / ".cache" / "shoal" / "data"
     text = json.dumps([_VERSION, described], sort_keys=True)
     directory = cache / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     if not directory.is_dir():
         try:
-            _write(directory, examples)
+            _write(directory, config, examples, progress)
         except OSError as error:
             raise CacheError(
                 f"data.cache_dir {str(cache)!r} cannot be written: {error.strerror or error}. Name a directory with "
@@ -162,10 +179,23 @@ def prepare(
         name: np.memmap(file, np.uint8, "r") if name == "payload" else np.load(file, mmap_mode="r")
         for name, file in files.items()
     }
-    return LabelledExamples(**arrays, content_hash=json.loads((directory / "content.json").read_text())["hash"])
+    content = json.loads((directory / "content.json").read_text())
+    if content["num_left_out"]:
+        progress(f"{content['num_left_out']:,} examples are left out, the first because {content['first_left_out']}")
+    return LabelledExamples(
+        **arrays,
+        content_hash=content["hash"],
+        num_left_out=content["num_left_out"],
+        first_left_out=content["first_left_out"],
+    )
 
 
-def _write(directory: Path, examples: Iterable[tuple[Labelled, bool]]) -> None:
+def _write(
+    directory: Path,
+    config: RowsConfig,
+    examples: Iterable[tuple[Labelled | BadRowError, bool]],
+    progress: Callable[[str], None],
+) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="examples-part-") as folder:
         part = Path(folder) / "part"
@@ -173,16 +203,29 @@ def _write(directory: Path, examples: Iterable[tuple[Labelled, bool]]) -> None:
         sizes: list[int] = []
         labels: list[NDArray[Any]] = []
         held_back: list[bool] = []
+        left_out: list[BadRowError] = []
         digest = hashlib.sha256()
         with (part / "payload.bin").open("wb") as payloads:
-            for example, is_validation in examples:
+            for number, (example, is_validation) in enumerate(examples):
+                if number % _NOTE_EVERY == 0:
+                    progress(f"reading examples: {number:,} so far, {len(left_out):,} left out")
+                if isinstance(example, BadRowError):
+                    if config.bad_rows is BadRows.REFUSE:
+                        raise BadRowError(f'{example} Or set data.bad_rows: "skip" to leave such rows out.')
+                    left_out.append(example)
+                    continue
                 payloads.write(example.payload)
                 digest.update(example.payload)
                 sizes.append(len(example.payload))
                 labels.append(np.asarray(example.labels, np.int32))
                 held_back.append(is_validation)
+        first = str(left_out[0]) if left_out else ""
         if not sum(sizes):
-            raise EmptyCorpusError("data.paths have no example. Name files with rows, or a folder with images.")
+            why = f"all {len(left_out):,} of its rows are left out, the first because {first}" if left_out else ""
+            raise EmptyCorpusError(
+                f"data ({', '.join(config.paths) or 'folder'}) has no example. "
+                f"{why or 'Name files with rows, or a folder with images.'}"
+            )
         arrays = {
             "ends": np.cumsum(sizes, dtype=np.int64),
             "label_values": np.concatenate(labels),
@@ -192,7 +235,8 @@ def _write(directory: Path, examples: Iterable[tuple[Labelled, bool]]) -> None:
         for name, array in arrays.items():
             np.save(part / f"{name}.npy", array)
             digest.update(array.tobytes())
-        (part / "content.json").write_text(json.dumps({"hash": digest.hexdigest()}))
+        content = {"hash": digest.hexdigest(), "num_left_out": len(left_out), "first_left_out": first}
+        (part / "content.json").write_text(json.dumps(content))
         with suppress(OSError):
             part.rename(directory)
     if not directory.is_dir():  # else another process was first, with the same

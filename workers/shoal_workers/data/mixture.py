@@ -212,8 +212,9 @@ class Mixture(Dataset[Tensor]):
 
 
 class ValidationMixture(Dataset[Tensor]):
-    """The validation samples of several sources, in the same shares, each sample once: as many as the source that is
-    exhausted first allows. A source without validation samples is left out."""
+    """The validation samples of several sources, in the same shares, each sample once, in an order that is drawn for
+    each source: as many as the source that is exhausted first allows. A source without validation samples is left
+    out."""
 
     def __init__(self, parts: Sequence[TokenDataset], shares: Sequence[int]) -> None:
         self._parts = parts
@@ -228,7 +229,12 @@ class ValidationMixture(Dataset[Tensor]):
         if not 0 <= index < self._num_samples:
             raise IndexError(f"sample {index} of {self._num_samples}")
         source, number = self._order.at(index)
-        return self._parts[source][number]
+        part = self._parts[source]
+        return part[sample_at(number, num_samples=len(part), seed=epoch_key(_ORDERS, source))]
+
+    def samples_at(self, positions: range, seed: int) -> list[int]:
+        """The positions themselves: the samples at the first ones have the shares of the sources."""
+        return list(positions)
 
     def _most(self) -> int:
         sizes = [len(part) for part in self._parts]

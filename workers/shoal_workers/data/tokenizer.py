@@ -1,13 +1,14 @@
 """From a document to tokens, and to its split: a function of its text, the tokenizer and the settings alone.
 
 Hidden here: what a tokenizer is (one token per byte, or a trained one from a tokenizers JSON file), the type of a
-token, where a document's end is marked. Documents can be encoded in any process and in any order, and give the same
+token, which token ends a document. Documents can be encoded in any process and in any order, and give the same
 tokens. Called by `prepare`, by the processes of `tokenising`, and by tasks for the size of the vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,7 @@ from shoal_workers.data.documents import Document, Position
 from shoal_workers.data.errors import TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+"""For a tokenizer without files beside it that name the token."""
 
 
 class Tokenizer(Protocol):
@@ -58,6 +60,9 @@ class Tokenizer(Protocol):
     def encode_whole(self, text: str, max_tokens: int) -> list[int]:
         """The tokens of a text between those of `ends`, cut to `max_tokens` with these."""
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, for people."""
+
     def token_of(self, names: Sequence[str]) -> int | None:
         """The first of these tokens that the vocabulary has."""
 
@@ -81,6 +86,10 @@ class ByteTokenizer:
     def encode_whole(self, text: str, max_tokens: int) -> list[int]:
         return [*text.encode()[: max_tokens - 1], BYTE_VOCABULARY - 1]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        marks = {BYTE_VOCABULARY - 1: b"<end>", BYTE_VOCABULARY: b"<mask>"}
+        return b"".join(marks.get(token) or bytes([token]) for token in tokens).decode(errors="replace")
+
     def token_of(self, names: Sequence[str]) -> int | None:
         return None
 
@@ -94,12 +103,13 @@ class JsonTokenizer:
     bytes_per_process: int | None = 2 << 20
     """A core encodes 1 to 4 MiB in a second; a start takes half a second of a core."""
 
-    def __init__(self, tokenizer: Any, fingerprint: str) -> None:
+    def __init__(self, tokenizer: Any, fingerprint: str, directory: Path | None = None) -> None:
+        """`directory`: of its files, which may name the token that ends a document."""
         self._tokenizer = tokenizer
-        self.fingerprint = fingerprint
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        ends = (tokenizer.token_to_id(name) for name in _END_NAMES)
-        self.end_of_document: int | None = next((end for end in ends if end is not None), None)
+        by_name = self.token_of(_END_NAMES)
+        self.end_of_document: int | None = by_name if directory is None else self._named_end(directory, by_name)
+        self.fingerprint = fingerprint if self.end_of_document == by_name else f"{fingerprint}-{self.end_of_document}"
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -113,6 +123,17 @@ class JsonTokenizer:
                 return tuple(whole[:first]), tuple(whole[first + len(text) :])
         return (), ()
 
+    def _named_end(self, directory: Path, by_name: int | None) -> int | None:
+        """What transformers calls the end, else `by_name`, else the end that the model's config has."""
+        for file in ("tokenizer_config.json", "special_tokens_map.json"):
+            name = _setting(directory / file, "eos_token")
+            name = name.get("content") if isinstance(name, dict) else name
+            if isinstance(name, str) and (end := self.token_of((name,))) is not None:
+                return end
+        stored = _setting(directory / "config.json", "eos_token_id") if by_name is None else by_name
+        first = next(iter(stored), None) if isinstance(stored, list) else stored
+        return first if isinstance(first, int) and first < self.vocab_size else None
+
     @cached_property
     def special_tokens(self) -> frozenset[int]:
         return frozenset(one for one, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
@@ -125,8 +146,20 @@ class JsonTokenizer:
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         return [*begin, *tokens[: max(0, max_tokens - len(begin) - len(end))], *end][:max_tokens]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
     def token_of(self, names: Sequence[str]) -> int | None:
         return next((one for name in names if (one := self._tokenizer.token_to_id(name)) is not None), None)
+
+
+def _setting(file: Path, key: str) -> Any:
+    """None if the file has none."""
+    try:
+        return json.loads(file.read_bytes()).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -162,7 +195,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         loaded.no_truncation()
         loaded.no_padding()
         fingerprint += "-whole"  # earlier releases cut every document
-    return JsonTokenizer(loaded, fingerprint)
+    return JsonTokenizer(loaded, fingerprint, path.parent)
 
 
 class Split(StrEnum):

@@ -42,7 +42,8 @@ class LengthBuckets:
     """
 
     def __init__(self, data: Any, seed: int) -> None:
-        self._data = data
+        self.samples = data
+        """The data set."""
         self._seed = seed
         lengths, budget = _checked(data)
         bounds = class_bounds(lengths)
@@ -66,7 +67,7 @@ class LengthBuckets:
         return list(positions)
 
     def __getitem__(self, position: int) -> Bucket:
-        return Bucket(self._data[number] for number in self.members(position))
+        return Bucket(self.samples[number] for number in self.members(position))
 
     def members(self, position: int) -> list[int]:
         """The samples of the data set in the bucket at this position of the run."""

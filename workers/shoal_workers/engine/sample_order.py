@@ -16,6 +16,8 @@ from shoal_workers.data.permutation import permuted
 
 _MIN_POSITIONS = 32
 """Below it the arrays cost more than they save."""
+_VALIDATION = 0x44524157
+"""Seed of the draw, so that jobs with other seeds validate the same samples."""
 
 
 def training_order(data: Any, positions: range, *, seed: int) -> list[int]:
@@ -25,6 +27,23 @@ def training_order(data: Any, positions: range, *, seed: int) -> list[int]:
     if callable(own):
         return list(own(positions, seed))
     return samples_at(positions, num_samples=len(data), seed=seed)
+
+
+def validation_order(data: Any, most: int, *, seed: int) -> list[int]:
+    """The samples that a validation reads: all, or as many as `most` that are drawn from the whole split. The same in
+    every validation, and the same for every job unless the data set has an order of its own, whose shards are then read
+    as in training."""
+    num_samples = len(data)
+    num = min(most, num_samples)
+    if num == num_samples:
+        return list(range(num))
+    own = getattr(data, "samples_at", None)
+    drawn = list(own(range(num), seed)) if callable(own) else []
+    if (
+        len({index for index in drawn if 0 <= index < num_samples}) == num
+    ):  # an order that repeats samples would count some several times
+        return drawn
+    return samples_at(range(num), num_samples=num_samples, seed=_VALIDATION)
 
 
 def samples_at(positions: range, *, num_samples: int, seed: int) -> list[int]:

@@ -39,6 +39,7 @@ from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra, Identity, Recent
 from shoal_workers.engine.step.batches import training_batches
+from shoal_workers.engine.step.first_look import remarks_on_labels, remarks_on_validation
 from shoal_workers.engine.step.frozen_parameters import FrozenParameters
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass, clip_factor
@@ -158,6 +159,8 @@ class Trainer:
 
     def _train_until_end(self) -> GenerationEnd:
         position = self._generation.position
+        if position.step == 0:
+            self._look_at_labels()
         # The first snapshot of a model that begins at step 0 is that of its first step. A restored one has one already.
         end = self._catch_up()
         self._ended = time.perf_counter()
@@ -182,6 +185,12 @@ class Trainer:
                 self._snapshots.update(verdict, step_s, position.step)
             end = self._after(position.step, requests)
         return end
+
+    def _look_at_labels(self) -> None:
+        task = self._generation.task
+        for split, data in (("training", task.train_data), ("validation", task.validation_data)):
+            for text in remarks_on_labels(data, split):
+                self._generation.remarks.add(text)
 
     def _data_s(self) -> float:
         return self._batches.spent_s
@@ -429,6 +438,8 @@ class Trainer:
         generation.check()
         if generation.rank == 0:
             generation.outbox.report(report)
+            for text in remarks_on_validation(report) if self._standing is None else ():
+                generation.outbox.log_text(text)
         rule, keep = generation.spec.validation, generation.spec.checkpoint.keep_best
         self._standing = judge(self._standing, rule, keep, step=step, loss=report.loss, metrics=report.metrics)
         return step in self._standing.kept_steps

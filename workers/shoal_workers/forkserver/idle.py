@@ -47,8 +47,10 @@ def _title() -> bytes:
 
 def main() -> None:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+    from shoal_workers.forkserver.code_path import leave_out_code
     from shoal_workers.forkserver.orphans import below_guardian  # the same code as this file's
 
+    leave_out_code()
     below_guardian()
     end_when_idle()
     sys.argv = sys.argv[1:]

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.exit_status import Recorder
+from shoal_workers.forkserver.code_path import leave_out_code
 from shoal_workers.forkserver.idle import end_when_idle
 from shoal_workers.forkserver.launch import (
     FORK_SERVER,
@@ -192,6 +193,7 @@ def _become(request: Request, address: str) -> None:
     script = request.argv[0]
     sys.argv = request.argv
     sys.path[0:1] = [str(Path(script).parent), *_python_path(request.env)]
+    leave_out_code()
     _seed()
     if raylet_socket(request.argv):
         end_when_idle()

@@ -1,12 +1,13 @@
 """How a script has ended, from the status of its process to an ExitKind and its error report. Pure.
 
     what was ordered   interrupt: INTERRUPTED, yield: YIELDED; whatever the status: the signals were the runner's
-    exit status 0      FINISHED
     an exception       COLLECTIVE_FAILED if another rank or the network broke a collective; WORKER_FAULT if the device,
-                       memory or the operating system failed; else USER_ERROR
+                       memory or the operating system failed; else USER_ERROR. It counts whatever the status is
+    exit status 0      FINISHED
     another status     USER_ERROR
     a signal           SCRIPT_DIED if it comes from outside; COLLECTIVE_FAILED if NCCL or gloo has aborted the process
-                       for a broken collective; else USER_ERROR: the process itself has caused it (a crash)
+                       for a broken collective; else USER_ERROR: the process itself has caused it (a crash, or tensors
+                       of other sizes than those of the other ranks)
 
 Called by the runner.
 """
@@ -14,6 +15,7 @@ Called by the runner.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from shoal_workers.contract.exception_causes import (
     error_class_of,
     is_broken_collective,
     is_collective_abort,
+    unequal_sizes,
 )
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.task.code_owner import line_in, owner_of
@@ -47,6 +50,8 @@ _CRASHES = frozenset(
 """Signals that a process causes itself."""
 _DIST_ERROR, _RUNTIME_ERROR = "DistError", "builtins.RuntimeError"
 _MAX_MESSAGE_CHARS = 4_000
+_FRAME = re.compile(r'^  File "(.+?)", line (\d+),? in (.+)$', re.MULTILINE)
+"""A line of a stack, as faulthandler or an exception prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,11 @@ class Ended:
     code: int | None = None
     signal: int | None = None
     raised: dict[str, Any] | None = None
-    """The exception that ended it, as `program.described` says it; None: none did."""
+    """The exception that ended it, as `program.described` says it, or SystemExit; None: none did."""
     recorded: dict[str, Any] | None = None
     """What the script has written into TORCHELASTIC_ERROR_FILE."""
     printed: str = ""
-    """If it aborted: the end of its standard error."""
+    """If it crashed: the end of its standard error."""
 
     def words(self, *, out_of_memory: bool = False) -> str:
         """`exited with 3`, `was killed by signal 9 (SIGKILL)`. `out_of_memory`: the kernel has killed a process for
@@ -76,30 +81,60 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
         script: its name, as users know it.
         folder: its working directory, to which the lines of its code are relative.
     """
-    if ended.signal is not None:
-        if ended.signal not in _CRASHES:
-            return ExitKind.SCRIPT_DIED, None
-        if is_collective_abort(ended.printed):
-            message = f"a collective of {script} was broken, and its process {ended.words()}."
-            return ExitKind.COLLECTIVE_FAILED, _sentence("Abort", message, CRASH)
-        message = f"{script} crashed: its process {ended.words()}. Its log has the stack of the crash."
-        return ExitKind.USER_ERROR, _sentence("Crash", message, CRASH)
-    if ended.raised is not None:
+    if ended.raised is not None and "text" not in ended.raised:
         return _of_exception(ended.raised, folder)
+    if ended.signal is not None:
+        return _of_signal(ended, script, folder)
     if ended.code == 0:
         return ExitKind.FINISHED, None
-    recorded = _recorded(ended.recorded)
-    said = f": {recorded}" if recorded else ", and its log says why."
-    message = f"{script} ended with exit status {ended.code}{said}"
+    message, line = _recorded(ended.recorded, folder)
+    if not message and ended.raised is not None:
+        message, line = ended.raised["text"], _line(ended.raised["frames"], folder)
+    place = f" at {line}" if line else ""
+    reason = f": {message}" if message else ", and its log says why."
+    message = f"{script} ended with exit status {ended.code}{place}{reason}"
     return ExitKind.USER_ERROR, _sentence("ExitStatus", message, EXIT_STATUS)
 
 
-def _recorded(file: Any) -> str:
-    """The message in an error file of torch.distributed.elastic; empty: there is none."""
+def _of_signal(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
+    if ended.signal not in _CRASHES:
+        return ExitKind.SCRIPT_DIED, None
+    line = _line_of_stack(ended.printed, folder)
+    place = f" at {line}" if line else ""
+    if (sizes := unequal_sizes(ended.printed)) is not None:
+        message = (
+            f"a collective of {script}{place} has received {sizes[0]} bytes and expects {sizes[1]}: the ranks have "
+            "called it with tensors of different sizes, or have called different collectives."
+        )
+        return ExitKind.USER_ERROR, _sentence("UnequalSizes", message, CRASH)
+    if is_collective_abort(ended.printed):
+        message = f"a collective of {script} was broken{place}, and its process {ended.words()}."
+        return ExitKind.COLLECTIVE_FAILED, _sentence("Abort", message, CRASH)
+    message = f"{script} crashed{place}: its process {ended.words()}. Its log has the stack of the crash."
+    return ExitKind.USER_ERROR, _sentence("Crash", message, CRASH)
+
+
+def _recorded(file: Any, folder: str) -> tuple[str, str]:
+    """The message in an error file of torch.distributed.elastic and the script's line; empty if there is none."""
     message = file.get("message") if isinstance(file, dict) else None
+    stack = ""
     if isinstance(message, dict):
+        stack = str((message.get("extraInfo") or {}).get("py_callstack", ""))
         message = message.get("message")
-    return message[:_MAX_MESSAGE_CHARS] if isinstance(message, str) else ""
+    frames = [(name, int(number), function) for name, number, function in _FRAME.findall(stack)]
+    return (message[:_MAX_MESSAGE_CHARS], _line(frames, folder)) if isinstance(message, str) else ("", "")
+
+
+def _line_of_stack(printed: str, folder: str) -> str:
+    """The line of the script in what faulthandler has printed. The current thread counts, and then the main thread,
+    which is the last; empty if the script is on neither stack."""
+    threads = re.split(r"^(?:Current t|T)hread ", printed, flags=re.MULTILINE)[1:]
+    current = [text for text in threads if f"\nCurrent thread {text}" in f"\n{printed}"]
+    for text in (*current, *threads[-1:]):
+        frames = [(name, int(number), function) for name, number, function in _FRAME.findall(text)]
+        if line := _line(frames[::-1], folder):
+            return line
+    return ""
 
 
 def _sentence(kind: str, message: str, mistake: str) -> ErrorReport:
@@ -126,7 +161,7 @@ def _of_exception(raised: dict[str, Any], folder: str) -> tuple[ExitKind, ErrorR
 def _is_broken_collective(link: dict[str, Any]) -> bool:
     names = link["bases"]
     is_of_torch = any(name.startswith("torch.") and name.endswith(f".{_DIST_ERROR}") for name in names)
-    return is_broken_collective(is_of_torch, _RUNTIME_ERROR in names, link["message"])
+    return is_broken_collective(is_of_torch, _RUNTIME_ERROR in names, link["message"], link["raising_file"])
 
 
 def _line(frames: Sequence[Sequence[Any]], folder: str) -> str:

@@ -28,6 +28,7 @@ MEDIA = "SHOAL_MEDIA"
 """Where this rank's media go, as a `MediaTarget`; not set: what it logs besides numbers is not kept."""
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 DEVICES = "CUDA_VISIBLE_DEVICES"
+BREAKPOINT = "PYTHONBREAKPOINT"
 RAY_ADDRESS = "RAY_ADDRESS"
 """Where `ray.init()` of a script finds the cluster of its worker, for Ray Data."""
 _OF_THE_WORKER = ("SHOAL_PRELOAD", "SHOAL_IDLE_S", "SHOAL_FORK_SERVER")
@@ -112,6 +113,8 @@ def environment_of(
     """
     assert spec.script is not None
     found = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
+    if found.get(BREAKPOINT, "").startswith("ray."):  # Ray's debugger waits for someone to attach
+        del found[BREAKPOINT]
     found |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
     if (target := MediaTarget.of(spec, assignment, checkpoint_dir)) is not None:
         found[MEDIA] = target.to_text()

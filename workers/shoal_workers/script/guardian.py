@@ -8,6 +8,7 @@
     runner --- {"stop": seconds} ---> guardian    SIGTERM to the script's process, and SIGKILL after that time
     runner <-- {"pid": 123} --------- guardian    the process runs
     runner <-- {"busy": true} ------- guardian    at most once a second: it has used a CPU or printed something
+    runner <-- {"raised": true} ----- guardian    the script has failed, and threads of it go on
     runner <-- {"ended": {...}} ----- guardian    it has ended, and nothing that it started is left
 
 The guardian adopts orphans, so what the script leaves is its own child, in whatever session. When the link ends, the
@@ -36,6 +37,7 @@ if __name__ == "__main__":
     # As the first entry it would shadow modules of the script. It stays as the last one: a script may import `shoal`.
     ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     sys.path[0:1] = []
+    sys.path[:] = [entry for entry in sys.path if entry != os.environ.get("SHOAL_CODE_PATH")]
     if ROOT not in sys.path:
         sys.path.append(ROOT)
 
@@ -110,6 +112,8 @@ class Script:
     imports: Imports
     stderr_size: int
     """Size of the standard error when the process began."""
+    has_raised: bool = False
+    """The runner knows that the script has failed while its process goes on."""
     kill_at_mono: float | None = None
     status: int | None = None
 
@@ -212,6 +216,9 @@ class Guardian:
                 self._start_anew()
         elif script.work.has_gone_on(time.monotonic()):
             self._send({"busy": True})
+        if self._script is not None and not script.has_raised and os.fstat(script.report).st_size:
+            script.has_raised = True
+            self._send({"raised": True})
 
     def _start_anew(self) -> None:
         """As a new interpreter with the same pid and link, which imports nothing of the script's."""
@@ -251,7 +258,7 @@ def _ended(script: Script) -> dict[str, Any]:
         "signal": killed,
         "raised": _content(script.report),
         "recorded": _content(script.error_file),
-        "printed": _last_words(script.stderr_size) if killed == signal.SIGABRT else "",
+        "printed": _last_words(script.stderr_size) if killed is not None else "",
     }
 
 

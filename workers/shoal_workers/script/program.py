@@ -4,8 +4,8 @@
     run               environment, directory, arguments and streams; then the script as `__main__`
 
 An exception that the script does not catch is printed as Python prints it, and described for the runner in a file in
-memory; then the process ends as Python ends, with exit status 1. Imports the standard library only, and nothing that
-the script could find changed. Called by guardian.py.
+memory, as is a SystemExit with a status or a text; then the process ends as Python ends. Imports the standard library
+only, and nothing that the script could find changed. Called by guardian.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,10 +29,18 @@ from importlib.machinery import PathFinder
 from types import ModuleType, TracebackType
 from typing import Any
 
+from shoal_workers.forkserver.code_path import restore_code
+from shoal_workers.raise_place import raising_file
+
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT = 20_000
 _MAX_LINKS = 10
 _MAX_FRAMES = 200
+_OF_EVERY_PROCESS = frozenset(
+    {"__main__", "_collections_abc", "_sitebuiltins", "abc", "builtins", "codecs", "encodings", "genericpath", "io"}
+    | {"marshal", "os", "posixpath", "site", "stat", "sys", "time", "zipimport"}
+)
+"""Modules that an interpreter has imported before it runs a script."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -75,20 +84,28 @@ def run(task: Task) -> None:
             importlib.import_module(task.door).run(lambda: _run_script(task))
         else:
             _run_script(task)
-    except SystemExit:
+    except SystemExit as end:
+        if end.code:
+            text = "" if isinstance(end.code, int) else _short(str(end.code))
+            _report(task, {"text": text, "frames": _frames(end)})
         raise
     except BaseException as error:
         error = error.with_traceback(_from_script(error.__traceback__))
-        os.write(task.report, json.dumps(described(error)).encode())
+        _report(task, described(error))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
+
+
+def _report(task: Task, description: dict[str, Any]) -> None:
+    os.write(task.report, json.dumps({"at": time.time(), **description}).encode())
 
 
 def _become(task: Task) -> None:
     os.environ.clear()
     os.environ.update(task.env)
     if "TORCHELASTIC_RUN_ID" in task.env:
-        os.environ["TORCHELASTIC_ERROR_FILE"] = f"/proc/self/fd/{task.error_file}"
+        # The guardian's descriptor: a child of the script, or another program in its process, has others of its own.
+        os.environ["TORCHELASTIC_ERROR_FILE"] = f"/proc/{os.getppid()}/fd/{task.error_file}"
     os.chdir(task.cwd)
     if task.file is not None:
         sys.argv = [task.file, *task.args]
@@ -99,6 +116,8 @@ def _become(task: Task) -> None:
         sys.path.insert(0, task.cwd)
         command = ["-m", str(task.module)]
     sys.orig_argv = [sys.executable, "-u", *command, *task.args]
+    _show_in_ps(["python", "-u", *command, *task.args])
+    restore_code()
     _forget_shadowed(sys.path[0])
     # Unbuffered, as torchrun starts Python: what is printed before a crash is not lost.
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
@@ -114,6 +133,17 @@ def _become(task: Task) -> None:
     sys.modules["__main__"] = main
 
 
+def _show_in_ps(command: list[str]) -> None:
+    """Give `ps` the command of the script: write it over the one of the guardian, as far as there is room."""
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+            fields = file.read().rpartition(b") ")[2].split()
+        begin, end = int(fields[45]), int(fields[46])
+        text = b"\0".join(map(os.fsencode, command))[: end - begin - 1] if begin else b""
+        if text:
+            ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
 def _unbuffered(descriptor: int, errors: str) -> io.TextIOWrapper:
     raw: Any = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors=errors, write_through=True)
@@ -126,7 +156,7 @@ def _forget_shadowed(folder: str) -> None:
         beside = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208
     except OSError:
         return
-    for name in (beside & sys.modules.keys()) - sys.stdlib_module_names - {"__main__"}:
+    for name in (beside & sys.modules.keys()) - _OF_EVERY_PROCESS:
         file = getattr(sys.modules[name], "__file__", None)
         found = PathFinder.find_spec(name, [folder])
         if file is None or file.startswith(folder + os.sep) or found is None or found.origin is None:
@@ -200,6 +230,7 @@ def _link(error: BaseException) -> dict[str, Any]:
         "type": _name(type(error)),
         "message": _short(message),
         "errno": error.errno if isinstance(error, OSError) else None,
+        "raising_file": raising_file(error),
         "bases": [f"{base.__module__}.{base.__qualname__}" for base in type(error).__mro__],
     }
 

@@ -52,13 +52,14 @@ from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
 from shoal_workers.script.takeover import NothingToContinue, take_over
+from shoal_workers.script.written_files import WrittenFiles
 
 RAY_TRAIN_DOOR = "shoal_workers.ray_train.door"
 """Imported in the script's processes alone: this one does not import Ray."""
-_AFTERMATH_S = 2.0
+_AFTERMATH_S = {ExitKind.COLLECTIVE_FAILED: 4.0, ExitKind.USER_ERROR: 2.0, ExitKind.WORKER_FAULT: 2.0}
 """A failed script may be the consequence of another worker's death, of which the supervisor is about to learn. For this
-long the runner waits to be interrupted before it reports the failure as the script's own."""
-_AFTERMATHS = (ExitKind.COLLECTIVE_FAILED, ExitKind.USER_ERROR, ExitKind.WORKER_FAULT)
+long the runner waits to be interrupted before it reports the failure as the script's own. A broken collective waits
+longer, so that the rank that has broken it reports its error first."""
 _KILL_S = 10.0
 """Time between SIGKILL to the script and the report that nothing of it is left. Then the guardian is killed."""
 _WAKE_BYTES = 4096
@@ -103,6 +104,8 @@ class ScriptRunner:
         self._script_store: TCPStore | None = None
         """The store that the scripts of this generation use; on rank 0."""
         self._memory_kills = MemoryKills()
+        self._written = WrittenFiles((self._checkpoint_dir, str(Path.cwd())))
+        """Used by rank 0."""
         self._is_prepared = False
 
     @property
@@ -172,7 +175,8 @@ class ScriptRunner:
             kind, error = self._run(generation)
         finally:
             self._leave(generation)
-        return self._exit(assignment, kind, error)
+        has_output = assignment.rank == 0 and self._written.has_new()
+        return self._exit(assignment, kind, error, at=generation.ended_at, has_output=has_output)
 
     def interrupt(self, generation: int) -> bool:
         """Control thread: fence every generation up to this one, and wake the training thread, which ends the script.
@@ -285,6 +289,8 @@ class ScriptRunner:
         task = Task(
             self._script.file, self._script.module, [*self._script.args], environment, str(Path.cwd()), self._door
         )
+        if assignment.rank == 0:
+            self._written.begin()
         generation.began_at = time.time()
         guardian.run(task)
         generation.has_process = True
@@ -341,7 +347,7 @@ class ScriptRunner:
         if (ordered := generation.ordered_end) is not None:
             return ordered, None
         kind, error = end_of(ended, self._script.words, str(Path.cwd()))
-        if kind in _AFTERMATHS and generation.wait_for_fence(_AFTERMATH_S):
+        if kind in _AFTERMATH_S and generation.wait_for_fence(_AFTERMATH_S[kind]):
             return ExitKind.INTERRUPTED, None
         if kind is ExitKind.SCRIPT_DIED:
             words = ended.words(out_of_memory=self._memory_kills.have_grown())
@@ -363,13 +369,21 @@ class ScriptRunner:
                     generation.patience_mono = time.monotonic() + self._script.grace_s + _KILL_S
                 if time.monotonic() >= generation.patience_mono:
                     guardian.kill()  # which ends the wait below
-                until_mono = min(generation.patience_mono, event_files.next_mono if event_files else float("inf"))
+                if time.monotonic() >= generation.threads_mono:
+                    generation.threads_mono = float("inf")
+                    guardian.stop(0.0)
+                until_mono = min(
+                    generation.patience_mono,
+                    generation.threads_mono,
+                    event_files.next_mono if event_files else float("inf"),
+                )
                 for message in sources.wait(until_mono):
                     if "ended" in message:
                         for late in sources.rest():
                             self._take(late, steps, generation)
                         self._take_files(event_files, steps, generation, is_last=True)
                         ended = Ended(**message["ended"])
+                        generation.ended_at = (ended.raised or {}).get("at") or time.time()
                         if generation.was_stopped and ended.signal == signal.SIGKILL:
                             self._outbox.log_text(self._words_of_kill)
                         return ended
@@ -381,6 +395,12 @@ class ScriptRunner:
     def _take(self, message: dict[str, Any], steps: LoggedSteps, generation: _Generation) -> None:
         if "busy" in message:
             self._position.note("")
+        elif "raised" in message:
+            generation.threads_mono = time.monotonic() + self._script.grace_s
+            self._outbox.log_text(
+                f"{self._script.words} has failed on this rank, and its process goes on because of its threads; it is "
+                f"ended in {self._script.grace_s:g} s (script.grace_s)"
+            )
         elif "step" in message and self._script.progress in (ProgressSource.AUTO, ProgressSource.HOOK):
             self._report(message, steps, generation)
 
@@ -443,10 +463,24 @@ class ScriptRunner:
             f"script.file {file} is not in the code directory of the job (code.working_dir). {beside}", Phase.PREPARING
         )
 
-    def _exit(self, assignment: Assignment, kind: ExitKind, error: ErrorReport | None) -> WorkerExit:
+    def _exit(
+        self,
+        assignment: Assignment,
+        kind: ExitKind,
+        error: ErrorReport | None,
+        *,
+        at: float | None = None,
+        has_output: bool = False,
+    ) -> WorkerExit:
         # Always step 0: each rank knows another one, or none, and the supervisor knows it from the reports.
         return WorkerExit(
-            generation=assignment.generation, rank=assignment.rank, kind=kind, step=0, error=error, at=time.time()
+            generation=assignment.generation,
+            rank=assignment.rank,
+            kind=kind,
+            step=0,
+            error=error,
+            at=at or time.time(),
+            has_output=has_output,
         )
 
 
@@ -472,6 +506,10 @@ class _Generation:
         """The group did not form, so a script that has begun already must end."""
         self.was_stopped = False
         self.patience_mono = float("inf")
+        self.threads_mono = float("inf")
+        """When a process is ended whose script has failed, and whose threads go on."""
+        self.ended_at: float | None = None
+        """Wall-clock time at which the script has failed or its process has ended; None if it has not."""
 
     @property
     def must_stop(self) -> bool:

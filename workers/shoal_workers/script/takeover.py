@@ -17,10 +17,11 @@ from pathlib import Path
 from shoal_workers.checkpoint.local import TEMPORARY_SUFFIX
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.media import IMAGE_FILE, RecordName
+from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 
 MARK = ".continued"
 _STAGING = ".continuing"
-_NOT_OF_THE_SCRIPT = frozenset({MARK, _STAGING, "profiles", "tensorboard"})
+_NOT_OF_THE_SCRIPT = frozenset({MARK, _STAGING, OUTPUTS, "profiles", "tensorboard"})
 _PIECE_BYTES = 16 * 1024**2
 
 

@@ -8,8 +8,9 @@
                                                         is seen
 
 A sample has seq_len inputs and their next tokens as labels; -100 is no label: of prompts, and of padding. An example
-that is longer is cut, and left out if no answer is left. Which examples share a sample is a function of the data and
-seq_len alone: the longest first, each into the sample that it fills best. Called by the task.
+that is longer is cut. One without an answer, or of which no answer is left, is left out and counted by reason. Which
+examples share a sample is a function of the data and seq_len alone: the longest first, each into the sample that it
+fills best. Called by the task.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +38,8 @@ from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, lines_of
 
 NO_LABEL = -100
-_VERSION = "1"
+NO_ANSWER = "lines without an answer"
+_VERSION = "2"
 _NOTE_EVERY = 10_000
 
 
@@ -154,19 +157,23 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
         self._seq_len = seq_len
         self._padding = padding
         self.tokens_per_micro_batch = max_tokens
-        lengths = {
-            number: min(len(is_answer) - 1, seq_len)
-            for number in np.flatnonzero(examples.is_validation == (split is Split.VALIDATION)).tolist()
-            if (is_answer := examples.example(number)[1])[1 : seq_len + 1].any()
-        }
+        self.left_out: Counter[str] = Counter()
+        """Examples that are not read, by reason."""
+        self.num_cut = 0
+        """Examples that are longer than a sample."""
+        lengths: dict[int, int] = {}
+        for number in np.flatnonzero(examples.is_validation == (split is Split.VALIDATION)).tolist():
+            _, is_answer = examples.example(number)
+            if is_answer[1 : seq_len + 1].any():
+                lengths[number] = min(len(is_answer) - 1, seq_len)
+                self.num_cut += len(is_answer) - 1 > seq_len
+            else:
+                self.left_out[f"{NO_ANSWER} within model.seq_len {seq_len}" if is_answer[1:].any() else NO_ANSWER] += 1
         self._samples = packed(lengths, seq_len) if packing else [(number,) for number in lengths]
         self.lengths = np.asarray(list(lengths.values()), np.int64) if max_tokens is not None else None
         """Tokens of each sample, if they differ."""
         if not self._samples and split is Split.TRAIN:
-            raise CorpusTooSmallError(
-                f"data.paths have {len(examples.ends):,} lines, and none of the training split has an answer within "
-                f"model.seq_len {seq_len}. Add lines, lower data.validation_fraction, or raise model.seq_len."
-            )
+            raise no_samples(len(examples.ends), self.left_out)
         digest = hashlib.sha256(f"{split} {seq_len} {packing}".encode())
         for part in (examples.tokens, examples.is_answer, examples.ends, examples.is_validation):
             digest.update(np.ascontiguousarray(part).data)
@@ -190,6 +197,16 @@ class AnswerDataset(Dataset[dict[str, Tensor]]):
             filled = end
         positions[filled:] = torch.arange(room - filled)
         return {"tokens": tokens, "labels": labels, "positions": positions}
+
+
+def no_samples(num_lines: int, left_out: Mapping[str, int]) -> CorpusTooSmallError:
+    """The training split has no sample."""
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+    return CorpusTooSmallError(
+        f"data.paths have {num_lines:,} lines, and none of the training split can be learned from: "
+        f"{reasons or 'all are for validation'}. Add lines with an answer (a completion, or a turn of the role "
+        '"assistant"), lower data.validation_fraction, or raise model.seq_len.'
+    )
 
 
 def padded_batch(samples: Sequence[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:

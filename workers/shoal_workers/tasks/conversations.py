@@ -4,25 +4,29 @@ those that are answers.
     {"prompt": text, "completion": text}           the text of both, and the token that ends a text; the completion and
                                                    the end are the answer
     {"messages": [{"role", "content"}, ...]}       what the chat template makes of them; each turn of the assistant is
-                                                   an answer, without the words before it that ask for one
+                                                   an answer, without the header that asks for it
     {"prompt": messages, "completion": messages}   the same, but the turns of the prompt are no answers
     {"prompt", "chosen", "rejected"}               a preference: two completions of one prompt, as above. Without prompt
                                                    it is what both begin with
+    "tools", "documents", "chat_template_kwargs"   beside messages: what the template gets besides
 
-A template that marks answers itself ({% generation %}) is believed. Of another one, the text before and after each
-answer is rendered, and the answer is what has been added: this requires that a turn is rendered in the same way
-whatever follows, and is refused where it is not. The text is tokenised once, as a whole, so that tokens are those of a
-model that answers; a token is part of an answer if it begins in it.
+transformers renders and tokenises, always the whole text, so that tokens are those of a model that answers. If a
+template marks answers itself ({% generation %}), transformers also decides which tokens they have. Of another one, the
+text before and after each answer is rendered, and the answer is what has been added: this requires that a turn is
+rendered in the same way whatever follows, and is refused where it is not. Each token that overlaps the text of an
+answer is the answer's.
 
 Called by the tasks, in their preparation. Only this module knows what a line may contain.
 """
 
 from __future__ import annotations
 
+import copy
 import glob
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
@@ -30,11 +34,15 @@ from typing import Any, Protocol, TypeGuard
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
+from shoal_workers.data.tokenizer import JsonTokenizer
 
 _ANSWERING = "assistant"
 _ROWS_PER_BATCH = 256
 _MARKED = "{% generation %}"
-_OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "*.jinja", "*/*.jinja")
+_CONTENT = "\ue000"
+"""Stands for the content of an answer in a rendering that shows its header."""
 
 
 Text = str | list[Any]
@@ -60,8 +68,8 @@ class Encoder(Protocol):
     def padding(self) -> int:
         """A token that fills a sample; nothing is computed of it."""
 
-    def example(self, prompt: Text, completion: Text, place: str) -> Example:
-        """DataError: it cannot be encoded; `place` names the line."""
+    def example(self, prompt: Text, completion: Text, place: str, variables: Mapping[str, Any]) -> Example:
+        """DataError: it cannot be encoded; `place` names the line. `variables`: of the chat template."""
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:
@@ -106,9 +114,10 @@ def _rows_of(file: Path) -> Iterator[tuple[bytes, str]]:
 
 def answer_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example]:
     """DataError: the line has none of the forms of an answer; `place` names it."""
-    record = _parsed(line, place)
+    record = _record(line, place)
+    variables = _variables(record, place)
     if _are_messages(record.get("messages")):
-        return (encoder.example([], record["messages"], place),)
+        return (encoder.example([], record["messages"], place, variables),)
     prompt: Any = record.get("prompt")
     completion: Any = record.get("completion")
     if not _is_one_form(prompt, completion):
@@ -118,12 +127,12 @@ def answer_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example]:
             '{"prompt": text, "completion": text}, or {"messages": [{"role": ..., "content": ...}, ...]}, or prompt '
             "and completion are lists of messages.",
         )
-    return (encoder.example(prompt, completion, place),)
+    return (encoder.example(prompt, completion, place, variables),)
 
 
 def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, Example]:
     """The chosen and the rejected answer. DataError: the line is no preference; `place` names it."""
-    record = _parsed(line, place)
+    record = _record(line, place)
     parts: list[Any] = [record.get(key) for key in ("prompt", "chosen", "rejected")]
     prompt, chosen, rejected = parts
     if prompt is None and _is_one_form(chosen, rejected):
@@ -136,16 +145,26 @@ def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, E
             '{"prompt": text, "chosen": text, "rejected": text}, or all three are lists of messages; without prompt '
             "it is what both answers begin with, and each must go on after it.",
         )
-    return encoder.example(prompt, chosen, place), encoder.example(prompt, rejected, place)
+    variables = _variables(record, place)
+    first, second = (encoder.example(prompt, answer, place, variables) for answer in (chosen, rejected))
+    return first, second
 
 
 def _num_shared(chosen: Any, rejected: Any) -> int:
-    """Messages, or characters, that both begin with. A space between the prompt and the answer belongs to the
-    answer, as tokenizers have it."""
-    shared = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    if shared is None:
-        shared = min(len(chosen), len(rejected))
-    return shared - 1 if shared and isinstance(chosen, str) and chosen[shared - 1] == " " else shared
+    """Messages, or characters, that both begin with, as TRL counts them. A space between the prompt and the answer
+    belongs to the answer, as tokenizers have it."""
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    shared = next((number for number, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
+    return shared - (isinstance(chosen, str) and chosen[:shared][-1:] == " ")
+
+
+def _variables(record: dict[str, Any], place: str) -> dict[str, Any]:
+    """What the chat template gets besides the messages, as TRL passes it."""
+    given = {name: record[name] for name in ("tools", "documents") if record.get(name) is not None}
+    given = {
+        name: _parsed(value, f"{place}: {name}") if isinstance(value, str) else value for name, value in given.items()
+    }
+    return {**(record.get("chat_template_kwargs") or {}), **given}
 
 
 def load_encoder(tokenizer: str) -> Encoder:
@@ -168,9 +187,8 @@ def load_encoder(tokenizer: str) -> Encoder:
         raise TokenizerError(f"the tokenizer needs transformers ({error}): pip install 'shoal[hf]'.") from error
     loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     digest = hashlib.sha256()
-    for name in _OF_TOKENIZER:
-        if (directory / name).is_file():
-            digest.update(name.encode() + (directory / name).read_bytes())
+    for file in (file for pattern in _OF_TOKENIZER for file in sorted(directory.glob(pattern))):
+        digest.update(file.name.encode() + file.read_bytes())
     return ChatEncoder(loaded, digest.hexdigest())
 
 
@@ -180,7 +198,7 @@ class ByteEncoder:
     fingerprint = "bytes-v1"
     padding = 0
 
-    def example(self, prompt: Text, completion: Text, place: str) -> Example:
+    def example(self, prompt: Text, completion: Text, place: str, variables: Mapping[str, Any]) -> Example:
         if not isinstance(prompt, str) or not isinstance(completion, str):
             raise DataError(
                 f"{place} has messages, and bytes have no chat template. Name a tokenizer in data.tokenizer."
@@ -197,73 +215,127 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
         self.padding = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
+        self._text = copy.deepcopy(tokenizer.backend_tokenizer)
+        self._text.no_truncation()
+        self._text.no_padding()
+        begin, end = JsonTokenizer(self._text, fingerprint).ends
+        self._begin, self._end = list(begin), list(end)
+        if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in end:
+            self._end.append(tokenizer.eos_token_id)
+        self._text.post_processor = None  # it adds the ends, and may trim spaces off the offsets of tokens
 
-    def example(self, prompt: Text, completion: Text, place: str) -> Example:
+    def example(self, prompt: Text, completion: Text, place: str, variables: Mapping[str, Any]) -> Example:
         if isinstance(prompt, str) and isinstance(completion, str):
             return self._pair(prompt, completion)
-        return self._conversation([*prompt, *completion], len(prompt), place)
+        return self._conversation([*prompt, *completion], len(prompt), place, variables)
 
     def _pair(self, prompt: str, completion: str) -> Example:
-        encoded = self._tokenizer(prompt + completion, return_offsets_mapping=True)
-        tokens = list(encoded["input_ids"])
-        is_answer = [start >= len(prompt) and end > start for start, end in encoded["offset_mapping"]]
-        end = self._tokenizer.eos_token_id
-        if end is not None and tokens[-1:] == [end]:
-            is_answer[-1] = True
-        elif end is not None:
-            tokens.append(end)
-            is_answer.append(True)
-        return Example(tokens, is_answer)
+        text = prompt + completion
+        body = self._encoded(text, [(len(prompt), len(text))])
+        tokens, is_answer = list(body.tokens), list(body.is_answer)
+        begin = [] if tokens[: len(self._begin)] == self._begin else self._begin
+        has_end = any(is_answer[-1:]) and tokens[-len(self._end) :] == self._end
+        end = [] if has_end else self._end
+        return Example([*begin, *tokens, *end], [*[False] * len(begin), *is_answer, *[True] * len(end)])
 
-    def _conversation(self, messages: list[Any], first: int, place: str) -> Example:
+    def _conversation(self, messages: list[Any], first: int, place: str, variables: Mapping[str, Any]) -> Example:
         """`first`: of the messages that may be answers."""
-        template = self._tokenizer.chat_template
-        if not isinstance(template, str):
-            raise DataError(
-                f"{place} has messages, and the tokenizer has no chat template. Name a directory with "
-                "chat_template.jinja in data.tokenizer, or give prompt and completion as texts."
-            )
-        if _MARKED in template and not first:
-            marked = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-            )
-            return Example(list(marked["input_ids"]), [bool(one) for one in marked["assistant_masks"]])
-        text = self._rendered(messages, place)
+        messages = self._with_texts(messages, place, variables)
+        text = self._rendered(messages, place, variables)
+        if _MARK.search(self._tokenizer.get_chat_template(tools=variables.get("tools"))):
+            mask = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+            marked = self._rendered(messages, place, variables, **mask)
+            begin = len(self._before(messages, first, text, place, variables)) if first else 0
+            after_prompt = self._encoded(text, [(begin, len(text) + 1)]).is_answer
+            both = zip(marked["assistant_masks"], after_prompt, strict=True)
+            return Example(list(marked["input_ids"]), [bool(one) and is_after for one, is_after in both])
         spans = []
         for number, message in enumerate(messages):
             if number < first or message.get("role") != _ANSWERING:
                 continue
-            before = self._rendered(messages[:number], place, asks=True) if number else ""
-            until = self._rendered(messages[: number + 1], place)
+            before = self._before(messages, number, text, place, variables)
+            until = self._rendered(messages[: number + 1], place, variables)
             if not until.startswith(before) or not text.startswith(until):
-                raise DataError(
-                    f"{place}: the chat template renders turn {number + 1} differently when others follow, so the "
-                    f"tokens of its answer are not known. Use a template that marks answers with {_MARKED}, or a line "
-                    "for each answer: prompt with the turns before, completion with the answer."
-                )
+                raise _changes(number, place)
             spans.append((len(before), len(until)))
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        is_answer = [
-            any(begin <= start < end and stop > start for begin, end in spans)
-            for start, stop in encoded["offset_mapping"]
-        ]
-        return Example(list(encoded["input_ids"]), is_answer)
+        return self._encoded(text, spans)
 
-    def _rendered(self, messages: list[Any], place: str, *, asks: bool = False) -> str:
-        """`asks`: with the words that ask for an answer."""
+    def _before(self, messages: list[Any], number: int, text: str, place: str, variables: Mapping[str, Any]) -> str:
+        """The text before the answer in message `number`, with the header that asks for it."""
+        if number:
+            before: str = self._rendered(messages[:number], place, variables, add_generation_prompt=True)
+        else:
+            alone = {"role": messages[0]["role"], "content": _CONTENT}
+            before, _, _ = self._rendered([alone], place, variables).partition(_CONTENT)
+        if not text.startswith(before):
+            raise _changes(number, place)
+        return before
+
+    def _encoded(self, text: str, answers: Sequence[tuple[int, int]]) -> Example:
+        """`answers`: where they begin and end in the text."""
+        encoding = self._text.encode(text, add_special_tokens=False)
+        is_answer = [
+            any(start < end and max(stop, start + 1) > begin for begin, end in answers)
+            for start, stop in encoding.offsets
+        ]
+        return Example(encoding.ids, is_answer)
+
+    def _with_texts(self, messages: list[Any], place: str, variables: Mapping[str, Any]) -> list[Any]:
+        """The messages, with lists of texts joined unless the template reads lists."""
+        lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+        if not lists:
+            return messages
         try:
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
+            text = self._rendered(messages, place, variables)
+        except DataError:
+            text = str(lists)
+        if not any(str(content) in text for content in lists):
+            return messages
+        if not all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for content in lists for part in content
+        ):
+            raise DataError(
+                f"{place}: a content is a list with other parts than texts, which the chat template does not read. "
+                'Leave the line out, or write each content as text or as [{"type": "text", "text": ...}].'
+            )
+        return [
+            {**message, "content": "".join(part["text"] for part in message["content"])}
+            if isinstance(message.get("content"), list)
+            else message
+            for message in messages
+        ]
+
+    def _rendered(self, messages: list[Any], place: str, variables: Mapping[str, Any], **how: Any) -> Any:
+        """What the chat template makes of the messages, as text unless `how` asks for tokens."""
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                f"{place} has messages, and the tokenizer has no chat template. Name a directory with "
+                "chat_template.jinja in data.tokenizer, or give prompt and completion as texts."
+            )
+        try:
+            return self._tokenizer.apply_chat_template(messages, **{**variables, "tokenize": False, **how})
         except Exception as error:  # a template raises what it likes
             raise DataError(f"{place}: the chat template does not render it: {error}") from error
-        return text
 
 
-def _parsed(line: bytes, place: str) -> dict[str, Any]:
+def _changes(number: int, place: str) -> DataError:
+    return DataError(
+        f"{place}: the chat template renders turn {number + 1} differently when others follow, so the tokens of its "
+        f"answer are not known. Use a template that marks answers with {_MARKED}, or a line for each answer: prompt "
+        "with the turns before, completion with the answer."
+    )
+
+
+def _record(line: bytes, place: str) -> dict[str, Any]:
+    record = _parsed(line, place)
+    return record if isinstance(record, dict) else {_NO_KEYS: type(record).__name__}
+
+
+def _parsed(text: bytes | str, place: str) -> Any:
     try:
-        record = json.loads(line)
+        return json.loads(text)
     except ValueError as error:
         raise DataError(f"{place} is not JSON: {error}") from error
-    return record if isinstance(record, dict) else {_NO_KEYS: type(record).__name__}
 
 
 def _of_no_form(record: dict[str, Any], place: str, forms: str) -> DataError:
@@ -284,5 +356,6 @@ def _are_messages(value: Any) -> TypeGuard[list[Any]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, dict) and {"role", "content"} <= one.keys() for one in value)
+        and all(isinstance(one, dict) and "role" in one for one in value)
+        and all(any(one[key] is not None for key in one if key != "role") for one in value)
     )

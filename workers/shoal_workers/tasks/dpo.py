@@ -17,6 +17,7 @@ half; this costs the backward pass of that half, whose gradients are zero. Loade
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from enum import StrEnum
 from typing import Any
 
@@ -28,12 +29,11 @@ from torch.utils.data import Dataset
 
 from shoal_workers.contract.hugging_face import REFERENCE, DpoConfig, PreferenceLoss, PreferenceModelConfig
 from shoal_workers.contract.text_data import PreferencesConfig
-from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split
-from shoal_workers.tasks.answers import NO_LABEL, Examples, padded_batch
+from shoal_workers.tasks.answers import NO_ANSWER, NO_LABEL, Examples, no_samples, padded_batch
 from shoal_workers.tasks.conversations import preference_of
 from shoal_workers.tasks.examples_task import ExamplesTask
-from shoal_workers.tasks.hf import CausalLM, parts_of, without_dropout
+from shoal_workers.tasks.hf import CausalLM, parts_of, without_noise
 from shoal_workers.tasks.lora import outputs_of_adapters
 
 
@@ -59,11 +59,11 @@ class DirectPreferenceOptimization(ExamplesTask):
         return PairDataset(examples, Split(split), self.settings.seq_len, padding, max_tokens=self.pairs.max_tokens)
 
     def wrapped(self, network: Any) -> CausalLM:
-        without_dropout(network)
+        without_noise(network)
         if not self.preferences.has_reference:
             return PreferenceLM(network, None)
         reference = self.causal_network()
-        without_dropout(reference)
+        without_noise(reference)
         self.reloads_frozen = self.initial_weights is not None
         return PreferenceLM(network, reference.requires_grad_(False))
 
@@ -146,6 +146,13 @@ class PreferenceLM(CausalLM):
         self.reference = reference
         self.adapters = None if reference is not None else _Adapters(network)
 
+    def train(self, mode: bool = True) -> PreferenceLM:
+        """The reference never is in training, where some routers draw their choice."""
+        super().train(mode)
+        if self.reference is not None:
+            self.reference.eval()
+        return self
+
     def forward(self, tokens: Tensor, side: Side = Side.TRAINED) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
         if self.adapters is not None:
             # Stays so until the backward pass has ended, which may compute blocks again: the reference comes first.
@@ -181,27 +188,35 @@ class PairDataset(Dataset[dict[str, Tensor]]):
     def __init__(
         self, examples: Examples, split: Split, seq_len: int, padding: int, *, max_tokens: int | None = None
     ) -> None:
-        """`examples`: by two, a chosen and a rejected one. A pair is left out if one of its answers is cut off.
+        """`examples`: by two, a chosen and a rejected one. A pair is left out, and counted in `left_out`, if one of its
+        answers is cut off, or if both are equal.
 
         Raises CorpusTooSmallError if the training split has no pair; a validation split may be empty."""
         self._examples = examples
         self._seq_len = seq_len
         self._padding = padding
         self.tokens_per_micro_batch = max_tokens
+        self.left_out: Counter[str] = Counter()
+        self.num_cut = 0
         lengths: dict[int, int] = {}
         for number in np.flatnonzero(examples.is_validation[::2] == (split is Split.VALIDATION)).tolist():
-            answers = [examples.example(2 * number + side)[1][: seq_len + 1] for side in range(2)]
-            if all(is_answer[1:].any() for is_answer in answers):
-                lengths[number] = max(map(len, answers)) - 1
+            (chosen, is_chosen), (rejected, is_rejected) = (examples.example(2 * number + side) for side in range(2))
+            answers = (is_chosen, is_rejected)
+            if not all(is_answer[1:].any() for is_answer in answers):
+                self.left_out[NO_ANSWER] += 1
+            elif not all(is_answer[1 : seq_len + 1].any() for is_answer in answers):
+                self.left_out[f"lines without both answers within model.seq_len {seq_len}"] += 1
+            elif np.array_equal(chosen[: seq_len + 1], rejected[: seq_len + 1]):
+                self.left_out[f"lines with equal answers within model.seq_len {seq_len}"] += 1
+            else:
+                lengths[number] = min(longest := max(map(len, answers)) - 1, seq_len)
+                self.num_cut += longest > seq_len
         self._pairs = list(lengths)
         self._rooms = list(lengths.values())
         self.lengths = None if max_tokens is None else 2 * np.asarray(self._rooms, np.int64)
         """Tokens of each pair with its padding, if they differ."""
         if not self._pairs and split is Split.TRAIN:
-            raise CorpusTooSmallError(
-                f"data.paths have {len(examples.ends) // 2:,} lines, and none of the training split has both answers "
-                f"within model.seq_len {seq_len}. Add lines, lower data.validation_fraction, or raise model.seq_len."
-            )
+            raise no_samples(len(examples.ends) // 2, self.left_out)
         digest = hashlib.sha256(f"{split} {seq_len}".encode())
         for part in (examples.tokens, examples.is_answer, examples.ends, examples.is_validation):
             digest.update(np.ascontiguousarray(part).data)

@@ -15,7 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME, HuggingFaceConfig, has_ignored_tie
 from shoal_workers.contract.hugging_face_plan import plan_of_hugging_face
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.tasks.lora import BASE_RENAMES, add_adapters, export_of_adapters
@@ -39,6 +39,17 @@ class HuggingFaceModel(PretrainedModel):
     def tokenizer(self) -> str:
         """The tokenizer that the text is read with: "bytes", or the path of its tokenizer.json."""
         raise NotImplementedError
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences for the job's log."""
+        remarks: list[str] = list(getattr(super(), "remarks", ()))
+        if has_ignored_tie(self.settings):
+            remarks.append(
+                "config.json in model.path says that head and embedding are one, and its files have different values "
+                "of the two: they are trained as two. Set tie_word_embeddings to false in it."
+            )
+        return remarks
 
     def build_model(self) -> nn.Module:
         """The model. Its weights are random, also if `initial_weights` says afterwards that others belong to it.
@@ -78,7 +89,7 @@ class HuggingFaceModel(PretrainedModel):
 
     def causal_network(self) -> Any:
         """A model of transformers. Raises as `build_model`."""
-        network = self.build_network()
+        network = self.build_network({"tie_word_embeddings": False} if has_ignored_tie(self.settings) else None)
         _split_scale(network)
         return network
 
@@ -145,13 +156,13 @@ class CausalLM(nn.Module):
         return logits, router_loss
 
 
-def without_dropout(network: Any) -> None:
-    """Switches off the dropouts of a model of transformers in place, but not those of adapters."""
+def without_noise(network: Any) -> None:
+    """Switches off the dropouts and the noise of routers of a model of transformers in place, but no adapter's."""
     for name, module in network.named_modules():
         if isinstance(module, nn.Dropout) and ".lora_" not in name:
             module.p = 0.0
         for key, value in vars(module).items():
-            if "dropout" in key and isinstance(value, float):
+            if ("dropout" in key or "jitter" in key) and isinstance(value, float):
                 setattr(module, key, 0.0)
 
 

@@ -6,14 +6,17 @@
     data: {paths: [/images/*.parquet], flip: true}                     {"image": content of a file, "label": class}
 
 Images of a folder stay where they are, and are read when they are needed; those of rows are copied to the local disk
-once per node. Their size and normalisation are those of preprocessor_config.json in model.path (data/images.py).
+once per node. Each is decoded once before, so that a damaged one is refused with its place, or left out; those of a
+folder only with `bad_rows: skip`. Their size and normalisation are those of preprocessor_config.json in model.path
+(data/images.py).
 Loaded by the engine by its name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.encoders import ImageClassModelConfig, ImagesConfig
 from shoal_workers.contract.hugging_face import config_of
+from shoal_workers.contract.text_data import BadRows
 from shoal_workers.data.errors import BadRowError, MissingTextError
-from shoal_workers.data.images import SUFFIXES, PixelSettings, pixels_of, settings_of
+from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, pixels_of, settings_of
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Split, split_of
@@ -32,6 +36,7 @@ from shoal_workers.tasks.class_heads import Classifier, directories_in
 from shoal_workers.tasks.rows import FlippedSamples, RowSamples, class_of
 
 _PROCESSOR = "preprocessor_config.json"
+_IMAGES_AT_ONCE = 1024
 _SIZE = "\0"
 """Stands between the name of a file and its size."""
 
@@ -52,18 +57,18 @@ class ImageClassification(Classifier):
     def prepare(self, progress: Callable[[str], None]) -> None:
         """Find the images of the folders, or copy those of the rows, unless that was done before."""
         classes, num_labels = self.classes()
+        pixels = self.pixel_settings()
         if self.images.folder is not None:
             found = list(self._in_folders(progress))
-            described = [[path, label, is_validation] for path, label, is_validation in found]
-            examples = ((Labelled(path.encode(), (label,)), held) for path, label, held in found)
-            self._examples = prepare(self.images.cache_dir, "images", described, examples)
+            described = [found, self.images.bad_rows]
+            self._examples = prepare(self.images, "images", described, self._checked(found, pixels), progress)
             return
         self._examples = prepare_rows(
             self.images,
             (self.images.image_field, self.images.label_field),
             "images",
-            [classes, num_labels],
-            lambda record: _stored(record, classes, num_labels),
+            [classes, num_labels, pixels.num_channels],
+            lambda record: _stored(record, classes, num_labels, pixels),
             progress,
         )
 
@@ -74,6 +79,11 @@ class ImageClassification(Classifier):
             if folder is None:
                 continue
             count = 0
+            if not self.images.classes and (others := set(directories_in(folder)) - {*names}):
+                raise MissingTextError(
+                    f"{folder!r} has directories that are no classes of data.folder: {', '.join(sorted(others)[:4])}. "
+                    "Name the classes that count in data.classes, or remove them."
+                )
             for label, name in enumerate(names):
                 progress(f"listing images: {count:,} so far, next {name}")
                 for path, size in _images_in(Path(folder).expanduser(), name):
@@ -86,6 +96,23 @@ class ImageClassification(Classifier):
                     f"data.folder {folder!r} has no image below {', '.join(names[:4])} on this node. It must have a "
                     f"directory for each class, with files {', '.join(sorted(SUFFIXES))}, on every node."
                 )
+
+    def _checked(
+        self, images: Sequence[tuple[str, int, bool]], pixels: PixelSettings
+    ) -> Iterator[tuple[Labelled | BadRowError, bool]]:
+        def check(image: tuple[str, int, bool]) -> tuple[Labelled | BadRowError, bool]:
+            sized, label, is_validation = image
+            try:
+                if self.images.bad_rows is BadRows.SKIP:
+                    content, place = self._read(sized)
+                    decoded(content, pixels, place)
+            except BadRowError as error:
+                return error, is_validation
+            return Labelled(sized.encode(), (label,)), is_validation
+
+        with ThreadPoolExecutor(thread_name_prefix="shoal-images") as pool:  # Pillow decodes without Python's lock
+            for start in range(0, len(images), _IMAGES_AT_ONCE):
+                yield from pool.map(check, images[start : start + _IMAGES_AT_ONCE])
 
     def build_dataset(self, split: str) -> RowSamples | FlippedSamples:
         """Samples: `pixels` (channels, height, width), `label` (); "train" or "validation".
@@ -142,7 +169,7 @@ def _images_in(folder: Path, name: str) -> Iterator[tuple[str, int]]:
             yield file.relative_to(folder).as_posix(), file.stat().st_size
 
 
-def _stored(record: Record, classes: tuple[str, ...], num_labels: int) -> Labelled:
+def _stored(record: Record, classes: tuple[str, ...], num_labels: int, pixels: PixelSettings) -> Labelled:
     image, label = record.values
     content = image.get("bytes") if isinstance(image, dict) else image
     if not isinstance(content, bytes) or not content:
@@ -150,4 +177,5 @@ def _stored(record: Record, classes: tuple[str, ...], num_labels: int) -> Labell
         raise BadRowError(
             f"{record.place}: data.image_field is {has}, not the content of an image. Write the bytes of the file."
         )
+    decoded(content, pixels, record.place)
     return Labelled(content, (class_of(label, record.place, classes, num_labels),))

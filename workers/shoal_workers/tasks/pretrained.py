@@ -84,7 +84,7 @@ class PretrainedModel:
         if _are_stored(network, directory):
             self.initial_weights = str(directory)
             return network
-        reading["ignore_mismatched_sizes"] = bool(given)
+        reading["ignore_mismatched_sizes"] = any("label" in key for key in given)
         return auto.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True, **reading)
 
     def described(self, network: Any, files: Mapping[str, str]) -> dict[str, Any]:
@@ -145,11 +145,17 @@ def refuse_small_vocabulary(vocab_size: int, tokenizer: str, more: int = 0) -> N
 
 
 def _are_stored(network: nn.Module, directory: Path) -> bool:
-    """Whether the directory's files hold all tensors of the model under its own names."""
+    """Whether the directory's files hold all tensors of the model under its own names, each once or with equal
+    values."""
     try:
-        stored = SafetensorsReader(str(directory)).tensors
+        reader = SafetensorsReader(str(directory))
     except InitialWeightsUnusable:
         return False
     state = network.state_dict(keep_vars=True)
-    held = {id(value) for name, value in state.items() if name in stored and stored[name].shape == tuple(value.shape)}
-    return all(id(value) in held for value in state.values())
+    names: dict[int, list[str]] = {}
+    for name, value in state.items():
+        if name in reader.tensors and reader.tensors[name].shape == tuple(value.shape):
+            names.setdefault(id(value), []).append(name)
+    return all(id(value) in names for value in state.values()) and all(
+        torch.equal(reader.read(first), reader.read(name)) for first, *further in names.values() for name in further
+    )

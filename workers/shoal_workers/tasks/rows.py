@@ -8,6 +8,7 @@ Called by the tasks for pairs, labelled texts, images and speech.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,15 +39,20 @@ class RowSamples(Dataset[dict[str, Tensor]]):
         """`settings`: all that `read` depends on, in words. Raises CorpusTooSmallError if the training split has no
         sample; a validation split may be empty."""
         self._examples = examples
-        self._numbers = examples.numbers(Split(split))
+        self._split = Split(split)
+        self._numbers = examples.numbers(self._split)
         self._read = read
-        if not len(self._numbers) and Split(split) is Split.TRAIN:
+        if not len(self._numbers) and self._split is Split.TRAIN:
             raise CorpusTooSmallError(
                 f"data has {len(examples):,} examples, and none of them is in the training split. Add some, or lower "
                 "data.validation_fraction."
             )
         described = f"{examples.content_hash} {split} {settings}"
         self.content_hash = hashlib.sha256(described.encode()).hexdigest()
+
+    def label_counts(self) -> dict[int, int]:
+        """How many samples have each label; empty if a sample has several or none."""
+        return self._examples.label_counts(self._split)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -63,6 +69,7 @@ class FlippedSamples(Dataset[dict[str, Tensor]]):
     def __init__(self, samples: RowSamples, seed: int) -> None:
         self._samples = samples
         self._seed = seed & 0xFFFFFFFFFFFFFFFF
+        self.label_counts = samples.label_counts
         self.content_hash = hashlib.sha256(f"{samples.content_hash} flipped {seed}".encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -89,7 +96,10 @@ def padded(values: Sequence[int] | NDArray[Any], size: int, padding: int) -> Ten
 def text_of(value: Any, place: str, key: str) -> str:
     """A text of a row. BadRowError: it is none."""
     if isinstance(value, bytes):
-        value = value.decode(errors="replace")
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise BadRowError(f"{place}: data.{key} is not UTF-8: {error}. Convert the file.") from error
     if not isinstance(value, str):
         raise BadRowError(f"{place}: data.{key} is {type(value).__name__}, not text. Name the field of the text in it.")
     return value
@@ -104,19 +114,20 @@ def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens
 
 
 def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:
-    """The number of a class of a row. BadRowError: there is no such class."""
-    if isinstance(value, str) and value in classes:
-        return classes.index(value)
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < num_labels:
-        named = (
-            f", or one of {', '.join(map(repr, classes[:8]))}{' ...' if len(classes) > 8 else ''}" if classes else ""
-        )
+    """The number of a class of a row. A number and its digits are the same label, as files of text (CSV) have digits
+    only; if a class has digits as its name, a label is always a name. BadRowError: there is no such class."""
+    label = value if isinstance(value, str) else json.dumps(value, default=str)
+    if label in classes:
+        return classes.index(label)
+    has_digits = any(name.isdecimal() for name in classes)
+    if has_digits or not label.isdecimal() or not int(label) < num_labels:
+        names = f"one of {', '.join(map(repr, classes[:8]))}{' ...' if len(classes) > 8 else ''}" if classes else ""
+        numbers = "" if has_digits else f"a number from 0 to {num_labels - 1}"
         raise BadRowError(
-            f"{place}: data.label_field is {value!r}, and the model has {num_labels} classes: a label is a number from "
-            f"0 to {num_labels - 1}{named}. Set model.num_labels and data.classes."
+            f"{place}: data.label_field is {value!r}, and the model has {num_labels} classes: a label is "
+            f"{', or '.join(filter(None, (numbers, names)))}. Set model.num_labels and data.classes."
         )
-    return number
+    return int(label)
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

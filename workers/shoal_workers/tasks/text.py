@@ -12,7 +12,7 @@ from shoal_workers.data.corpus import Corpus
 from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.mixture import Mixture, ValidationMixture
 from shoal_workers.data.prepare import named_source, prepare_corpora
-from shoal_workers.data.tokenizer import ByteTokenizer, Split
+from shoal_workers.data.tokenizer import ByteTokenizer, Split, load_tokenizer
 
 
 class TextTask:
@@ -40,6 +40,16 @@ class TextTask:
         shares = self._mixture().order.shares
         weighted = (share * corpus.bytes_per_token for share, corpus in zip(shares, self._corpora, strict=True))
         return sum(weighted) / sum(shares)
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences for the job's log."""
+        if load_tokenizer(self.text.tokenizer).end_of_document is not None:
+            return []
+        return [
+            f"data.tokenizer {self.text.tokenizer!r} names no token that ends a document, so documents run together. "
+            "Name it as eos_token in a tokenizer_config.json beside it."
+        ]
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """Write the token shards if they are missing, and verify them. Many workers of one node may call it

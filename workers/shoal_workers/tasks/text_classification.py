@@ -79,9 +79,18 @@ class TextClassification(Classifier):
         }
 
     def build_model(self) -> nn.Module:
-        """See Classifier. ValueError: the model has fewer tokens than the tokenizer."""
+        """See Classifier. ValueError: the model has fewer tokens than the tokenizer, or is a decoder, which reads the
+        class at the last token, without a token for padding."""
         model = super().build_model()
-        refuse_small_vocabulary(model.network.config.vocab_size, self.tokenizer)  # type: ignore[union-attr, arg-type]
+        network: Any = model.network
+        config = network.config
+        if hasattr(network, "score") and config.get_text_config().pad_token_id is None:
+            raise ValueError(
+                f"the model's config has no pad_token_id, and {type(network).__name__} reads the class at the "
+                "last token before the padding. Set pad_token_id in model.config, or in config.json of model.path, to "
+                "a token that is in no text."
+            )
+        refuse_small_vocabulary(config.vocab_size, self.tokenizer)
         return model
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:

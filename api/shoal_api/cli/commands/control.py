@@ -62,7 +62,7 @@ def relayout(
     ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree.")] = 1,
     dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model.")] = 1,
     schedule: Annotated[str, typer.Option("--schedule", help="Pipeline schedule: 1f1b, zbv, ... or auto.")] = "auto",
-    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto.")] = "auto",
+    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, none, or auto.")] = "auto",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -158,6 +158,30 @@ def delete_checkpoint(
                 )
             view = client.delete_checkpoint(job_id, one.name)
         session.output.document(view, lambda: checkpoints_table((view,)))
+
+
+def take(
+    job: JobArgument,
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of a good checkpoint; 0: start over.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let a job go on from an older checkpoint: those of later steps are deleted. For a job whose newest checkpoints
+    are lost, or whose last steps are not wanted. `shoal resume` or `shoal retry` then lets it go on."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            newer = [one for one in client.checkpoints(job_id) if one.state == "committed" and one.step > step]
+            if newer and not yes:
+                if as_json or not sys.stdin.isatty():
+                    raise CliError("this cannot be undone; there is no terminal to ask", hint="add --yes")
+                steps = ", ".join(str(one.step) for one in newer)
+                typer.confirm(f"Delete the checkpoints of step {steps}? This cannot be undone.", abort=True, err=True)
+            view = client.take(job_id, step)
+        session.output.document(view, lambda: f"{view.id}  {view.name}  {view.status.state}  goes on from step {step}")
 
 
 def _checkpoint_of(client: Client, job_id: str, step: int, *kinds: str) -> CheckpointView:

@@ -1,4 +1,4 @@
-"""Commands about specs and data that need no server: init, validate, check, schema, data prepare."""
+"""Commands about specs and data that need no server: init, validate, check, schema, data prepare, data show."""
 
 from __future__ import annotations
 
@@ -107,6 +107,12 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
         session.output.document({"valid": True, "errors": [], "spec": parsed}, lambda: describe_spec(parsed))
 
 
+_FILES = (
+    "A job runs in a directory of its own with a copy of the code. Relative files go there, and are kept until it is "
+    "deleted: shoal files JOB."
+)
+
+
 def check(
     task: Annotated[
         str,
@@ -152,6 +158,7 @@ def check(
             try_task,
         )
 
+        session.output.say(_FILES, "dim")
         if (program := read_program(task, assignments or ())) is not None:
             doors = examine(*program)
             if not doors.is_loop or no_run:
@@ -182,7 +189,7 @@ def schema(as_json: JsonFlag = False) -> None:
 
 
 def data() -> None:
-    """Prepare training data."""
+    """Prepare training data, and look at it."""
 
 
 def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
@@ -206,6 +213,56 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
         if code:
             raise CliError("the data could not be prepared", hint="see the lines above", exit_code=ExitCode.FAILED)
         session.output.say("data is ready", "good")
+
+
+def show(
+    spec: SpecArgument,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Samples of each split to print.")] = 3,
+    assignments: SetOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what training will read: samples with the tokens in the loss between [[ and ]], lengths, labels, and what is
+    left out."""
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.trial import read_task
+
+        document, directory = read_task(spec, assignments or ())
+        if document.get("task") is None:
+            raise CliError("a script or a loop reads its own data; there is nothing to show", hint="submit it")
+        document["code"] = {**document["code"], "working_dir": "."}
+        command_line = [sys.executable, "-m", "shoal_workers.data_show", "--samples", str(samples)]
+        ran = subprocess.run(
+            command_line, check=False, input=json.dumps(document).encode(), stdout=subprocess.PIPE, cwd=directory
+        )
+        if ran.returncode:
+            raise CliError("the data cannot be shown", hint="see the lines above", exit_code=ExitCode.FAILED)
+        shown = json.loads(ran.stdout)
+        session.output.document(shown, lambda: describe_data(shown))
+
+
+def describe_data(shown: dict[str, Any]) -> str:
+    """Say what training will read."""
+    lines = [f"task {shown['task']}"]
+    for name, split in shown["splits"].items():
+        if split is None:
+            lines.append(f"{name}: no samples")
+            continue
+        lines.append(f"{name}: {count_text(split['samples'], 'sample')}")
+        lines += [f"  left out: {number:,} {reason}" for reason, number in split["left_out"].items()]
+        if split["num_cut"]:
+            lines.append(f"  cut at model.seq_len: {split['num_cut']:,}")
+        for key, title in (("tokens", "tokens"), ("in_loss", "tokens in the loss")):
+            if key in split:
+                lines.append("  {}: {:,} to {:,}, median {:,}".format(title, *(split[key][at] for at in (0, 2, 1))))
+        lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split.get("labels", {}).items()]
+        for number, row in enumerate(split["rows"], 1):
+            label = f", label {row['label']}" if "label" in row else ""
+            lines.append(f"  sample {number}: {row['tokens']:,} tokens, {row['in_loss']:,} in the loss{label}")
+            for text in row["texts"]:
+                marked = "".join(f"[[{part}]]" if counts else part for part, counts in text["spans"])
+                lines += [f"    {line}" for line in f"{text['title'] and text['title'] + ': '}{marked}".splitlines()]
+    return "\n".join([*lines, *(f"note: {remark}" for remark in shown["remarks"])])
 
 
 def describe_spec(spec: JobSpec) -> str:

@@ -294,6 +294,11 @@ def _verdict(report: ParityView) -> Text:
         return Text("BIT-IDENTICAL", style="bold green")
     if report.within_tolerance:
         return Text(f"PARITY within {report.tolerance:g}", style="bold green")
+    if not report.steps_over_tolerance:
+        others = report.steps_only_in_job + report.steps_only_in_against
+        return Text(
+            f"NO PARITY: the jobs agree as far as both go, and {count_text(others, 'step')} only one has", "bold red"
+        )
     over = count_text(report.steps_over_tolerance, "step")
     return Text(f"NO PARITY: {over} with a difference above {report.tolerance:g}", "bold red")
 

@@ -159,5 +159,5 @@ def declarations(routers: Iterable[APIRouter]) -> Declarations:
             assert isinstance(route, APIRoute), route
             declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, Needs)]
             assert declared, f"the route {route.path} declares no needs(...)"
-            found |= {(method, route.path): declared[0].permission for method in route.methods or ()}
+            found |= {(method, route.path_format): declared[0].permission for method in route.methods or ()}
     return found

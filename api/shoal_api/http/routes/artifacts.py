@@ -1,4 +1,4 @@
-"""Routes about what jobs leave: media, lineage of checkpoints, and the registry of models.
+"""Routes about what jobs leave: files, media, lineage of checkpoints, and the registry of models.
 
 Media are written by the code of jobs. So images are answered with the type that the ending of their name allows, with a
 policy that lets a browser run nothing, and the page shows everything else as text.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import needs, require_visible, visible_projects
@@ -29,6 +30,7 @@ from shoal_service.artifact_views import (
     MediaPage,
     ModelRequest,
     ModelVersion,
+    OutputPage,
 )
 from shoal_service.core.access import Permission
 from shoal_service.store import models
@@ -36,6 +38,7 @@ from shoal_service.store.errors import ProjectNotFound
 from shoal_service.views import Page
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES
+from shoal_workers.contract.outputs import MAX_FILES, is_file_name
 
 _IMAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",
@@ -101,6 +104,49 @@ def job_routes(context: Context) -> APIRouter:
             )
             raise ProblemError(Kind.NOT_FOUND, detail)
         return Response(data, media_type=MEDIA_TYPES[file.rpartition(".")[2]], headers=_IMAGE_HEADERS)
+
+    @router.get(
+        "/files",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=OutputPage,
+        summary="Files that the program of a job has written",
+    )
+    async def files(
+        job_id: JobId,
+        match: Annotated[
+            str, Query(max_length=1024, description="Only files that match this pattern: `*.pt`, `runs/**`.")
+        ] = "**",
+        limit: Annotated[int, Query(ge=1, le=MAX_FILES, description="The first ones by name.")] = 1000,
+    ) -> Response:
+        """Returns what was collected of the job's directory: at checkpoints, once a minute, and at the end of each
+        attempt. `outputs` of the spec says what is kept."""
+        job = await run_in_threadpool(store.get_job, job_id)
+        page = await context.storage.outputs(job, [match], limit)
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get(
+        "/files/{name:path}",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_class=Response,
+        summary="A file that the program of a job has written",
+        responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
+    )
+    async def file(
+        job_id: JobId, name: Annotated[str, Path(max_length=1100, description="The `name` of a file of the list.")]
+    ) -> Response:
+        """Returns the content of the file, always as an attachment."""
+        job = await run_in_threadpool(store.get_job, job_id)
+        found = await context.storage.output_file(job, name) if is_file_name(name) else None
+        if found is None:
+            raise ProblemError(Kind.NOT_FOUND, f"There is no file of this name among the files of job {job_id}.")
+        length, pieces = found
+        headers = {
+            **_IMAGE_HEADERS,
+            "Cache-Control": "private, no-cache",
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
+            "Content-Length": str(length),
+        }
+        return StreamingResponse(pieces, media_type="application/octet-stream", headers=headers)
 
     @router.get(
         "/lineage",

@@ -19,7 +19,7 @@ from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
 from shoal_service.views import CheckpointState, CheckpointView, VerificationState, VerificationView
 from shoal_workers.contract.marker import CheckpointName
 
-_DELETE_S = 120.0
+DELETE_S = 120.0
 Name = Annotated[
     str,
     Path(
@@ -93,7 +93,7 @@ def routes(context: Context) -> APIRouter:
         job = await run_in_threadpool(store.get_job, job_id)
         await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)
         catalog = context.storage.catalog(job)
-        await context.storage.run(partial(catalog.delete, parsed), within_s=_DELETE_S)
+        await context.storage.run(partial(catalog.delete, parsed), within_s=DELETE_S)
         view = await run_in_threadpool(
             store.writing(checkpoint_rows.note_deletion), job_id, parsed, now=context.clock()
         )

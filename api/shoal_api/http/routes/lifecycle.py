@@ -15,10 +15,11 @@ from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import Context, IfMatch, JobId
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
+from shoal_api.http.routes.checkpoints import DELETE_S
 from shoal_service.core.access import Permission
-from shoal_service.store import submissions
+from shoal_service.store import checkpoint_rows, submissions
 from shoal_service.store.errors import MoveRefused
-from shoal_service.views import ExtendRequest, JobView, MoveRequest
+from shoal_service.views import ExtendRequest, JobView, MoveRequest, TakeRequest
 from shoal_workers.contract.placing import ANY_CLUSTER
 
 
@@ -53,6 +54,28 @@ def routes(context: Context) -> APIRouter:
         """The job returns to the queue in place, goes on from its newest checkpoint, and has its retry budget again."""
         job = await run_in_threadpool(store.writing(submissions.retry), job_id, now=context.clock())
         return job_response(job, 202)
+
+    @router.post(
+        "/take",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=JobView,
+        summary="Let a job go on from an older checkpoint",
+        openapi_extra=body_of("TakeRequest", JSON_TYPES),
+    )
+    async def take_checkpoint(request: Request, job_id: JobId) -> Response:
+        """Deletes the good checkpoints of later steps, from the storage too, which cannot be undone. The job goes on
+        from this step when it is resumed or tried again; with step 0 it starts over. Refused for a job that is queued
+        or has workers, and if one of these checkpoints is pinned or needed."""
+        body = await read_model(request, TakeRequest, JSON_TYPES)
+        job = await run_in_threadpool(store.get_job, job_id)
+        catalog, reason = context.storage.catalog(job), f"the job goes on from step {body.step} on request"
+        for name in await run_in_threadpool(store.reading(checkpoint_rows.newer_than), job_id, body.step):
+            await context.storage.run(partial(catalog.delete, name), within_s=DELETE_S)
+            note = partial(
+                store.writing(checkpoint_rows.note_deletion), job_id, name, now=context.clock(), reason=reason
+            )
+            await run_in_threadpool(note)
+        return job_response(await run_in_threadpool(store.get_job, job_id), 200)
 
     @router.post(
         "/archive",

@@ -54,6 +54,7 @@ async function judge(id, against, cell) {
 }
 
 const verdict = (parity) => !parity.steps_compared ? "no step in common" : parity.bit_identical ? `the same bits in ${whole(parity.steps_compared)} steps`
+  : !parity.within_tolerance && !parity.steps_over_tolerance ? `equal in ${whole(parity.steps_compared)} steps, and ${whole(parity.steps_only_in_job + parity.steps_only_in_against)} only one has`
   : `${parity.within_tolerance ? "parity" : "different"}: by ${number(parity.max_rel_diff, 2)} at most, in ${whole(parity.steps_compared)} steps`;
 
 function showSpecs() {

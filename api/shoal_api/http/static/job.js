@@ -13,6 +13,7 @@ import { addEvents } from "./history.js";
 import { goToStep, showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
 import { showLineage, showMedia } from "./media.js";
+import { showFiles } from "./files.js";
 import { ENDED } from "./states.js";
 import { showSpec } from "./spec.js";
 import { showDescription, whenDescribed } from "./description.js";
@@ -27,7 +28,7 @@ const shown = { job: null, series: null, samples: null, incidents: [], events: [
 const curves = new Curves(id, shown);
 const system = new System(id, shown);
 // Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): called once, when its tab is opened first.
-const SECTIONS = { system: () => system.start(), media: followMedia };
+const SECTIONS = { system: () => system.start(), media: () => follow(showMedia), files: () => follow(showFiles) };
 const mounted = new Set();
 window.shoalCurves = curves;  // for people with a console, and for tests
 
@@ -60,10 +61,10 @@ const live = new Live({
   logs: addLines,
 });
 
-// Nothing tells the server of new media: the page reads again while it is looked at, until the job has ended.
-function followMedia() {
-  showMedia(id).catch(() => {});
-  if (!ENDED.has(shown.job.status.state)) setTimeout(followMedia, document.hidden ? 60000 : 10000);
+// Nothing tells the server of new media and files: the page reads again while it is looked at, until the job has ended.
+function follow(show) {
+  show(id).catch(() => {});
+  if (!ENDED.has(shown.job.status.state)) setTimeout(follow, document.hidden ? 60000 : 10000, show);
 }
 
 const panels = Object.fromEntries([...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]));

@@ -6,6 +6,7 @@ const WAYS = {
   capacity_timeout: "Run again with a lower elasticity.min_workers or a longer elasticity.wait_s, or Retry when there is room: the page Fleet shows what holds it.",
   recovery_budget: "Look at the incidents for what kills the workers. Retry goes on with a new budget; retry.max_recoveries sets it.",
   storage_failed: "Make checkpoint.url readable and writable again, then Retry.",
+  checkpoints_missing: "Make the job's checkpoints available again under checkpoint.url, then Retry. To go on from what is there: shoal take JOB STEP, then Retry.",
   validation_failed: "The last checkpoint is whole: Export it. Retry validates again.",
   damaged_checkpoint: "Verify in the tab Checkpoints says what is damaged. Run again begins with the first step.",
   start_failed: "The events say what did not start. Retry when that is fixed.",

@@ -7,7 +7,9 @@ newest.
     here            committed                       it is the newest, and a group that waits for it goes on
 
 A storage that does not answer is asked again until `checkpoint.wait_s` is over: an outage of seconds must not end a job
-that waits for nothing else. Damaged checkpoints are reported, and never silently replaced by step 0.
+that waits for nothing else. So is one that has neither the newest checkpoint that is known nor a newer one: a mount is
+missing, or the directory is another one. Damaged and missing checkpoints are reported, and never silently replaced by
+step 0.
 
 After wrong results only what is older than the last clean comparison of the replicas is trusted:
 
@@ -20,8 +22,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.attempt import forming
-from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, NoteCommit
-from shoal_service.core.attempt.events import CheckpointFound
+from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommit
+from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.persistent import IntMap
@@ -32,8 +34,8 @@ from shoal_service.core.events.training import (
     CheckpointDamaged,
     CheckpointFailed,
     CheckpointFallback,
-    StorageAway,
 )
+from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
 from shoal_workers.contract.fault_tolerance import DamagePolicy
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
@@ -56,8 +58,9 @@ def found(turn: Turn, event: CheckpointFound) -> None:
     known = turn.checkpoints
     if event.name is not None and (event.name in known.damaged or known.is_distrusted(event.name)):
         distrust(turn, event.name)  # it was committed, or found damaged, while the search was on its way
-        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+        turn.find_checkpoint()
         return
+    turn.checkpoints = replace(turn.checkpoints, expected=event.name)
     remember_newest(turn, event.name)
     newest, damaged = turn.checkpoints.newest, turn.checkpoints.damaged
     has_state = newest is not None or best_source(turn.state) is not None or turn.checkpoints.trusts_seed_only
@@ -72,7 +75,20 @@ def found(turn: Turn, event: CheckpointFound) -> None:
         forming.plan_next(turn)
 
 
-def storage_is_away(turn: Turn, message: str) -> None:
+def what_is_missing(expected: str | None, newest_there: CheckpointName | None) -> str:
+    """Why a storage is not the job's: it has neither the checkpoint that it must have nor a newer one. Empty if it has.
+
+    Args:
+        newest_there: the newest one with a commit marker, whether it is usable or not.
+    """
+    known = CheckpointName.parse(expected or "")
+    if known is None or (newest_there is not None and newest_there >= known):
+        return ""
+    has = f"its newest checkpoint is {newest_there}" if newest_there is not None else "it has no checkpoint"
+    return f"{has}, and the job has committed {known}"
+
+
+def storage_is_away(turn: Turn, event: StorageAway) -> None:
     """Repeat a search that failed, after a pause."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
@@ -80,8 +96,10 @@ def storage_is_away(turn: Turn, message: str) -> None:
     failures = current.search.num_failures + 1
     pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(10, failures - 1))
     if failures == 1:
-        turn.emit(StorageAway(message=message, until=search_deadline(turn.state)))
-    turn.stay(replace(current, search=Search(num_failures=failures, error=message, retry_at=turn.now + pause_s)))
+        turn.emit(CheckpointStorageAway(message=event.message, until=search_deadline(turn.state)))
+    retry_at, is_missing = turn.now + pause_s, event.is_missing
+    search = Search(num_failures=failures, error=event.message, retry_at=retry_at, is_missing=is_missing)
+    turn.stay(replace(current, search=search))
 
 
 def search_again(turn: Turn) -> None:
@@ -90,10 +108,11 @@ def search_again(turn: Turn) -> None:
     if not isinstance(current, (Opening, FallingBack)):
         return
     if turn.now > search_deadline(turn.state):
-        turn.end(EndReason.STORAGE_FAILED, _search_overdue(turn.state, current.search, turn.now))
+        reason = EndReason.CHECKPOINTS_MISSING if current.search.is_missing else EndReason.STORAGE_FAILED
+        turn.end(reason, _search_overdue(turn.state, current.search, turn.now))
     elif current.search.retry_at is not None and turn.now >= current.search.retry_at:
         turn.stay(replace(current, search=replace(current.search, retry_at=None)))
-        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+        turn.find_checkpoint()
 
 
 def search_deadline(state: Attempt) -> float:
@@ -111,9 +130,15 @@ def waits_for(state: Attempt) -> str:
 
 def _search_overdue(state: Attempt, search: Search, now: float) -> str:
     root, limit_s = state.config.checkpoint_root, state.target.spec.checkpoint.wait_s
+    waited = f"for {now - state.current.since:.0f} s (checkpoint.wait_s is {limit_s:g})"
+    if search.is_missing:
+        return (
+            f"{root} was not the job's directory {waited}: {search.error}. The job does not start over by itself. Make "
+            "its checkpoints available there, then `shoal retry`; or choose with `shoal take JOB STEP` from which step "
+            "it goes on."
+        )
     last = f" Last error: {search.error}" if search.error else ""
-    waited_s = now - state.current.since
-    return f"{root} did not answer for {waited_s:.0f} s (checkpoint.wait_s is {limit_s:g}).{last}"
+    return f"{root} did not answer {waited}.{last}"
 
 
 def _forget(turn: Turn, name: str, message: str) -> None:
@@ -192,7 +217,7 @@ def remember_newest(turn: Turn, name: str | None) -> None:
     this = CheckpointName.parse(name) if name else None
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
     if this is not None and name not in state.checkpoints.damaged and (newest is None or this > newest):
-        turn.checkpoints = replace(turn.checkpoints, newest=name)
+        turn.checkpoints = replace(turn.checkpoints, newest=name, expected=name)
 
 
 def _answered(turn: Turn, name: str) -> None:

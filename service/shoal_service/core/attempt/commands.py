@@ -23,6 +23,9 @@ class FindCheckpoint:
     """Look for the newest committed checkpoint that is not in `excluding`. It is answered by CheckpointFound."""
 
     excluding: tuple[str, ...] = ()
+    expected: str | None = None
+    """A storage that has neither this one nor a newer one is not the job's: nothing is written there, and the answer is
+    StorageAway."""
     kind: Literal["find_checkpoint"] = "find_checkpoint"
 
 

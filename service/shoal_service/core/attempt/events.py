@@ -37,6 +37,8 @@ class StorageAway:
     """The search for a checkpoint failed, and may succeed later."""
 
     message: str
+    is_missing: bool = False
+    """The storage has answered, without what the job has committed (`checkpoints.is_missing`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         _newest_url(state),
         hangs.collective_timeout_s(state),
     )
+    node_ids = [info.node_id for info in infos]
+    node_ranks = {node_id: number for number, node_id in enumerate(dict.fromkeys(node_ids))}
     for rank, (worker, buddy) in enumerate(zip(chosen, choice.buddies, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
@@ -117,6 +119,8 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             life=state.life,
             generation=generation,
             rank=rank,
+            node_rank=node_ranks[node_ids[rank]],
+            local_rank=node_ids[:rank].count(node_ids[rank]),
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,

@@ -79,7 +79,7 @@ same turn."""
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
     """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open. That of a
     script begins in STARTING: no checkpoint is looked for."""
-    search = (FindCheckpoint(),) if state.stage is Stage.OPENING else ()
+    search = (FindCheckpoint(expected=state.checkpoints.expected),) if state.stage is Stage.OPENING else ()
     if state.incident is None:
         return search
     return (Emit(incidents.opened(state.incident)), ShowIncident(state.incident), *search)
@@ -173,8 +173,8 @@ def _happen(turn: Turn, event: Event) -> None:
     match event:
         case CheckpointFound():
             checkpoints.found(turn, event)
-        case StorageAway(message):
-            checkpoints.storage_is_away(turn, message)
+        case StorageAway():
+            checkpoints.storage_is_away(turn, event)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
         case WorkerWarm(index, info):

@@ -21,7 +21,7 @@ from shoal_service.core.attempt import (
     suspicion,
     verdict,
 )
-from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
+from shoal_service.core.attempt.commands import ForgetDamaged, KillWorker
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.incidents import blame, with_more_steps
 from shoal_service.core.attempt.state.attempt import LONG_S
@@ -77,7 +77,9 @@ def consider(turn: Turn) -> None:
             if failure.mistake == LAYOUT_REFUSED and forming.proof_refused(turn, failure.message):
                 forming.plan_next(turn)
                 return
-            turn.end(EndReason.USER_ERROR, failure.sentence, failure)
+            if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
+                failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
+            turn.end(EndReason.USER_ERROR, failure.sentence + scripts.early_ends(turn.state, decision.exits), failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{verdict.words_of_error(decision.exits[0])} ({decision.reason})"
@@ -106,7 +108,10 @@ def consider(turn: Turn) -> None:
         case Outcome.LOST:
             if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
                 _exclude_source(turn)
-            _re_form(turn)
+            if turn.target.is_script and (failure := scripts.repeated_end(turn)) is not None:
+                turn.end(EndReason.USER_ERROR, failure.message, failure)
+            else:
+                _re_form(turn)
         case _:
             assert_never(decision.outcome)
 
@@ -316,7 +321,7 @@ def _re_form(turn: Turn) -> None:
     elif turn.checkpoints.must_search:
         turn.checkpoints = replace(turn.checkpoints, must_search=False)
         turn.enter(FallingBack(since=turn.now))
-        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
+        turn.find_checkpoint()
     else:
         forming.plan_next(turn)
 
@@ -334,7 +339,8 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
         turn.end_saved()
         return
     turn.enter(FallingBack(since=turn.now))
-    turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
+    turn.do(ForgetDamaged(bad, message))
+    turn.find_checkpoint()
 
 
 def _origin_is_damaged(turn: Turn, worker_exit: WorkerExit) -> str:

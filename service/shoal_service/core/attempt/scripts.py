@@ -6,7 +6,10 @@ it reports one:
     a group has formed    its first step is not known: what the groups before had completed is kept
     first report          says where the script has gone on: lost steps are counted, and the incident closes
     no report ever        the incident closes once the group has formed
-    LONG_S of running     count as progress, whatever was reported
+    LONG_S of running     the loss of a worker after it is no loss at the start
+    TIMES groups in a row that the program itself has ended at the same place, without a new step or a file with new
+                          content: the attempt ends, however long they ran. The loss of a worker or of a node does not
+                          count
     every rank has ended  with status 0: the job is done; on request: the script is started again, or the attempt ends
 
 Called by `machine`, `reports` and `planning`. Which errors of its ranks follow from the loss of another one is decided
@@ -15,12 +18,19 @@ in `verdict`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, incidents
-from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt import code_update, incidents, verdict
+from shoal_service.core.attempt.state.attempt import Attempt, Crash
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.endings import REPEATED
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.job import IncidentCause, UserFailure
+from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
+
+TIMES = 3
+"""Groups in a row that may end in the same way without progress."""
 
 
 def consider(turn: Turn) -> None:
@@ -49,6 +59,72 @@ def begun(turn: Turn, start_step: int) -> None:
     turn.group = replace(turn.group, start_step=start_step, is_start_known=True)
     turn.budgets = turn.budgets.formed(start_step, turn.progress.furthest_step)
     turn.progress = replace(turn.progress, step=start_step)
+
+
+def repeated_end(turn: Turn) -> UserFailure | None:
+    """Count how the group of a script has ended. Returns the failure that ends the attempt at the third equal end in a
+    row without progress, else None."""
+    state, last = turn.state, turn.health.program_end
+    step = state.progress.furthest_step
+    if last is not None and (step > last.step or any(e.has_output for e in state.group.exits.values())):
+        last = None
+    ended = _end_of_program(state)
+    if ended is not None:
+        times = last.times + 1 if last is not None and last.words == ended.type else 1
+        last = Crash(words=ended.type, step=step, generation=state.group.generation, times=times)
+    turn.health = replace(turn.health, program_end=last)
+    return final(ended, ended.message) if ended is not None and last is not None and last.times >= TIMES else None
+
+
+def final(failure: UserFailure, sentence: str) -> UserFailure:
+    """The failure as one after which no other attempt follows."""
+    message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content"
+    return failure.model_copy(update={"mistake": REPEATED, "message": message})
+
+
+def early_ends(state: Attempt, exits: tuple[WorkerExit, ...]) -> str:
+    """Which ranks of a script had ended with status 0 when these ranks failed; empty if none had."""
+    first = min(e.at for e in exits)
+    ranks = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
+    return f". Before, {ranks_text(ranks)} had ended with status 0" if ranks and state.target.is_script else ""
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    ranks = sorted(ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+
+
+def _end_of_program(state: Attempt) -> UserFailure | None:
+    """The end of the program itself that has ended the group, with its place as the type. None if a worker was lost,
+    which explains every other end."""
+    script, incident = state.target.spec.script, state.incident
+    if script is None or incident is None or verdict.is_of_a_loss(state):
+        return None
+    ends = [e for e in state.group.exits.values() if e.kind in (ExitKind.FINISHED, ExitKind.COLLECTIVE_FAILED)]
+    broken = [e for e in ends if e.error is not None]
+    first = min(ends, key=lambda e: e.at, default=None)
+    if first is not None and first.error is None:
+        done = [e.rank for e in ends if e.error is None]
+        waited = "".join(f" (rank {e.rank} was at {e.error.line})" for e in broken[:1] if e.error and e.error.line)
+        place = "status 0"
+        sentence = f"{ranks_text(done)} of {script.words} ended with status 0 while others still trained{waited}"
+    elif first is not None and first.error is not None:
+        done, error = [first.rank], first.error
+        place, sentence = f"{error.type} {error.line}", f"{error.sentence.rstrip('.')}, on rank {first.rank}"
+    elif incident.cause is IncidentCause.HUNG:
+        done, place, sentence = list(incident.ranks), "hung", incident.message
+    else:
+        return None
+    error = broken[0].error if broken else None
+    return UserFailure(
+        type=place,
+        message=sentence,
+        traceback=error.traceback if error is not None else "",
+        phase=Phase.SCRIPT,
+        ranks=tuple(sorted(done)),
+        step=state.progress.step,
+        line=error.line if error is not None else "",
+    )
 
 
 def words_of_the_end(state: Attempt) -> str:

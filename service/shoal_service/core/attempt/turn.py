@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
+from shoal_service.core.attempt.commands import Command, Emit, End, FindCheckpoint, KillWorker, ShowIncident
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
@@ -99,6 +99,10 @@ class Turn:
 
     def do(self, *commands: Command) -> None:
         self.commands.extend(commands)
+
+    def find_checkpoint(self) -> None:
+        """Have the newest checkpoint searched that is not known to be damaged."""
+        self.do(FindCheckpoint(excluding=self.checkpoints.damaged, expected=self.checkpoints.expected))
 
     def emit(self, event: JobEvent) -> None:
         self.do(Emit(event))

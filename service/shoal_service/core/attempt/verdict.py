@@ -175,6 +175,11 @@ def fault_of(exits: tuple[WorkerExit, ...], last: RaisedFault | None) -> RaisedF
     return RaisedFault(step=this.step, kind=this.kind, error_class=this.error_class, times=times)
 
 
+def is_repeated(state: Attempt, faults: tuple[WorkerExit, ...]) -> bool:
+    """Whether workers were replaced for this fault before, as often as that is done."""
+    return faults[0].kind in _CAUSES and fault_of(faults, state.health.raised).times > REPLACEMENTS
+
+
 def cause_of(worker_exit: WorkerExit) -> IncidentCause:
     return _CAUSES[worker_exit.kind]
 
@@ -186,13 +191,12 @@ def words_of_error(worker_exit: WorkerExit) -> str:
 
 
 def _of_faults(state: Attempt, faults: tuple[WorkerExit, ...]) -> OutcomeDecision:
-    num_ranks, last = len(state.group.workers), state.health.raised
+    num_ranks = len(state.group.workers)
     classes = {_report(e).error_class for e in faults}
     is_everywhere = len(faults) == num_ranks > 1 and len(classes) == 1
-    is_repeated = last is not None and fault_of(faults, last).times > REPLACEMENTS
     if is_everywhere:
         reason = f"on all {count_text(num_ranks, 'rank')}"
-    elif is_repeated:
+    elif is_repeated(state, faults):
         reason = f"for the third time at step {faults[0].step + 1}, after its workers were replaced"
     else:
         return OutcomeDecision(Outcome.WORKERS_AT_FAULT, f"{len(faults)} of {count_text(num_ranks, 'rank')}", faults)

@@ -51,6 +51,23 @@ class SupervisorStartFailed(JobEvent):
         return f"supervisor not started, {what}: {self.message}"
 
 
+class DriverFailed(JobEvent):
+    """The control plane met an unexpected error while it drove the attempt; the workers are not touched by it."""
+
+    type: ClassVar[str] = "attempt.driver_failed"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    number: int
+    """Errors since the supervisor's last report, this one included."""
+    after_s: float | None
+    """Seconds until the next try; null: the attempt ends."""
+    message: str
+
+    def words(self) -> str:
+        what = "the attempt ends" if self.after_s is None else f"next try in {duration_text(self.after_s)}"
+        return f"the control plane could not drive the attempt, {what}: {self.message}"
+
+
 class SupervisorRekeyed(JobEvent):
     """The attempt's supervisor did not report with the token that the control plane has for it: the database was
     restored, or the service has another address. Another supervisor was started with a new token, and continues."""

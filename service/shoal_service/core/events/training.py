@@ -344,7 +344,8 @@ class CheckpointDamaged(JobEvent):
 
 
 class StorageAway(JobEvent):
-    """The checkpoint storage does not answer while an attempt looks for its newest checkpoint; it is asked again."""
+    """The checkpoint storage does not answer, or lacks the job's checkpoints, while an attempt looks for the newest
+    one; it is asked again."""
 
     type: ClassVar[str] = "checkpoint.storage_away"
     severity: ClassVar[Severity] = Severity.WARNING
@@ -354,7 +355,7 @@ class StorageAway(JobEvent):
     """Wall-clock time at which the job fails; checkpoint.wait_s after the first request."""
 
     def words(self) -> str:
-        return f"the checkpoint storage does not answer; it is asked again: {self.message}"
+        return f"the checkpoint storage is away; it is asked again: {self.message}"
 
 
 class CheckpointFallback(JobEvent):

@@ -96,7 +96,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
     keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
     is_script = state.target.is_script
     left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
-    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
+    newest = CheckpointName.parse(state.checkpoints.newest or state.checkpoints.expected or "")
     return JobStatus(
         state=job_state(state),
         reason=_reason(state),

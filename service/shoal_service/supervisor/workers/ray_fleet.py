@@ -204,6 +204,10 @@ class RayFleet:
     async def forget_memory(self, index: int) -> None:
         await self._answer(self._handles[index].forget_snapshots.remote(self._life))
 
+    async def keep_files(self, index: int) -> bool | None:
+        answer: bool | None = await self._answer(self._handles[index].keep_files.remote(self._life))
+        return answer
+
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
         return await take_stack(index, self._handles, self._infos, self._node_id, life=self._life, native=native)
 

@@ -74,6 +74,8 @@ class Commanded:
     workers: dict[int, FakeWorker] = field(default_factory=dict)
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""
+    is_storage_empty: bool = False
+    """The directory is there without them, as an NFS mount that is missing."""
     commits: list[Commit] = field(default_factory=list)
     """Requests without an answer."""
     finds: list[FindCheckpoint] = field(default_factory=list)

@@ -28,6 +28,7 @@ def make_world(
     memory: bool = False,
     nodes: int | None = None,
     lost: LostAttempt | None = None,
+    expected: str | None = None,
     **spec: Any,
 ) -> World:
     is_script = "script" in spec
@@ -44,7 +45,7 @@ def make_world(
             config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
             target=Target(spec=job_spec, granted=workers).with_elasticity(elasticity),
             current=Starting(since=1000.0) if is_script else Opening(since=1000.0),
-            checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
+            checkpoints=CheckpointIndex(expected=expected, origin=origin.checkpoint if origin is not None else None),
             incident=incident_of(lost, 1000.0) if lost is not None else None,
             history=History(num_incidents=0 if lost is None else 1),
         ),

@@ -15,6 +15,7 @@ from kit.worlds.attempt.parts import (
     part_of,
     step_report,
 )
+from shoal_service.core.attempt.checkpoints import what_is_missing
 from shoal_service.core.attempt.commands import (
     Emit,
     End,
@@ -27,6 +28,7 @@ from shoal_service.core.attempt.events import (
     ProgressReported,
     ReportArrived,
     RunReturned,
+    StorageAway,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
@@ -82,7 +84,11 @@ class World(Commanded):
     def answer_finds(self) -> None:
         finds, self.finds = self.finds, []
         for find in finds:
-            names = [n for n in self.committed if n not in find.excluding]
+            there = {} if self.is_storage_empty else self.committed
+            if missing := what_is_missing(find.expected, max(map(name_of, there), default=None)):
+                self.post("find", StorageAway(missing, is_missing=True))
+                continue
+            names = [n for n in there if n not in find.excluding]
             self.post("find", CheckpointFound(max(names, key=name_of, default=None)))
 
     def answer_commits(self, *, ok: bool = True) -> None:
@@ -187,7 +193,9 @@ class World(Commanded):
         group = self.group()
         return bool(group) and len(group) == group[0].run.world_size and not any(p.is_stuck or p.fenced for p in group)
 
-    def leave(self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None) -> None:
+    def leave(
+        self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None, *, has_output: bool = False
+    ) -> None:
         assert worker.run is not None
         worker_exit = WorkerExit(
             generation=worker.run.generation,
@@ -197,6 +205,7 @@ class World(Commanded):
             error=error,
             snapshot_parts=self.held_on(worker.node_id),
             at=self.now,
+            has_output=has_output,
             is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
         )
         self.left.add((worker.index, worker.run.generation))

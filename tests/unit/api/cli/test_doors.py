@@ -74,6 +74,12 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
         ("torch.cuda.set_device(0)", "LOCAL_RANK"),
         ("torch.device('cuda', 0)", "LOCAL_RANK"),
         ("input('continue?')", "no terminal"),
+        ("dist.init_process_group('gloo', init_method=f'tcp://{host}:1')", "init_method 'tcp://'"),
+        ("os.environ.update(MASTER_ADDR='10.0.0.1')", "os.environ.setdefault"),
+        ("os.environ.update({'MASTER_ADDR': '10.0.0.1'})", "os.environ.setdefault"),
+        ("if dist.get_rank() == 0: model(torch.ones(2))", "use its .module"),
+        ("if not rank and done: dist.barrier()", "rank 0 makes it alone"),
+        ("if int(os.environ['RANK']) == 0: dist.barrier()", "rank 0 makes it alone"),
     ],
 )
 def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
@@ -91,6 +97,9 @@ def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, 
         "model.cuda(local_rank)",
         "model.cuda(False)",
         "os.environ['OMP_NUM_THREADS'] = '1'",
+        "if rank == 0: model.module(torch.ones(2))",
+        "if rank == 0: pass\nelse: dist.barrier()",
+        "if rank == 1: dist.barrier()",
     ],
 )
 def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, tmp_path: Path) -> None:
@@ -107,6 +116,9 @@ def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, t
         ("loss.backward(retain_graph=True)", "gradients of gradients", ("train.py:14",)),
         ("class Stream(torch.utils.data.IterableDataset): pass", "IterableDataset", ("train.py:14",)),
         ("dist.all_gather([], 1)", "collectives of its own", ("train.py:14",)),
+        ("from torch.distributed.nn.functional import all_gather; all_gather(1)", "collectives", ("train.py:14",)),
+        ("import gymnasium as gym; gym.make('CartPole-v1')", "made by the model", ("train.py:14",)),
+        ("torch.distributions.Categorical(logits=x).sample()", "made by the model", ("train.py:14",)),
         ("from transformers import Trainer; Trainer(model)", "the loop is that of a trainer", ("train.py:14",)),
     ],
 )
@@ -116,6 +128,43 @@ def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
     found = _examined(tmp_path, f"{DDP}{line}\n")
     assert found.obstacles == ()
     assert _places(found.before_task, words) == places
+
+
+def test_a_report_on_rank_0_alone_is_named_with_its_line(tmp_path: Path) -> None:
+    source = """
+    import ray.train
+    from ray.train.torch import TorchTrainer
+    def loop():
+        if ray.train.get_context().get_world_rank() == 0:
+            ray.train.report({"loss": 1.0})
+    TorchTrainer(loop).fit()
+    """
+    assert _places(_examined(tmp_path, source).obstacles, "rank 0 makes it alone") == ("train.py:6",)
+
+
+_ACCELERATE = "import os, torch\nfrom accelerate import Accelerator\nAccelerator()\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_said"),
+    [
+        (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8)", True),
+        (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8 // int(os.environ['WORLD_SIZE']))", False),
+        ("from transformers import Trainer\nTrainer().train()", True),
+    ],
+)
+def test_the_batch_size_is_spoken_of_where_the_program_does_not_know_how_many_it_is(
+    source: str, is_said: bool, tmp_path: Path
+) -> None:
+    notes = _examined(tmp_path, source).notes
+    assert any("divide by WORLD_SIZE" in one.words for one in notes) is is_said
+
+
+def test_lightning_on_one_device_is_no_training_of_several(tmp_path: Path) -> None:
+    alone = _examined(tmp_path, "import lightning as L\nL.Trainer(devices=1).fit(m)")
+    assert (alone.distributed, alone.launcher) == ((), "python") and "--workers 1\n" in describe(alone)
+    several = _examined(tmp_path, "import lightning as L\nL.Trainer(devices=1, num_nodes=2).fit(m)")
+    assert several.launcher == "torchrun"
 
 
 def test_schedulers_and_averaged_models_are_no_optimizers(tmp_path: Path) -> None:
@@ -128,6 +177,8 @@ def test_schedulers_and_averaged_models_are_no_optimizers(tmp_path: Path) -> Non
     [
         ("print()", "all steps so far: no line was found that saves or loads"),
         ("import torch\ntorch.save(1, 'a.pt')", "all steps so far: it saves"),
+        ("from ray.train import report\nreport({'loss': 1})", "all steps so far: no line"),
+        ("from ray.train import report\nreport({'loss': 1}, checkpoint=c)", "all steps so far: it saves"),
         ("from transformers import Trainer\nTrainer().train()", "all steps so far: the trainer is not asked to resume"),
         ("from transformers import Trainer\nTrainer().train(resume_from_checkpoint=True)", "the steps since"),
         ("import lightning as L\nL.Trainer().fit(1, ckpt_path='last')", "the steps since"),

@@ -30,3 +30,12 @@ def test_text_that_is_not_an_assignment_is_refused(wrong: str) -> None:
 def test_a_path_through_a_value_is_refused_with_the_path() -> None:
     with pytest.raises(CliError, match="parallelism is 'auto'"):
         apply_overrides({"parallelism": "auto"}, ["parallelism.dp_shard=2"])
+
+
+def test_variables_and_labels_are_texts_as_they_stand() -> None:
+    given = ["code.env.EPOCHS=4", "code.env.RATE=1e-3", "code.env.NAME='4'", "labels.run=07", "stop.steps=7"]
+    assert apply_overrides({}, given) == {
+        "code": {"env": {"EPOCHS": "4", "RATE": "1e-3", "NAME": "4"}},
+        "labels": {"run": "07"},
+        "stop": {"steps": 7},
+    }

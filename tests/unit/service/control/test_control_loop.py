@@ -10,7 +10,7 @@ import pytest
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
 from kit.store_calls import replace_call
-from shoal_service.cluster.errors import ClusterUnreachable
+from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
@@ -299,5 +299,31 @@ def test_the_lease_is_renewed_after_the_wall_clock_was_set_back(store: Store) ->
             await bench.clock.advance(5.0)
             lease = store.current_lease()
             assert lease is not None and lease.expires_at <= bench.clock.time() + 9.0
+
+    run(main())
+
+
+def test_a_cancel_needs_nothing_but_the_store(store: Store) -> None:
+    async def main() -> None:
+        bench = ControlBench(store, node(cpus=4.0))
+        silent = bench.submit()
+        async with bench.running():
+            bench.cluster.supervisors[silent, 1].outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+            await bench.clock.advance(2.0)
+            bench.cluster.start_error, bench.cluster.raises_start_error = RayCallFailed("KeyError"), True
+            starting = bench.submit()
+            await bench.clock.advance(2.0)
+            assert bench.state(starting) is JobState.STARTING and bench.state(silent) is JobState.RUNNING
+            bench.cluster.cut_off()
+            for job_id in (starting, silent):
+                store.writing(submissions.request)(job_id, Desired.CANCEL, now=bench.clock.time())
+            await bench.clock.advance(5.0)
+            assert bench.state(starting) is JobState.CANCELLED and bench.state(silent) is JobState.CANCELLING
+            await bench.clock.advance(30.0)
+            status = store.get_job(silent).status
+            assert status.state is JobState.CANCELLED and "while its supervisor did not report" in status.message
+            bench.cluster.reconnect()
+            await bench.clock.advance(10.0)
+            assert bench.cluster.supervisors == {} and (silent, 1) in bench.cluster.reaped
 
     run(main())

@@ -9,16 +9,18 @@ from sqlalchemy import delete
 
 from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import run, settle, until
-from shoal_service.cluster.errors import SupervisorGone
+from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
-from shoal_service.store import archives, driving, histories, submissions
+from shoal_service.home import Home
+from shoal_service.store import archives, checkpoint_rows, driving, histories, submissions
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.store.tables import attempt_tokens
-from shoal_service.views import JobPatch, JobStatus
+from shoal_service.views import CheckpointView, JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.marker import CheckpointName
 
 
 def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(store: Store) -> None:
@@ -46,6 +48,23 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
         config = (await bench.started()).config
         assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
         assert bench.cluster.uploads == [archive.sha256] and config.code_uri == "gcs://code-1.zip"
+
+    run(main())
+
+
+def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_knows(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await bench.started()
+        assert supervisor.config.newest is None
+        for step, state in ((4, "committed"), (12, "committed"), (16, "damaged"), (20, "committed")):
+            supervisor.report(CheckpointView(step=step, url="u", state=state, attempt=1, generation=1))
+        await bench.clock.advance(1.0)
+        deleted = CheckpointName(20, 1, 1)
+        store.writing(checkpoint_rows.note_deletion)(bench.job_id, deleted, now=2.0)
+        await bench.stop()
+        config = bench.make_driver()._supervisor_config(Home(token="t"), None)
+        assert config.newest == str(CheckpointName(12, 1, 1))
 
     run(main())
 
@@ -401,5 +420,48 @@ def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store) -> No
         await bench.clock.advance(4.0)
         assert bench.supervisor is first
         await bench.stop()
+
+    run(main())
+
+
+def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_attempt_after_some_in_a_row(
+    store: Store,
+) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        bench.cluster.start_error = RayCallFailed("KeyError: 'x'")
+        bench.cluster.raises_start_error = True
+        bench.start()
+        await bench.clock.advance(2.0)
+        message = store.get_job(bench.job_id).status.message
+        assert "could not drive the attempt, next try in" in message and "KeyError: 'x'" in message
+        await bench.clock.advance(120.0)
+        await bench.task
+        recorded = store.reading(histories.read_events)(bench.job_id)
+        failed = [one.data for one in recorded if one.type == "attempt.driver_failed"]
+        assert [one["after_s"] for one in failed] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, None]
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+        assert "failed 8 times in a row to drive the attempt: RayCallFailed" in status.message
+
+    run(main())
+
+
+def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await bench.started()
+        await bench.clock.advance(1.0)
+        await bench.stop()
+        bench.cluster.error_of_find = RayCallFailed("KeyError: 'x'")
+        bench.driver = bench.make_driver()
+        bench.start()
+        await bench.clock.advance(200.0)
+        assert not bench.task.done() and not supervisor.is_released
+        assert store.get_job(bench.job_id).status.state is JobState.RUNNING
+        bench.cluster.error_of_find = None
+        supervisor.end(END)
+        await bench.clock.advance(35.0)
+        assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
 
     run(main())

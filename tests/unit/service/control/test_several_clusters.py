@@ -218,7 +218,7 @@ def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable
             assert (job_id, 2) in bench.cluster.supervisors
             assert store.get_job(job_id).status.note != note
 
-    def refuse(url: str, name: str) -> str:
+    async def refuse(url: str, name: str) -> str:
         raise RayCallFailed("this release knows no order 'SeesStorage'")
 
     run(main())

@@ -41,7 +41,14 @@ def test_a_difference_of_one_bit_is_within_tolerance_and_not_identical() -> None
 def test_steps_of_only_one_of_them_are_counted_and_not_compared() -> None:
     found = report({2: 1.0, 3: 1.0, 4: 1.0, 6: 1.0}, {1: 9.0, 3: 1.0, 4: 1.0, 5: 9.0})
     assert (found.steps_compared, found.steps_only_in_job, found.steps_only_in_against) == (2, 2, 2)
-    assert found.bit_identical
+    assert not found.bit_identical and not found.within_tolerance and found.first_step_different is None
+
+
+def test_a_job_that_trains_longer_is_not_the_same_and_one_that_begins_later_may_be() -> None:
+    whole = dict.fromkeys(range(1, 65), 0.5)
+    longer, later = report(whole | dict.fromkeys(range(65, 105), 0.5), whole), report({64: 0.5}, whole)
+    assert (longer.bit_identical, longer.within_tolerance, longer.steps_only_in_job) == (False, False, 40)
+    assert (later.bit_identical, later.within_tolerance, later.steps_only_in_against) == (True, True, 63)
 
 
 def test_without_common_steps_there_is_no_parity() -> None:

@@ -71,7 +71,8 @@ def test_on_one_rank_by_hand(shape: Any, round_numbers: Any) -> None:
 
 
 def test_each_shard_level_reduces_the_named_parts(shape: Any, round_numbers: Any) -> None:
-    whole, gradients, full = (_parts(shape, round_numbers, dp_shard=4, level=LEVELS.index(x)) for x in ShardLevel)
+    split = [level for level in ShardLevel if level is not ShardLevel.NONE]
+    whole, gradients, full = (_parts(shape, round_numbers, dp_shard=4, level=LEVELS.index(x)) for x in split)
     for parts in (whole, gradients, full):
         assert parts[BytesPart.PARAMETERS] == PARAMS
         assert parts[BytesPart.OPTIMIZER] == 2 * PARAMS
@@ -80,6 +81,12 @@ def test_each_shard_level_reduces_the_named_parts(shape: Any, round_numbers: Any
     assert gradients[BytesPart.GRADIENTS] == full[BytesPart.GRADIENTS] == PARAMS + moving
     assert whole[BytesPart.GATHERED] == gradients[BytesPart.GATHERED] == 4 * PARAMS
     assert full[BytesPart.GATHERED] == 4 * (2 * BLOCK + TABLE)
+
+
+def test_a_plain_replica_gathers_nothing_and_has_its_gradients_twice(shape: Any, round_numbers: Any) -> None:
+    parts = _parts(shape, round_numbers, dp_replicate=4, level=LEVELS.index(ShardLevel.NONE))
+    assert (parts[BytesPart.PARAMETERS], parts[BytesPart.OPTIMIZER]) == (4 * PARAMS, 8 * PARAMS)
+    assert (parts[BytesPart.GATHERED], parts[BytesPart.GRADIENTS]) == (0, 8 * PARAMS)
 
 
 def test_one_micro_batchs_gradients_come_as_its_activations_go(shape: Any, round_numbers: Any) -> None:

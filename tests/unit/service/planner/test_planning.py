@@ -13,7 +13,7 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.planning import _remembered
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import Layout, ParallelismSpec, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.layout import Layout, ParallelismSpec, Recompute, Schedule, ShardLevel, plain
 from shoal_workers.contract.spec import JobSpec, plan_of
 
 
@@ -61,6 +61,18 @@ def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> No
         layout, reason = _planned(spec, 11)
         assert layout == Layout(dp_shard=8, shard=ShardLevel.FULL)
         assert rule in reason and "3 of 11 ranks idle" in reason
+
+
+@pytest.mark.parametrize("changes", [{}, {"task": "mine:Task", "data": {}}], ids=["known sizes", "unknown sizes"])
+def test_shard_none_keeps_the_model_whole_at_every_world_size(job: Any, changes: Any) -> None:
+    spec = job(parallelism={"shard": "none"}, elasticity={"max_workers": 8}, **changes)
+    for world in (1, 3, 8):
+        layout, reason = _planned(spec, world)
+        assert layout == plain(world)
+        assert "plain: every worker has the whole state and trains the task's own module" in reason
+        assert "as_requested" in reason
+    layout, reason = _planned(spec, 11)
+    assert layout == plain(8) and "3 of 11 ranks idle" in reason
 
 
 def test_fixed_degrees_are_respected_where_they_fit(job: Any) -> None:

@@ -14,12 +14,29 @@ def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown() -> N
         bench.catalog.is_away = True
         bench.start()
         await bench.clock.advance(6.0)
-        assert "is asked again: OSError: the storage does not answer" in bench.status.message
+        assert "does not answer and is asked again: OSError: the storage does not answer" in bench.status.message
         assert bench.status.deadline == 1000.0 + bench.config.spec.checkpoint.wait_s
         assert bench.events() == ["checkpoint.storage_away"] and bench.fleet.starts == []
         bench.catalog.is_away = False
         await bench.advance_until(lambda: len(bench.workers.group) == 2)
         assert bench.status.note.startswith("waits for the group to form")
+
+    run(main())
+
+
+def test_nothing_is_written_into_a_directory_that_lacks_what_the_job_has_committed() -> None:
+    async def main() -> None:
+        bench = SupervisorBench()
+        bench.config = bench.config.model_copy(update={"newest": str(CheckpointName(8, 0, 1))})
+        bench._open()
+        bench.start()
+        await bench.clock.advance(6.0)
+        assert bench.catalog.begun == {} and bench.fleet.starts == []
+        assert "is asked again: it has no checkpoint, and the job has committed step-0" in bench.status.message
+        assert bench.status.checkpoint_step == 8
+        bench.catalog.damaged = {CheckpointName(9, 0, 1)}  # the mount is back
+        end = await bench.end()
+        assert end.reason is EndReason.DAMAGED_CHECKPOINT and [*bench.catalog.begun] == [1]
 
     run(main())
 

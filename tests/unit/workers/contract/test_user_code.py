@@ -18,6 +18,11 @@ def test_variables_and_secrets_are_part_of_a_spec() -> None:
     assert spec.model_dump(mode="json", exclude_none=True)["secrets"] == secrets
 
 
+def test_the_variables_of_the_service_that_are_for_jobs_can_be_set() -> None:
+    variables = {"SHOAL_TENSORBOARD": "runs", "SHOAL_RAY_DATA_POSITION": "0", "SHOAL_WARM_IMPORTS": "0"}
+    assert parse_spec(BASE | {"code": {"env": variables}}).code.env == variables
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.spec import ValidationSpec
 from shoal_workers.contract.validation import Standing, is_exhausted, judge, why_exhausted
 
@@ -34,6 +36,34 @@ def test_a_larger_metric_of_the_tasks_own_is_better_if_the_spec_says_so() -> Non
     standing = judge(standing, rule, 2, step=3, loss=0.4, metrics={"accuracy": 0.7})
     assert standing.kept_steps == (3, 1)
     assert judge(standing, rule, 2, step=4, loss=0.1, metrics={}) == standing, "it does not have the metric"
+
+
+_MODES = {
+    "min": "loss val_loss perplexity ppl error_rate word_error wer eval/cer rmse mae accuracy_loss nll bits_per_byte "
+    "brier_score fid",
+    "max": "accuracy top5_accuracy eval/acc f1 macro_f1 f1_score auc val_auroc mAP50 mean_iou bleu rouge2 rougeL r2 "
+    "psnr rewards/accuracies rewards/margins exact_match pass@1 win_rate recall@10",
+}
+
+
+def test_a_metric_without_a_mode_is_better_as_its_name_says() -> None:
+    names = {name: mode for mode, names in _MODES.items() for name in names.split()}
+    assert {name: ValidationSpec(metric=name).better for name in names} == names
+    assert ValidationSpec(metric="accuracy", mode="min").better == "min", "what is said holds"
+    standing = None
+    for step, value in enumerate((0.5, 0.9, 0.7), 1):
+        standing = judge(
+            standing, ValidationSpec(metric="accuracy"), 1, step=step, loss=1.0, metrics={"accuracy": value}
+        )
+    assert standing is not None and standing.kept_steps == (2,)
+
+
+def test_a_metric_whose_name_does_not_say_what_is_better_needs_a_mode() -> None:
+    spec = {"task": "a:B", "stop": {"steps": 1}, "validation": {"metric": "true_positive_rate"}}
+    with pytest.raises(SpecError, match=r"'true_positive_rate' does not say .* Set validation\.mode to min or max"):
+        parse_spec(spec)
+    spec["validation"] = {"metric": "true_positive_rate", "mode": "max"}
+    assert parse_spec(spec).validation.better == "max"
 
 
 def test_another_metric_begins_anew() -> None:

@@ -56,6 +56,13 @@ def test_lists_of_samples_are_kept_as_they_are(tmp_path: Path) -> None:
         ({"array": [0.0], "sampling_rate": 8000}, "row 3 has 8000 samples per second, and the model reads 16000"),
         ([0.0] * 20_000, r"row 3 has 1\.2 s of audio, and the model reads up to 1 s"),
         ([], r"row 3 has 0\.0 s of audio"),
+        (
+            [120, -32768, 7],
+            r"row 3: data\.audio_field is a list of int64 up to 32768, .* Divide them: samples of 16 bits",
+        ),
+        ([0, 1, 0, -1], r"is a list of int64 up to 1, and samples are between -1 and 1"),
+        ([0.5, 12000.0], r"is a list of float64 up to 12000"),
+        ({"array": [3, 4], "sampling_rate": RATE}, "is a list of int64"),
     ],
 )
 def test_what_a_model_cannot_read_is_named(tmp_path: Path, value: Any, words: str) -> None:
@@ -72,3 +79,25 @@ def test_another_rate_and_a_file_that_has_changed_are_named(tmp_path: Path) -> N
     write_wave(tmp_path / "sound.wav", _SOUND[:100])
     with pytest.raises(MissingTextError, match=r"sound\.wav has changed: it had 3244 bytes, and has 244"):
         samples_of(stored, RATE, "audio")
+
+
+def test_a_wave_file_is_read_whole_or_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+    write_wave(tmp_path / "sound.wav", _SOUND)
+    content = (tmp_path / "sound.wav").read_bytes()
+    taken = []
+    for cut in (*range(0, len(content), 53), len(content) - 1):
+        for value in (content[:cut], "cut.wav"):
+            (tmp_path / "cut.wav").write_bytes(content[:cut])
+            try:
+                _read(value, tmp_path / "rows.jsonl")
+                taken.append((cut, type(value)))
+            except BadRowError as error:
+                assert "row 3" in str(error) or "cut.wav" in str(error)
+    assert taken == []
+    with pytest.raises(BadRowError, match=r"is cut: its header names 3,200 bytes of samples, and it has 3,100"):
+        _read(content[:-100], tmp_path / "rows.jsonl")
+
+
+def test_whole_numbers_that_are_silence_and_floats_a_little_above_1_are_read(tmp_path: Path) -> None:
+    assert not _read([0, 0, 0], tmp_path).any()
+    assert _read([0, 0.5, 1.05], tmp_path).tolist() == pytest.approx([0, 0.5, 1.05])

@@ -103,3 +103,14 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(MissingTextError, match=r"gone\.txt cannot be read"):
         list(read_documents([listed], Position(), TEXT))
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "marked.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    [document] = _read(path)
+    assert document.text == b"one\n\xef\xbb\xbftwo\n"
+    path.write_bytes(b"\xef\xbb\xbf" + b"a line\n" * PIECE_BYTES)
+    documents = _read(path)
+    assert b"".join(document.text for document in documents) == b"a line\n" * PIECE_BYTES
+    assert _read(path, documents[0].end) == documents[1:]

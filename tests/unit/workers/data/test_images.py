@@ -89,3 +89,44 @@ def test_what_is_no_image_is_named() -> None:
         settings_of({"size": {"shortest_edge": 8}}, {})
     with pytest.raises(DataError, match="Shoal knows height and width"):
         settings_of({"size": {"longest_edge": 8}}, {})
+
+
+_PLAIN = PixelSettings(height=6, width=4, scale=1.0, mean=(0.0,), std=(1.0,))
+
+
+@pytest.mark.parametrize("kind", ["png", "tiff", "ppm"])
+def test_grey_of_16_bits_has_the_upper_8(kind: str) -> None:
+    grey = np.linspace(0, 65535, 24).astype(np.uint16).reshape(6, 4)
+    pixels = pixels_of(_content(grey, kind), _PLAIN, "image")
+    assert np.array_equal(pixels[1].numpy(), grey >> 8)
+    assert len(np.unique(pixels)) == 24, "neither white nor black"
+
+
+def test_pixels_whose_range_is_not_known_are_refused() -> None:
+    for image, words in ((np.full((6, 4), 0.5, np.float32), "float numbers"), (np.full((6, 4), 7, np.int32), "32-bit")):
+        with pytest.raises(
+            BadRowError, match=rf"a\.tiff is no image that can be read: its pixels are {words}.*8 or 16"
+        ):
+            pixels_of(_content(image, "tiff"), _PLAIN, "a.tiff")
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp"])
+def test_an_image_is_turned_as_its_exif_says(kind: str) -> None:
+    image = pytest.importorskip("PIL.Image").fromarray(np.repeat(np.arange(0, 240, 10, np.uint8).reshape(4, 6), 1, 1))
+    shown: dict[int, Any] = {}
+    for orientation in (1, 3, 6, 8):
+        exif = image.getexif()
+        exif[0x0112] = orientation
+        out = io.BytesIO()
+        image.convert("RGB").save(out, kind, exif=exif, **({"lossless": True} if kind == "webp" else {"quality": 100}))
+        size = {"height": 4, "width": 6} if orientation < 5 else {"height": 6, "width": 4}
+        settings = PixelSettings(**size, scale=1.0, mean=(0.0,), std=(1.0,))
+        shown[orientation] = pixels_of(out.getvalue(), settings, "image")[0].numpy()
+    for orientation, turns in ((3, 2), (6, 3), (8, 1)):
+        assert np.abs(np.rot90(shown[1], turns) - shown[orientation]).max() <= 3, orientation
+
+
+def test_transparency_is_dropped_as_pillow_does() -> None:
+    image = np.zeros((6, 4, 4), np.uint8)
+    image[..., 0], image[..., 3] = 200, 0
+    assert pixels_of(_content(image), _PLAIN, "image")[0].unique().tolist() == [200.0]

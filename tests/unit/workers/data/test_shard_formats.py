@@ -148,6 +148,47 @@ def test_a_field_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         open_shard(_tar(tmp_path / "x.tar", [FILES[0], FILES[0]]))
 
 
+def test_a_tar_file_is_read_whole_or_refused_wherever_it_is_cut(tmp_path: Path) -> None:
+    files = [(f"{n:04}.{field}", b"1" * size) for n in range(10) for field, size in (("cls", 1), ("txt", 200))]
+    path = _tar(tmp_path / "x.tar", files)
+    content, whole = path.read_bytes(), list(open_shard(path))
+    assert len(whole) == 10
+    wrong = []
+    for cut in (*range(0, len(content), 256), *range(1000, len(content), 1000)):
+        path.write_bytes(content[:cut])
+        try:
+            if list(open_shard(path)) != whole:
+                wrong.append(cut)
+        except DamagedShardError as error:
+            assert str(path) in str(error)
+    assert wrong == []
+
+
+def test_a_tar_file_with_another_one_behind_it_and_one_with_a_damaged_header_are_refused(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "x.tar", FILES)
+    content = path.read_bytes()
+    path.write_bytes(content + content)
+    with pytest.raises(DamagedShardError, match=r"bytes follow the end of the archive .* tar -A"):
+        open_shard(path)
+    for start in (1024, 2048):
+        path.write_bytes(content[:start] + b"x" * 512 + content[start + 512 :])
+        with pytest.raises(DamagedShardError, match=r"no header and no end of an archive at byte [\d,]+"):
+            open_shard(path)
+
+
+def test_files_of_a_sample_that_come_back_later_are_refused(tmp_path: Path) -> None:
+    files = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("b.cls", b"4")]
+    with pytest.raises(DamagedShardError, match=r"a\.cls belongs to the sample 'a', .* before 'b'.*--sort=name"):
+        open_shard(_tar(tmp_path / "x.tar", files))
+
+
+def test_a_stream_of_arrow_without_its_end_is_refused(tmp_path: Path) -> None:
+    path = _write_rows(tmp_path / "x.arrow")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DamagedShardError, match="the stream has no end"):
+        open_shard(path)
+
+
 def _write_rows(path: Path) -> Path:
     table = pyarrow.Table.from_pylist(ROWS)
     if path.suffix == ".parquet":

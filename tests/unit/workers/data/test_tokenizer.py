@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,36 @@ def test_a_tokenizer_file_is_used_or_the_missing_extra_named(tmp_path: Path) -> 
         path.write_text("{}")
         with pytest.raises(TokenizerError, match="is not a tokenizers JSON file"):
             load_tokenizer(str(path))
+
+
+def test_the_end_of_a_document_is_what_the_files_of_the_tokenizer_name(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    named = {
+        "by its name": ({}, 3),
+        "in the tokenizer's settings": ({"tokenizer_config.json": {"eos_token": "hello"}}, 1),
+        "with its settings": ({"tokenizer_config.json": {"eos_token": {"content": "world"}}}, 2),
+        "in the map of special tokens": ({"special_tokens_map.json": {"eos_token": "world"}}, 2),
+        "not in the vocabulary": ({"tokenizer_config.json": {"eos_token": "<end>"}}, 3),
+        "null": ({"tokenizer_config.json": {"eos_token": None}, "config.json": {"eos_token_id": 1}}, 3),
+        "damaged": ({"tokenizer_config.json": []}, 3),
+    }
+    no_name = _WORD_LEVEL.replace("</s>", "<over>")
+    only_here = {
+        "in the model's config": ({"config.json": {"eos_token_id": 3}}, 3),
+        "the first of several": ({"config.json": {"eos_token_id": [2, 3]}}, 2),
+        "nowhere": ({}, None),
+    }
+    failures, fingerprints = [], set()
+    for text, cases in ((_WORD_LEVEL, named), (no_name, only_here)):
+        for name, (files, expected) in cases.items():
+            directory = tmp_path / name.replace(" ", "-")
+            directory.mkdir()
+            (directory / "tokenizer.json").write_text(text)
+            for file, content in files.items():
+                (directory / file).write_text(json.dumps(content))
+            tokenizer = load_tokenizer(str(directory / "tokenizer.json"))
+            fingerprints.add((tokenizer.fingerprint, tokenizer.end_of_document))
+            if tokenizer.end_of_document != expected:
+                failures.append((name, tokenizer.end_of_document))
+    assert failures == []
+    assert len({fingerprint for fingerprint, _ in fingerprints}) == len(fingerprints)

@@ -17,8 +17,16 @@ _DIST = ["torch.distributed.DistBackendError", "torch.distributed.DistError", "b
 _RUNTIME = ["builtins.RuntimeError", "builtins.Exception"]
 
 
-def raised(message: str, bases: list[str], *, cause: dict[str, Any] | None = None) -> dict[str, Any]:
-    link = {"type": bases[0].removeprefix("builtins."), "message": message, "errno": None, "bases": bases}
+def raised(
+    message: str, bases: list[str], *, cause: dict[str, Any] | None = None, raising_file: str = ""
+) -> dict[str, Any]:
+    link = {
+        "type": bases[0].removeprefix("builtins."),
+        "message": message,
+        "errno": None,
+        "bases": bases,
+        "raising_file": raising_file,
+    }
     frames = [["/code/train.py", 41, "step"], [f"{_LIBRARIES}/torch/x.py", 3, "all_reduce"]]
     return {"traceback": "Traceback ...", "frames": frames, "chain": [link, *([cause["chain"][0]] if cause else [])]}
 
@@ -49,6 +57,44 @@ def test_a_broken_connection_of_the_scripts_own_is_its_own_error() -> None:
     assert kind is ExitKind.USER_ERROR and error is not None and error.error_class is ErrorClass.PLAIN
 
 
+@pytest.mark.parametrize(
+    ("raising_file", "kind"),
+    [
+        ("/code/train.py", ExitKind.USER_ERROR),
+        (f"{_LIBRARIES}/requests/adapters.py", ExitKind.USER_ERROR),
+        (f"{_LIBRARIES}/torch/distributed/distributed_c10d.py", ExitKind.COLLECTIVE_FAILED),
+    ],
+)
+def test_the_place_where_it_was_raised_decides_and_not_its_text(raising_file: str, kind: ExitKind) -> None:
+    error = raised("could not fetch shard 7: Connection closed by peer", _RUNTIME, raising_file=raising_file)
+    assert end_of(Ended(code=1, raised=error), "train.py", "/code")[0] is kind
+
+
+def test_tensors_of_unequal_sizes_are_the_scripts_own_mistake_with_its_line() -> None:
+    printed = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at /pytorch/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 16 vs 12
+Fatal Python error: Aborted
+
+Thread 0x00007f2b (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+
+Thread 0x00007f2c (most recent call first):
+  File "/code/train.py", line 12 in step
+  File "/code/train.py", line 20 in <module>
+"""
+    kind, error = end_of(Ended(signal=signal.SIGABRT, printed=printed), "train.py", "/code")
+    assert kind is ExitKind.USER_ERROR and error is not None
+    assert error.sentence == (
+        "a collective of train.py at train.py:12 in step() has received 16 bytes and expects 12: the ranks have called "
+        "it with tensors of different sizes, or have called different collectives."
+    )
+
+
+def test_an_exception_counts_although_the_process_was_killed_afterwards() -> None:
+    end = Ended(signal=signal.SIGKILL, raised=raised("no metric", ["builtins.ValueError", "builtins.Exception"]))
+    assert end_of(end, "train.py", "/code")[0] is ExitKind.USER_ERROR
+
+
 def test_a_lack_of_device_memory_is_a_fault_that_other_ranks_may_not_have() -> None:
     message = "CUDA out of memory. Tried to allocate 22.00 MiB."
     kind, error = end_of(Ended(code=1, raised=raised(message, ["torch.OutOfMemoryError", *_RUNTIME])), "t.py", "/")
@@ -67,7 +113,7 @@ def test_a_signal_that_a_process_causes_itself_is_a_crash(number: signal.Signals
     [
         "[rank1]:[E ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3",
         "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 Rank 1] Process",
-        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "terminate called after throwing an instance of 'gloo::IoException'",
     ],
 )
 def test_an_abort_for_a_broken_collective_is_no_crash(printed: str) -> None:

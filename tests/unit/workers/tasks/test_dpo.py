@@ -286,3 +286,20 @@ def test_an_answer_may_be_as_long_as_its_budget(tmp_path: Path) -> None:
     samples = task.build_dataset("train")
     assert samples[0]["tokens"].shape == (8,)
     assert samples.lengths is not None and samples.lengths.tolist() == [8]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "adapters"])
+def test_no_router_is_noisy_in_training(tmp_path: Path, lora: Any) -> None:
+    """Neither the model's nor the reference's: before the first step they are equal, so the loss is ln 2."""
+    if lora is not None:
+        pytest.importorskip("peft")
+    settings = {**small_config("mixtral"), "router_jitter_noise": 0.5}
+    network = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**settings))
+    network.save_pretrained(tmp_path / "model")
+    task = _task(tmp_path, {"path": str(tmp_path / "model"), "lora": lora})
+    model = task.build_model()
+    if model.reference is not None:
+        model.network.load_state_dict(model.reference.state_dict())
+    total, weight, _ = task.loss(model.train(), _batch(task))
+    assert (total / weight).item() == pytest.approx(0.6931472, abs=1e-6)
+    assert model.network.training and (model.reference is None or not model.reference.training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_data
+from kit.worlds.hugging_face_configs import small_config
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.data.errors import BadRowError, MissingTextError
+from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingTextError
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
 
@@ -151,9 +153,9 @@ def test_a_new_number_of_classes_makes_a_new_head_of_a_pretrained_model(folder: 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"source": "a", "label": 3}, r"row 1: data\.label_field is 3, and the model has 3 classes: .* from 0 to 2\."),
+        ({"source": "a", "label": 3}, r"line 1: data\.label_field is 3, and the model has 3 classes: .* from 0 to 2\."),
         ({"source": "a", "label": "none"}, r"data\.label_field is 'none', and the model has 3 classes"),
-        ({"source": "a"}, r"row 1: field 'label' is missing: at 'label' there is source\."),
+        ({"source": "a"}, r"line 1: field 'label' is missing: at 'label' there is source\."),
         ({"source": 5, "label": 1}, r"data\.text_field is int, not text"),
     ],
 )
@@ -190,6 +192,149 @@ def test_pairs_are_read_from_parquet_arrow_and_csv_as_from_json_lines(folder: Pa
         _, task, _ = _loaded(spec)
         hashes.add(task.content_hash)
     assert len(hashes) == 1, "the same examples, in the same splits"
+
+
+def _labels(folder: Path, file: Path, classes: list[str]) -> list[int] | str:
+    """Labels of the rows, in order, or why they are refused."""
+    spec = small_spec("bert, classes", folder)
+    data = {"paths": [str(file)], "classes": classes, "validation_fraction": 0, "cache_dir": str(file.parent / "cache")}
+    spec["data"] |= data
+    spec["model"]["num_labels"] = None if classes else 3
+    try:
+        _, task, _ = _loaded(spec)
+    except BadRowError as error:
+        return str(error).partition("label_field is ")[2].partition(", and")[0].strip("'")
+    return [int(task.train_data[number]["label"]) for number in range(len(task.train_data))]
+
+
+def test_the_same_rows_have_the_same_labels_in_every_format(folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    cases: dict[str, tuple[list[Any], list[str], list[int] | str]] = {
+        "numbers": ([0, 2, 1], [], [0, 2, 1]),
+        "names": (["bad", "good"], ["bad", "good"], [0, 1]),
+        "numbers of names": ([1, 0], ["bad", "good"], [1, 0]),
+        "digits as names": ([1, 3, 2], ["1", "2", "3"], [0, 2, 1]),
+        "digits as names, reversed": ([0, 1], ["1", "0"], [1, 0]),
+        "digits as names, counted from 0": ([0, 1], ["1", "2"], "0"),
+        "too large": ([0, 3], [], "3"),
+        "negative": ([-1], [], "-1"),
+        "a fraction": ([1.5], [], "1.5"),
+    }
+    wrong = {}
+    for number, (case, (labels, classes, expected)) in enumerate(cases.items()):
+        rows = [{"source": f"text {at}", "label": label} for at, label in enumerate(labels)]
+        place = tmp_path / str(number)
+        place.mkdir()
+        (place / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (place / "a.csv").write_text("source,label\n" + "\n".join(f"{row['source']},{row['label']}" for row in rows))
+        parquet.write_table(pyarrow.Table.from_pylist(rows), place / "a.parquet")
+        found = {name: _labels(folder, place / name, classes) for name in ("a.jsonl", "a.csv", "a.parquet")}
+        if any(one != expected for one in found.values()):
+            wrong[case] = found
+    assert wrong == {}
+
+
+def _noisy_image(seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (40, 40, 3), np.uint8)
+
+
+def _jpeg(seed: int) -> bytes:
+    out = io.BytesIO()
+    pytest.importorskip("PIL.Image").fromarray(_noisy_image(seed)).save(out, "jpeg")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["folder", "rows"])
+def test_a_damaged_image_is_refused_by_its_place_or_left_out_and_counted(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images = [_jpeg(number) for number in range(12)]
+    images[5] = images[5][: len(images[5]) // 2]
+    data: dict[str, Any] = {"validation_fraction": 0, "cache_dir": str(tmp_path / "cache")}
+    if kind == "folder":
+        for number, content in enumerate(images):
+            file = tmp_path / "images" / f"class {number % 3}" / f"{number}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        data["folder"] = str(tmp_path / "images")
+    else:
+        rows = [{"image": {"bytes": content}, "label": number % 3} for number, content in enumerate(images)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "images.parquet")
+        data["paths"] = [str(tmp_path / "images.parquet")]
+    place = "class 2/5.jpg is" if kind == "folder" else "images.parquet, row 6 is"
+    spec = {**small_spec("vit", folder), "data": data}
+    with pytest.raises(BadRowError, match=f"{place} no image that can be read: .*truncated"):
+        _, task, _ = _loaded(spec)
+        [task.train_data[number] for number in range(12)]
+    data["bad_rows"] = "skip"
+    parsed = parse_spec(spec)
+    task, said = load_task(parsed), list[str]()
+    task.prepare(said.append)
+    task.open_data()
+    assert len([task.train_data[number] for number in range(len(task.train_data))]) == 11
+    assert re.search(rf"1 examples are left out, the first because .*{place}", said[-1])
+    said.clear()
+    task.prepare(said.append)
+    assert len(said) == (kind == "folder") * 3 + 1, "it is said again by who finds it done"
+
+
+def test_a_field_of_csv_may_be_large_and_a_row_with_another_number_of_columns_is_named(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(f"label,source\n1,short\n2,{'long ' * 60_000}\n0,one,two\n1,last\n")
+    spec = small_spec("bert, classes", folder)
+    spec["data"] = {"paths": [str(file)], "text_field": "source", "validation_fraction": 0, "cache_dir": str(tmp_path)}
+    with pytest.raises(BadRowError, match=r"a\.csv, row 3: \(line 4\) has 3 columns, not 2"):
+        _loaded(spec)
+    spec["data"]["bad_rows"] = "skip"
+    _, task, own = _loaded(spec)
+    assert [int(task.train_data[number]["label"]) for number in range(len(task.train_data))] == [1, 2, 1]
+    assert own._examples.num_left_out == 1
+    file.write_text("label,source\n7,a\n8,b\n")
+    with pytest.raises(
+        EmptyCorpusError, match=r"a\.csv\) has no example. all 2 of its rows .* because .*row 1: .* is '7'"
+    ):
+        _loaded(spec)
+
+
+def test_a_class_that_only_the_validation_folder_has_is_refused(folder: Path, tmp_path: Path) -> None:
+    for place in ("train/cat", "train/dog", "validation/cat", "validation/emu"):
+        (tmp_path / place).mkdir(parents=True)
+        np.save(tmp_path / place / "0.npy", np.zeros((16, 16, 3), np.uint8))
+    spec = small_spec("vit", folder)
+    spec["model"]["num_labels"] = 2
+    data = {"folder": str(tmp_path / "train"), "validation_folder": str(tmp_path / "validation")}
+    spec["data"] = {**data, "cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(
+        MissingTextError, match=r"validation' has directories that are no classes of data\.folder: emu\."
+    ):
+        _loaded(spec)
+    spec["data"]["classes"] = ["cat", "dog"]
+    assert len(_loaded(spec)[1].train_data) == 2
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_row(folder: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = pyarrow.table({"source": [b"good", "caf\xe9".encode("latin-1")], "label": [0, 1]})
+    parquet.write_table(rows, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_bytes(b'{"source": "good", "label": 0}\n{"source": "caf\xe9", "label": 1}\n')
+    for name, place in (("a.parquet", "row 2"), ("a.jsonl", "line 2")):
+        spec = small_spec("bert, classes", folder)
+        spec["data"] |= {
+            "paths": [str(tmp_path / name)],
+            "cache_dir": str(tmp_path / "cache"),
+            "validation_fraction": 0,
+        }
+        with pytest.raises(BadRowError, match=rf"{name}, {place}: .*is not UTF-8: .*Convert the file"):
+            _loaded(spec)
 
 
 def test_a_target_ends_with_the_end_of_a_text_and_is_cut_before_it(folder: Path) -> None:
@@ -307,5 +452,16 @@ def test_a_transcript_has_the_tokenizers_prompt_but_for_what_the_decoder_reads_f
     no_end.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "rows.jsonl").write_text('{"audio": [0.5, 0.5], "text": ""}')
     spec["data"]["paths"] = [str(tmp_path / "rows.jsonl")]
-    with pytest.raises(BadRowError, match=r"row 1: data\.text_field is an empty text"):
+    with pytest.raises(BadRowError, match=r"line 1: data\.text_field is an empty text"):
         _loaded(spec)
+
+
+def test_a_decoder_that_classifies_needs_a_token_for_padding(folder: Path) -> None:
+    document = small_spec("bert, classes", folder)
+    llama = {**small_config("llama"), "vocab_size": 264}
+    document["model"] = {"config": {**llama, "pad_token_id": None}, "seq_len": 16, "num_labels": 3}
+    with pytest.raises(ValueError, match=r"has no pad_token_id, and Llama.* Set pad_token_id in model\.config, or in"):
+        load_task(parse_spec(document)).build_model()
+    document["model"]["config"]["pad_token_id"] = 260
+    parsed, task, _ = _loaded(document)
+    assert task.evaluate(task.build_model(), _batch(parsed, task)).loss.isfinite()

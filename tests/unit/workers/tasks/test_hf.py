@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -229,3 +230,30 @@ def test_the_files_of_the_base_are_read_again_unless_transformers_converts_them(
         task = _task(path=str(tmp_path / directory), lora={"r": 2})
         task.build_model()
         assert task.reloads_frozen is is_read_again
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("stores", ["two", "equal", "one"])
+def test_a_trained_head_in_the_files_is_read_whatever_the_config_says_of_it(
+    tmp_path: Path, family: str, stores: str
+) -> None:
+    """As transformers: head and embedding are tied unless the files have different values of the two."""
+    config = transformers.AutoConfig.for_model(**{**small_config(family), "tie_word_embeddings": stores == "one"})
+    network = transformers.AutoModelForCausalLM.from_config(config)
+    head, embedding = network.get_output_embeddings().weight, network.get_input_embeddings().weight
+    if stores == "equal":
+        head.data = embedding.data.clone()
+    network.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    task = _task(path=str(tmp_path))
+    model = task.build_model()
+    assert task.initial_weights == str(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    is_tied = stores != "two"
+    assert (theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight) is is_tied
+    assert (model.network.get_output_embeddings().weight is model.network.get_input_embeddings().weight) is is_tied
+    assert task.export_config(model)["config"]["tie_word_embeddings"] is is_tied
+    assert [remark for remark in task.remarks if "they are trained as two" in remark] == task.remarks[: not is_tied]
+    plan = plan_of_hugging_face(task.settings)
+    assert plan is not None and bool(plan.tied) is is_tied

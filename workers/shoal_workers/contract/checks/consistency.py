@@ -25,7 +25,7 @@ from shoal_workers.contract.hugging_face import (
     slow_tokenizer_of,
 )
 from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
-from shoal_workers.contract.layout import ParallelismSpec, ShardLevel
+from shoal_workers.contract.layout import AXES, ParallelismSpec, ShardLevel
 from shoal_workers.contract.placing import WorkerSpec
 from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextDataConfig
@@ -48,6 +48,7 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
         return
     if spec.deterministic:
         yield from _with_deterministic(spec)
+    yield from _with_plain(spec)
     if spec.batch.sync is BatchSync.GLOBAL:
         yield from _with_global_norms(spec)
     if spec.init_from is not None and spec.continue_from is not None:
@@ -155,12 +156,33 @@ def _with_loop(spec: JobSpec) -> Iterator[Conflict]:
                 f"parallelism.{key} is {value}, and a loop is sharded by dp_replicate and dp_shard only: Shoal does "
                 f"not know what else its model does. Remove parallelism.{key}, or train as a task (docs/tasks.md).",
             )
+    if fixed.shard is ShardLevel.NONE:
+        yield Conflict(
+            "parallelism.shard",
+            "parallelism.shard is none, and every worker of a loop has the whole model unless parallelism says "
+            "otherwise. Remove the section parallelism.",
+        )
     if fixed.shard is ShardLevel.OPTIMIZER:
         yield Conflict(
             "parallelism.shard",
             "parallelism.shard is optimizer, and a loop sums sharded gradients in each backward pass. Set it to "
             "gradients, which keeps parameters whole during a step, or to full.",
         )
+
+
+def _with_plain(spec: JobSpec) -> Iterator[Conflict]:
+    """`parallelism.shard: none` leaves no degree to choose. The other settings that it needs are rules of a layout."""
+    fixed = spec.parallelism
+    if not isinstance(fixed, ParallelismSpec) or fixed.shard is not ShardLevel.NONE:
+        return
+    for axis in AXES:
+        degree = getattr(fixed, axis)
+        if degree not in (1, "auto"):
+            yield Conflict(
+                f"parallelism.{axis}",
+                f"parallelism.shard is none: every worker has the whole model, however many there are. Remove "
+                f"parallelism.{axis} ({degree}), or set shard to optimizer, gradients or full.",
+            )
 
 
 def _with_bytes(model: LanguageModelConfig, text: TextDataConfig) -> Iterator[Conflict]:

@@ -17,6 +17,7 @@ from shoal_workers.contract.hugging_face import PretrainedConfig, architecture_o
 from shoal_workers.contract.hugging_face_plan import axes_of_family, why_not
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import (
+    AXES,
     MAX_PADDING,
     ContextMethod,
     Layout,
@@ -27,10 +28,11 @@ from shoal_workers.contract.layout import (
     longest_share,
     micro_batches_fed,
     num_stages,
+    plain,
     replicated,
 )
 from shoal_workers.contract.model import ParallelPlan
-from shoal_workers.contract.spec import BatchSync, JobSpec, plan_of, varies_in_length
+from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of, varies_in_length
 
 
 class Rule(StrEnum):
@@ -61,6 +63,8 @@ class Rule(StrEnum):
     DETERMINISTIC_NEEDS_DATA_AXES = "deterministic_needs_data_axes"
     SYNC_NEEDS_DATA_AXES = "sync_needs_data_axes"
     """The statistics of a global batch are those of whole activations."""
+    NONE_NEEDS_WHOLE_MODEL = "none_needs_whole_model"
+    """shard none keeps the task's own module: no axis may split it, and nothing may cast or move its parameters."""
     DROPOUT_NEEDS_DATA_AXES = "dropout_needs_data_axes"
     """Dropout draws one mask per micro-batch; ranks that hold parts of an activation would draw different masks."""
 
@@ -81,6 +85,7 @@ def violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> tupl
 
 
 def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Violation]:
+    yield from _plain(layout, spec)
     yield from _deterministic(layout, spec)
     yield from _sync(layout, spec)
     yield from _dropout(layout, spec)
@@ -105,6 +110,33 @@ def _violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Ite
             yield _architecture("ep", layout.ep, pretrained, spec)
         else:
             yield from _experts(layout, known)
+
+
+def _plain(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
+    if layout.shard is not ShardLevel.NONE:
+        return
+    split = [f"{axis} is {degree}" for axis in AXES if axis != "dp_replicate" and (degree := getattr(layout, axis)) > 1]
+    for why in [*split, *why_not_plain(spec)]:
+        yield Violation(
+            rule=Rule.NONE_NEEDS_WHOLE_MODEL,
+            axis="shard",
+            message=f"shard is none, which trains the task's own module on every worker, and {why}. Set shard to "
+            "optimizer, gradients or full, or leave it out.",
+        )
+
+
+def why_not_plain(spec: JobSpec) -> Iterator[str]:
+    """The settings of a task with which no worker can train the task's own module; none: it can."""
+    if spec.precision is not Precision.FP32:
+        yield f"precision is {spec.precision}, to which FSDP2 casts parameters that it has sharded"
+    if spec.module_precision:
+        yield "module_precision gives some modules another type"
+    if spec.reduce_precision is not Precision.FP32:
+        yield f"reduce_precision is {spec.reduce_precision}"
+    if spec.deterministic:
+        yield "deterministic is true, whose exact sums are those of shards"
+    if isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.offload:
+        yield "parallelism.offload is true"
 
 
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
@@ -434,6 +466,9 @@ def _divisors(size: int) -> Iterator[int]:
 def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | None) -> Layout | None:
     """The layout of fixed degrees at a world size; None: the world size is not their product. Settings that are "auto"
     get the choice that is always legal."""
+    if fixed.shard is ShardLevel.NONE:
+        recompute = Recompute.NONE if fixed.recompute == "auto" else fixed.recompute
+        return plain(world_size).model_copy(update={"recompute": recompute})
     dp_shard, left = divmod(world_size, fixed.model_degree * fixed.dp_replicate)
     if left or not dp_shard or fixed.dp_shard not in ("auto", dp_shard):
         return None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal_workers.data.records import refuse_cut_stream
 from shoal_workers.data.shards.shard import Sample, Shard, mapped
 
 _ARROW_FILE = b"ARROW1"
@@ -51,7 +52,10 @@ class ArrowShard(Shard):
     format = "Arrow"
 
     def _open(self) -> int:
-        self._rows = ArrowRows(memoryview(mapped(self.path)))
+        content = mapped(self.path)
+        if content[: len(_ARROW_FILE)] != _ARROW_FILE:
+            refuse_cut_stream(content[-16:])
+        self._rows = ArrowRows(memoryview(content))
         return len(self._rows)
 
     def _read(self, number: int) -> Sample:

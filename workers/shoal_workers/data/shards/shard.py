@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import struct
+import tarfile
 import tempfile
 import zlib
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ OTHER = "sample"
 """The field of a sample that is no dictionary, but an array, a number or a list."""
 _DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
-    *(struct.error, EOFError, OSError, MemoryError, zlib.error),
+    *(struct.error, EOFError, OSError, MemoryError, tarfile.TarError, zlib.error),
 )
 """What reading bytes as what they are not has raised in tests that damage files at random."""
 _COPIED_BYTES = 1 << 20

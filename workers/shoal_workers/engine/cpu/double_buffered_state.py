@@ -141,7 +141,7 @@ class DoubleBufferedState:
             share = num_bytes / plan.total_bytes
             self.why_copies = f"{share:.0%} of the state are buffers and other tensors that cannot be moved"
             return False
-        rooms = {parameter.names[0]: shard_memory(parameter.sharded).nbytes for parameter in movable}
+        rooms = {parameter.names[0]: parameter.memory.nbytes for parameter in movable}
         slot = slot_for(with_rooms(plan, rooms))
         self._set_moved(movable, plan)
         self._add(slot)
@@ -357,22 +357,24 @@ class DoubleBufferedState:
     def _movable(self, planned: Collection[str]) -> Iterator[_MovedParameter]:
         """Parameters of which this rank has a part, with their optimizer state."""
         optimizer = self.update.optimizer
-        sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
+        records = self._assembly.records()
         for name, parameter in self._assembly.named_parameters():
-            local_parameter = self.update.local_parameter(parameter)
-            if id(parameter) not in sharded or not isinstance(parameter, DTensor):
-                continue
+            local_parameter, record, part = (
+                self.update.local_parameter(parameter),
+                records.get(id(parameter)),
+                parameter,
+            )
+            if isinstance(parameter, DTensor):
+                part = local_of(parameter)
             state = {} if local_parameter is None else optimizer.state.get(local_parameter, {})
             own_state = {
-                key: value
-                for key, value in state.items()
-                if isinstance(value, Tensor) and value.shape == local_of(parameter).shape
+                key: value for key, value in state.items() if isinstance(value, Tensor) and value.shape == part.shape
             }
             moved = _MovedParameter(
                 names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
-                sharded=sharded[id(parameter)],
+                record=record,
                 parameter=parameter,
-                local=local_of(parameter),
+                local=part,
                 local_parameter=local_parameter,
                 state=own_state,
             )
@@ -385,7 +387,7 @@ class _SlotBuffers:
     """The memory of one parameter in one of the slots."""
 
     flat: Tensor
-    """FSDP's flat, padded shard; `parameter` is its beginning."""
+    """FSDP's flat, padded shard, of which `parameter` is the beginning; or the whole parameter."""
     parameter: Tensor
     state: dict[str, Tensor]
 
@@ -409,12 +411,12 @@ class _MovedParameter:
 
     names: tuple[str, ...]
     """The names of the parameter and of its state."""
-    sharded: Any
-    """FSDP's record of the parameter."""
+    record: Any
+    """FSDP's record of the parameter; None: it is whole."""
     parameter: nn.Parameter
     """The model's."""
     local: Tensor
-    """Its local tensor."""
+    """Its local tensor; the parameter itself if it is whole."""
     local_parameter: nn.Parameter | None
     """The optimizer's parameter; None: the optimizer does not have it, so it is frozen."""
     state: dict[str, Tensor]
@@ -423,6 +425,11 @@ class _MovedParameter:
     @property
     def is_frozen(self) -> bool:
         return self.local_parameter is None
+
+    @property
+    def memory(self) -> Tensor:
+        """The flat memory of the parameter; with FSDP its padded shard."""
+        return self.local.detach().reshape(-1) if self.record is None else shard_memory(self.record)
 
     @property
     def watched(self) -> tuple[Tensor, ...]:
@@ -437,10 +444,7 @@ class _MovedParameter:
     @property
     def has_expected_layout(self) -> bool:
         """Whether all of its tensors are laid out as this module assumes."""
-        flat, tensors = (
-            shard_memory(self.sharded),
-            (*self.refers, *self.state.values()),
-        )
+        flat, tensors = self.memory, (*self.refers, *self.state.values())
         return (
             all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)
             and all(tensor.data_ptr() == flat.data_ptr() for tensor in self.refers)
@@ -448,7 +452,7 @@ class _MovedParameter:
         )
 
     def buffers_in(self, slot: LiveSlot) -> _SlotBuffers:
-        source = shard_memory(self.sharded)
+        source = self.memory
         flat = slot.room(self.names[0], source.nbytes).view(source.dtype)
         shard = flat[: self.local.numel()].view(self.local.shape)
         state = {key: slot.view(name) for key, name in zip(self.state, self.names[1:], strict=True)}
@@ -464,7 +468,8 @@ class _MovedParameter:
                 place.copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
-        set_shard_memory(self.sharded, target.flat)
+        if self.record is not None:
+            set_shard_memory(self.record, target.flat)
         # Through `data`: the tensor objects stay the same, and with them everything that refers to them.
         for tensor in self.refers:
             tensor.data = target.parameter

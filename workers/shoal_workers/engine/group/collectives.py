@@ -34,6 +34,7 @@ from torch.distributed import DistError, ProcessGroup, Work
 from shoal_workers.contract.exception_causes import is_broken_collective
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.suspects import Collective
+from shoal_workers.raise_place import raising_file
 from shoal_workers.torch_internals import group_named
 
 _SLICE = timedelta(milliseconds=50)
@@ -324,7 +325,8 @@ def is_collective_error(error: BaseException) -> bool:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        if is_broken_collective(isinstance(link, DistError), isinstance(link, RuntimeError), text_of(link)):
+        is_runtime_error = isinstance(link, RuntimeError)
+        if is_broken_collective(isinstance(link, DistError), is_runtime_error, text_of(link), raising_file(link)):
             return True
         link = link.__cause__ or link.__context__
     return False

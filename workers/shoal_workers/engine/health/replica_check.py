@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
 from shoal_workers.engine.group.mesh import TP
 from shoal_workers.engine.health.replay import wait_for_removal
@@ -105,9 +105,12 @@ class ReplicaCheck:
         """Returns this rank's parts of sharded tensors, and of those that are whole on tp."""
         sharded: list[Tensor] = []
         whole: list[Tensor] = []
+        is_plain = self._generation.layout.shard is ShardLevel.NONE
         for tensor in self._view.tensors().values():
             if isinstance(tensor, DTensor):
                 (whole if is_whole_on_tp(tensor) else sharded).append(local_tensor(tensor).detach())
+            elif is_plain:
+                whole.append(tensor.detach())
         return sharded, whole
 
     def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:

@@ -54,11 +54,14 @@ class TrackedState:
     is_in_shared_memory = False
     why_copies = _WHY_COPIES
 
-    def __init__(self, tracked: Tracked, seed: int, recent: Recent, streams: StreamStates) -> None:
+    def __init__(
+        self, tracked: Tracked, seed: int, recent: Recent, streams: StreamStates, epochs: Sequence[Sequence[int]]
+    ) -> None:
         self._tracked = tracked
         self._seed = seed
         self._recent = recent
         self._streams = streams
+        self._epochs = epochs
         self.why_left = ""
         self._collected: tuple[dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -79,7 +82,8 @@ class TrackedState:
     def values(self, step: int) -> dict[str, Any]:
         tree = self._collect()[1]
         streams = {"streams": self._streams.texts} if self._streams.texts else {}
-        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **streams}
+        epochs = {"epochs": [list(newest) for newest in self._epochs]} if self._epochs else {}
+        return {"step": step, "seed": self._seed, "tree": tree, "reports": self._recent.values(), **streams, **epochs}
 
     def encoded(self, step: int) -> bytes:
         return json.dumps(self.values(step), allow_nan=False).encode()

@@ -6,6 +6,7 @@ every size, that of tasks (engine/step/buffers.py). Hides when which values are 
     floating point      B' = B + sum of weight x (V - B); the weights are those of `backward`, divided by their sum
     integers            B' = B + sum of (V - B); bool: the other value, if any micro-batch has changed it
     BatchNorm           B' is what one process gets that runs the micro-batches one after the other
+    SyncBatchNorm       the same, of the micro-batches of rank 0: the other ranks compute those with it
 
 Every micro-batch begins with B, of which a copy is kept. So a rank that leaves a broken group has the buffers of the
 last complete step, whatever its forward passes have done since. What the loop changes between an update and the next
@@ -49,6 +50,8 @@ class _Buffer:
     base: Tensor
     """B."""
     places: list[tuple[nn.Module, str]]
+    is_synchronised: bool = False
+    """The forward pass changes it alike on all ranks."""
     norm: _Norm | None = None
     total: Tensor | None = None
     """This rank's share of the sum."""
@@ -181,10 +184,11 @@ class LoopBuffers:
                     known[id(tensor)].places.append((inner, key))
                     continue
                 path = f"{name}/{prefix}.{key}" if prefix else f"{name}/{key}"
-                buffer = _Buffer(path, tensor, tensor.detach().clone(), [(inner, key)])
+                is_synchronised = isinstance(inner, nn.SyncBatchNorm)
+                buffer = _Buffer(path, tensor, tensor.detach().clone(), [(inner, key)], is_synchronised)
                 known[id(tensor)] = buffer
                 self._buffers.append(buffer)
-                if not folds(inner):
+                if not folds(inner) and not is_synchronised:
                     continue
                 if norm is None:
                     norm = _Norm(getattr(inner, "momentum", None))
@@ -200,10 +204,11 @@ class LoopBuffers:
         self._is_open = False
         changed = [(buffer, now) for buffer in self._buffers if buffer.has_changed(now := buffer.now)]
         if self._is_real:
-            calls = {id(norm): self._calls(norm) for norm in _norms_of(changed)}
-            for buffer, now in changed:
+            counted = [(buffer, now) for buffer, now in changed if not (buffer.is_synchronised and self._rank)]
+            calls = {id(norm): self._calls(norm) for norm in _norms_of(counted)}
+            for buffer, now in counted:
                 self._take(buffer, now, calls)
-            for norm in _norms_of(changed):
+            for norm in _norms_of(counted):
                 norm.num_calls += calls[id(norm)]
         for buffer, _ in changed:
             buffer.restore()

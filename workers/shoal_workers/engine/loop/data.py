@@ -11,17 +11,28 @@ Raises TypeError or ValueError for everything else, with what to do instead. Cal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
-from shoal_workers.engine.loop.samples import Fetch, LoaderOrder, Order, Samples, ShuffledOrder, Workers
+from shoal_workers.engine.loop.samples import (
+    EpochOrder,
+    Fetch,
+    LoaderOrder,
+    Order,
+    Samples,
+    ShuffledOrder,
+    Workers,
+)
 from shoal_workers.engine.loop.streams import Stream, StreamPlan, Streams, StreamStates, streams_for
 from shoal_workers.engine.process.data_processes import DataProcesses
+from shoal_workers.engine.sample_order import training_order
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -34,21 +45,49 @@ class Source(Protocol):
     def num_micro_batches(self) -> int:
         """All micro-batches of a step, over all ranks."""
 
+    @property
+    def epoch(self) -> EpochOrder | None:
+        """What is read, if it ends with an epoch."""
+
     def get(self, step: int, number: int, *, again: bool = False) -> Any: ...
 
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch of `run.epochs`."""
+
+    number: int
+    first_step: int
+    """Completed steps at its beginning."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The arguments of `run.batches`."""
+    """The arguments of `run.batches`, and the epoch in which it is called."""
 
-    global_size: int
+    global_size: int | None = None
     micro_size: int | None = None
     collate: Callable[[list[Any]], Any] | None = None
     num_workers: int | None = None
     prefetch_factor: int | None = None
     num_streams: int | None = None
+    epoch: Epoch | None = None
+
+    @property
+    def step_size(self) -> int:
+        """Samples of a step.
+
+        Raises:
+            ValueError: nothing says it.
+        """
+        if self.global_size is None:
+            raise ValueError(
+                "run.batches(): global_size is missing. Give the number of samples of a step, over all ranks. It may "
+                "be left out for a DataLoader within run.epochs(): each of its batches is then a step."
+            )
+        return self.global_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +103,8 @@ class Reader:
     """Raises if the group is over."""
     processes: DataProcesses
     states: StreamStates
+    first_look: Callable[[Any, Any], None] | None = None
+    """See `Samples`."""
 
 
 def source_of(data: Any, wanted: Wanted, reader: Reader, source: int) -> Source:
@@ -75,6 +116,11 @@ def source_of(data: Any, wanted: Wanted, reader: Reader, source: int) -> Source:
     if isinstance(data, DataLoader):
         _refuse(wanted, "num_workers", "prefetch_factor", "collate", because="a DataLoader has its own")
     if is_stream(data):
+        if wanted.epoch is not None:
+            raise ValueError(
+                f"run.batches(): {type(data).__name__} is a stream, whose length is not known, so run.epochs() cannot "
+                "divide it. Iterate over run.batches() outside of run.epochs(), or give a data set with a length."
+            )
         return _streams(data, wanted, reader, source)
     _refuse(wanted, "num_streams", because=f"{type(data).__name__} is read by index")
     return _of_loader(data, wanted, reader) if isinstance(data, DataLoader) else _of_dataset(data, wanted, reader)
@@ -82,7 +128,11 @@ def source_of(data: Any, wanted: Wanted, reader: Reader, source: int) -> Source:
 
 def _of_dataset(dataset: Any, wanted: Wanted, reader: Reader) -> Samples:
     size = micro_size_of(wanted, reader)
-    order = ShuffledOrder(dataset, wanted.global_size, size, reader.seed)
+    order: Order = ShuffledOrder(dataset, wanted.step_size, size, reader.seed)
+    if wanted.epoch is not None:
+        num, epoch = len(dataset), wanted.epoch.number
+        indices = training_order(dataset, range(epoch * num, (epoch + 1) * num), seed=reader.seed)
+        order = EpochOrder(wanted.epoch.first_step, _divided(_divided(indices, size), wanted.step_size // size))
     workers = Workers(wanted.num_workers or 0, wanted.prefetch_factor)
     return _samples(Fetch(dataset, wanted.collate or default_collate), order, size, workers, wanted, reader)
 
@@ -94,8 +144,19 @@ def _of_loader(loader: DataLoader[Any], wanted: Wanted, reader: Reader) -> Sampl
             f"run.batches(): the loader has a {type(divided).__name__}, which gives each rank its share, and Shoal "
             "divides the batches itself. Use a sampler of the whole data set, or shuffle=True."
         )
-    size = micro_size_of(wanted, reader, _batch_size(loader))
-    order = LoaderOrder(loader, wanted.global_size // size, reader.seed)
+    epoch = wanted.epoch
+    if epoch is not None and wanted.global_size is None:
+        # Each batch of the loader is a step: the ranks divide what the program computes at once in one process.
+        batches = LoaderOrder(loader, 1, reader.seed).batches(epoch.number)
+        wanted = replace(wanted, global_size=max(map(len, batches)))
+        size = micro_size_of(wanted, reader)
+        order: Order = EpochOrder(epoch.first_step, [_divided(batch, size) for batch in batches])
+    else:
+        size = micro_size_of(wanted, reader, _batch_size(loader))
+        num = wanted.step_size // size
+        order = loader_order = LoaderOrder(loader, num, reader.seed)
+        if epoch is not None:
+            order = EpochOrder(epoch.first_step, _divided(loader_order.batches(epoch.number), num))
     workers = Workers(
         loader.num_workers,
         loader.prefetch_factor,
@@ -108,7 +169,7 @@ def _of_loader(loader: DataLoader[Any], wanted: Wanted, reader: Reader) -> Sampl
 
 
 def _samples(fetch: Fetch, order: Order, size: int, workers: Workers, wanted: Wanted, reader: Reader) -> Samples:
-    num = wanted.global_size // size
+    num = wanted.step_size // size
     return Samples(
         fetch,
         order,
@@ -118,6 +179,7 @@ def _samples(fetch: Fetch, order: Order, size: int, workers: Workers, wanted: Wa
         seed=reader.seed,
         check=reader.check,
         processes=reader.processes,
+        first_look=reader.first_look,
     )
 
 
@@ -139,8 +201,8 @@ def _streams(data: Any, wanted: Wanted, reader: Reader, source: int) -> Streams:
             return made[number]
 
         one = stream_of(min(reader.rank, num_streams - 1))
-        size = wanted.micro_size or _batch_size(one) or max(1, wanted.global_size // num_streams)
-        plan = streams_for(wanted.global_size, size, num_streams, reader.world_size)
+        size = wanted.micro_size or _batch_size(one) or max(1, wanted.step_size // num_streams)
+        plan = streams_for(wanted.step_size, size, num_streams, reader.world_size)
     else:
         _refuse(wanted, "num_streams", because="this is one stream. Give a function of (stream, num_streams)")
 
@@ -148,7 +210,7 @@ def _streams(data: Any, wanted: Wanted, reader: Reader, source: int) -> Streams:
             return data
 
         size = micro_size_of(wanted, reader, _batch_size(data))
-        plan = StreamPlan(1, wanted.global_size // size, is_shared=True)
+        plan = StreamPlan(1, wanted.step_size // size, is_shared=True)
     if known not in (0, plan.num_streams):
         raise ValueError(
             f"run.batches(): num_streams {plan.num_streams}, and the state to go on from is that of {known} streams. "
@@ -169,7 +231,7 @@ def _streams(data: Any, wanted: Wanted, reader: Reader, source: int) -> Streams:
 
 def micro_size_of(wanted: Wanted, reader: Reader, batch_size: int | None = None) -> int:
     """Samples of a micro-batch. `batch_size`: what the loader says."""
-    global_size, micro_size = wanted.global_size, wanted.micro_size or batch_size
+    global_size, micro_size = wanted.step_size, wanted.micro_size or batch_size
     if batch_size is not None and micro_size != batch_size:
         raise ValueError(
             f"run.batches(): micro_size {micro_size}, and the loader has batch_size {batch_size}. Leave micro_size out."
@@ -191,6 +253,10 @@ def micro_size_of(wanted: Wanted, reader: Reader, batch_size: int | None = None)
             "elasticity.max_workers."
         )
     return micro_size
+
+
+def _divided(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def _batch_size(data: Any) -> int | None:

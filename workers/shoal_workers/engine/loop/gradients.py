@@ -22,7 +22,8 @@ No rank waits for ever, because the calls on the group of the gradients are the 
 
 An update is quiet if nothing touches `grad` between the last backward pass of a step and the update. This is tried out
 once, by value, before anything is sent early. Later a version tells, which torch counts for all changes but those
-through `grad.data`.
+through `grad.data`. These are found by value: of a large model a part of the gradients is compared in each update, and
+the loop ends if it has begun to write so. A hook of the loop's own runs before the one that sends.
 
 A bucket is always made of the same parameters in the same order, so the sums have the same bits whether they were sent
 early or not. Sharded parameters are in none: FSDP2 sums their gradients (sharded.py). Called by `Run` on the training
@@ -40,148 +41,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from shoal_workers.engine.group.gradient_buckets import GradientBuckets
 from shoal_workers.engine.loop.sharded import plain_parameters
-from shoal_workers.torch_internals import overlaps_itself
 
-FIRST_BUCKET_BYTES = 1 << 20
-"""Small, so that something is under way soon; as in DistributedDataParallel."""
-BUCKET_BYTES = 8 << 20
 _MAX_STRIKES = 3
 """Wrong guesses for an update, after which nothing is guessed for it any more."""
 _MAX_IDLE_UPDATES = 32
 """Updates in a row in which no rank has used a parameter; then its zeros are not sent any more."""
-_NUM_FLAGS = 2
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A gradient that was copied into a bucket."""
-
-    gradient: Tensor
-    version: int
-
-    def is_still(self, gradient: Tensor | None) -> bool:
-        return gradient is self.gradient and gradient._version == self.version
-
-
-@dataclass(slots=True)
-class _Bucket:
-    parameters: list[Tensor]
-    flat: Tensor
-    views: list[Tensor]
-    sent: list[_Sent | None]
-    num_missing: int
-    work: dist.Work | None = None
-
-    def put(self, index: int) -> None:
-        gradient = self.parameters[index].grad
-        if gradient is None:
-            self.views[index].zero_()
-            self.sent[index] = None
-            return
-        self.views[index].copy_(gradient.detach() if gradient.requires_grad else gradient)
-        self.sent[index] = _Sent(gradient, gradient._version)
-
-
-class _Buckets:
-    """The buckets of some parameters. All methods but `take` and `note` are called by all ranks alike."""
-
-    def __init__(self, parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-        """`parameters`: in the order of the optimizer. Backward passes are ready with the last ones first."""
-        self.parameters = list(parameters)
-        self._group = group
-        self._buckets = [_bucket(some) for some in _divided(self.parameters[::-1])]
-        self._place = {id(p): (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
-        self._num_launched = 0
-        self._noted: list[tuple[_Sent | None, Tensor | None]] = []
-        self.num_idle = [0] * len(self.parameters)
-        """For each parameter: updates in a row in which no rank has used it."""
-
-    def __contains__(self, parameter: Tensor) -> bool:
-        return id(parameter) in self._place
-
-    def take(self, parameter: Tensor) -> int:
-        """The gradient of a parameter is ready: sends what is full. Returns how many buckets that are."""
-        bucket, index = self._place[id(parameter)]
-        before = self._num_launched
-        if bucket.work is not None:
-            return 0  # it has changed since it was sent: `is_stale` finds it
-        if bucket.sent[index] is None:
-            bucket.num_missing -= 1
-        bucket.put(index)
-        while self._num_launched < len(self._buckets) and not self._buckets[self._num_launched].num_missing:
-            self._launch()
-        return self._num_launched - before
-
-    def send(self) -> None:
-        """Sends all that was not sent yet."""
-        while self._num_launched < len(self._buckets):
-            bucket = self._buckets[self._num_launched]
-            for index, parameter in enumerate(bucket.parameters):
-                sent = bucket.sent[index]
-                if sent is None or not sent.is_still(parameter.grad):
-                    bucket.put(index)
-            self._launch()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether a gradient is another one than was sent."""
-        return any(
-            parameter.grad is not None if sent is None else not sent.is_still(parameter.grad)
-            for bucket in self._buckets
-            for parameter, sent in zip(bucket.parameters, bucket.sent, strict=True)
-        )
-
-    def wait_for_sums(self) -> None:
-        for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-
-    def begin(self) -> None:
-        """Forgets what was sent."""
-        self._num_launched = 0
-        self._noted = []
-        for bucket in self._buckets:
-            bucket.work, bucket.sent, bucket.num_missing = None, [None] * len(bucket.sent), len(bucket.sent)
-
-    def divide(self, weight: float) -> None:
-        for bucket in self._buckets:
-            bucket.flat.div_(weight)
-
-    def give(self, weight: float) -> None:
-        """Every rank has the sums, and all parameters were used: `grad` has the mean, and what was sent is
-        forgotten."""
-        self.divide(weight)
-        self.begin()
-        self.num_idle = [0] * len(self.parameters)
-        for bucket in self._buckets:
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
-
-    def sum_of(self, parameter: Tensor) -> Tensor:
-        bucket, index = self._place[id(parameter)]
-        return bucket.views[index]
-
-    def note(self) -> None:
-        """Notes the gradients as they are, with their values."""
-        self._noted = []
-        for gradient in (parameter.grad for parameter in self.parameters):
-            sent = None if gradient is None else _Sent(gradient, gradient._version)
-            self._noted.append((sent, None if gradient is None else gradient.detach().clone()))
-
-    @property
-    def is_as_noted(self) -> bool:
-        return len(self._noted) == len(self.parameters) and all(
-            parameter.grad is None
-            if sent is None or value is None
-            else sent.is_still(parameter.grad) and torch.equal(sent.gradient, value)
-            for parameter, (sent, value) in zip(self.parameters, self._noted, strict=True)
-        )
-
-    def _launch(self) -> None:
-        bucket = self._buckets[self._num_launched]
-        self._num_launched += 1
-        bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+_NUM_FLAGS = 3
 
 
 @dataclass(slots=True)
@@ -197,7 +64,7 @@ class _Plan:
     """What is known of the gradients of one optimizer."""
 
     optimizer: Optimizer
-    buckets: _Buckets | None = None
+    buckets: GradientBuckets | None = None
     hooks: list[RemovableHandle] = field(default_factory=list)
     guesses: dict[int, _Guess] = field(default_factory=dict)
     """By the number of the update in its step."""
@@ -228,7 +95,7 @@ class Gradients:
         """Those of the last one."""
         self._num_calls = 0
         self._is_last_call = False
-        self._active: _Buckets | None = None
+        self._active: GradientBuckets | None = None
         """What the hooks fill in this backward pass."""
         self.num_early = 0
         """Buckets that this rank has sent during backward passes."""
@@ -237,7 +104,11 @@ class Gradients:
         self._num_calls += 1
         expected = self._expected()
         self._is_last_call = is_last_micro_batch and expected is not None and expected.num_calls == self._num_calls
-        self._active = expected.plan.buckets if self._is_last_call and expected and self._is_open() else None
+        self._active = None
+        if self._is_last_call and expected is not None and self._is_open():
+            self._active = expected.plan.buckets
+            if not all(map(_is_last, expected.plan.hooks)):
+                self._hook(expected.plan)
 
     def end_backward(self) -> None:
         self._active = None
@@ -254,10 +125,12 @@ class Gradients:
         plan = self._plans.setdefault(id(optimizer), _Plan(optimizer))
         if (expected := self._expected()) is not None and expected.plan is not plan:
             self._drop_open()
-        flags = [0.0, 0.0]
-        if plan.buckets is not None:
-            plan.buckets.send()
-            flags = [float(plan.buckets.is_stale), float(not plan.buckets.is_as_noted)]
+        flags = [0.0] * _NUM_FLAGS
+        if (buckets := plan.buckets) is not None:
+            buckets.send()
+            is_rewritten = buckets.is_rewritten
+            is_lost = is_rewritten and not buckets.are_all_compared
+            flags = [float(buckets.is_stale or is_rewritten), float(not buckets.is_as_noted), float(is_lost)]
         return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
 
     def wait_for_sums(self, optimizer: Optimizer) -> None:
@@ -270,7 +143,13 @@ class Gradients:
         Returns the whole parameters that any rank has used; the others have no gradient."""
         plan = self._plans[id(optimizer)]
         parameters = plain_parameters(optimizer)
-        (num_stale, num_restless), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        (num_stale, num_restless, num_lost), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        if num_lost:
+            raise ValueError(
+                "the loop writes to `grad.data` between run.backward() and run.update(), and did not do so in its "
+                "second step. Gradients are sent during the backward pass, so such writes of the last steps may be "
+                "lost. Write to `grad` itself, or use clip=."
+            )
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
         self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
         if self._group is None:
@@ -285,7 +164,7 @@ class Gradients:
         if plan.buckets is not None and len(used) == len(plan.buckets.parameters) and not late:
             plan.buckets.give(weight)  # as in nearly every step
             return used
-        extra = _Buckets(late, self._group) if late else None
+        extra = GradientBuckets(late, self._group) if late else None
         if extra is not None:
             extra.send()
             extra.wait_for_sums()
@@ -350,7 +229,7 @@ class Gradients:
         self._num_calls = 0
 
     def _plan_anew(
-        self, plan: _Plan, parameters: Sequence[Tensor], used: Sequence[Tensor], extra: _Buckets | None
+        self, plan: _Plan, parameters: Sequence[Tensor], used: Sequence[Tensor], extra: GradientBuckets | None
     ) -> None:
         """Decides, on all ranks alike, which parameters the next update sends."""
         assert self._group is not None
@@ -367,10 +246,13 @@ class Gradients:
         else:
             idle = dict(zip(map(id, old.parameters), old.num_idle, strict=True)) if old is not None else {}
             kept = [p for p in parameters if id(p) in of_used or idle.get(id(p), _MAX_IDLE_UPDATES) < _MAX_IDLE_UPDATES]
-            plan.buckets = _Buckets(kept, self._group) if kept else None
+            plan.buckets = GradientBuckets(kept, self._group) if kept else None
+        self._hook(plan)
+
+    def _hook(self, plan: _Plan) -> None:
+        """Send each gradient when it is ready: after the loop's own hooks, which may change it."""
         _remove(plan.hooks)
-        kept = plan.buckets.parameters if plan.buckets is not None else []
-        for parameter in kept:
+        for parameter in plan.buckets.parameters if plan.buckets is not None else ():
             if parameter.requires_grad:
                 hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
                 plan.hooks.append(hook)
@@ -380,42 +262,12 @@ class Gradients:
             self.num_early += self._active.take(parameter)
 
 
+def _is_last(hook: RemovableHandle) -> bool:
+    hooks = hook.hooks_dict_ref()
+    return hooks is not None and next(reversed(hooks), None) == hook.id
+
+
 def _remove(hooks: list[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
     hooks.clear()
-
-
-def _divided(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters of one type and device in runs of about the size of a bucket, in the order of their last ones."""
-    done: list[list[Tensor]] = []
-    filling: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
-    for parameter in parameters:
-        key = parameter.dtype, parameter.device
-        some, num_bytes = filling.pop(key, ([], 0))
-        some.append(parameter)
-        num_bytes += parameter.numel() * parameter.element_size()
-        if num_bytes >= (BUCKET_BYTES if done else FIRST_BUCKET_BYTES):
-            done.append(some)
-        else:
-            filling[key] = some, num_bytes
-    return done + [some for some, _ in filling.values()]
-
-
-def _bucket(parameters: list[Tensor]) -> _Bucket:
-    first, num = parameters[0], len(parameters)
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
-    parts = torch.split(flat, [p.numel() for p in parameters])
-    views = [_like(part, p) for part, p in zip(parts, parameters, strict=True)]
-    return _Bucket(parameters, flat, views, [None] * num, num)
-
-
-def _like(part: Tensor, parameter: Tensor) -> Tensor:
-    """A view of `part` with the shape of the parameter, and with its strides if that is dense, as autograd makes
-    gradients."""
-    if parameter.is_contiguous() or overlaps_itself(parameter):
-        return part.view(parameter.shape)
-    is_dense = sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)) + 1 == part.numel()
-    if not is_dense:
-        return part.view(parameter.shape)
-    return part.as_strided(parameter.shape, parameter.stride(), part.storage_offset())

@@ -6,6 +6,7 @@
                `global_batches`, for several updates in a step)
     backward   adds up weighted gradients        update   sums them over all ranks and steps one optimizer
     commit     the step is complete: vote, report, snapshot, checkpoint
+    epochs     the epochs that are left, in each of which `batches` ends with the data
     steps      update after this rank's last micro-batch of the step, and commit when the loop asks for the next one
 
 The loop stays the user's: it may make several updates in a step, validate at any point, call collectives of its own.
@@ -17,7 +18,10 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +33,7 @@ from torch.optim import Optimizer
 from shoal_workers.checkpoint.reader import fill
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
@@ -37,7 +42,7 @@ from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
-from shoal_workers.engine.loop.data import Reader, Source, Wanted, is_stream, source_of
+from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.gradients import Gradients
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
@@ -49,6 +54,7 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import Recent
+from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.engine.task.data_identity import RankData
@@ -57,6 +63,9 @@ from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.torch_internals import tree_map_only
 
+AFTER_A_PASS = 0x41465450
+"""Separates the random numbers that a loop draws after the last micro-batch from those of micro-batches. They are the
+same on all ranks."""
 _SAME_RATE = 1e-9
 """Relative variance of the learning rate over the ranks that is rounding."""
 
@@ -76,14 +85,18 @@ class GlobalBatch:
     def __iter__(self) -> Iterator[Any]:
         source = self._source
         first, self._num_passes = self._num_passes * source.num_micro_batches, self._num_passes + 1
-        own = source.own[: self._run.most_micro_batches]
+        epoch = source.epoch
+        own = source.own if epoch is None else epoch.weighted(source.own, self.step)
+        own = own[: self._run.most_micro_batches]
         for number, micro in enumerate(own):
 
             def read(number: int = number) -> Any:
                 return source.get(self.step, number, again=self._again)
 
             left = len(own) - number - 1
+            self._run.default_weight = 1.0 if epoch is None else epoch.share(self.step, micro.index)
             yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, read)
+        self._run.seed_after_pass(self.step, self._num_passes)
 
 
 class Run:
@@ -119,6 +132,8 @@ class Run:
         self._awaits_commit = False
         """`steps` has ended a step, and the loop may still change its state: schedules, averages."""
         self._micro = MicroBatch(0, 1.0)
+        self.default_weight = 1.0
+        """That of a backward pass of the micro-batch."""
         self._is_in_micro_batch = False
         """False if the loop reads data of its own: then each backward pass is a micro-batch."""
         self._num_left = 0
@@ -137,8 +152,20 @@ class Run:
         self._stream_states = StreamStates()
         self._sources: list[Source] = []
         self._has_left_stream = False
+        self._epochs: list[list[int]] = []
+        """The newest epoch of each call of `epochs`, and the completed steps at its beginning. Part of the state."""
+        self._num_epoch_calls = 0
+        self._epoch: Epoch | None = None
+        """The epoch that the loop is in."""
+        self._is_epoch_read = False
+        """`batches` was called in it."""
+        self._entered: object = None
+        """Mark of what was tracked when the loop entered the epoch, if steps of it were complete."""
+        self._mark: Callable[[], object] = object
         self.objects: Mapping[str, Stateful] = {}
         """What is tracked, by name."""
+        self.steps_per_epoch: int | None = None
+        """Steps in which each sample is read once; None if that is not known."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -170,6 +197,15 @@ class Run:
     def step(self) -> int:
         """Completed steps, the one included that `steps` has just ended."""
         return self._membership.position.step + self._awaits_commit
+
+    @property
+    def entry_step(self) -> int:
+        """Step of the state that `track` puts into the objects; 0 if training begins."""
+        assignment = self._membership.assignment
+        if assignment.restore_snapshot is not None:
+            return assignment.restore_snapshot.step
+        name = CheckpointName.parse((assignment.restore_from or "").rstrip("/").rpartition("/")[2])
+        return name.step if name is not None else 0
 
     def wrap(self, model: nn.Module, *, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
         """The model as the spec wants it: with `parallelism: {dp_shard: auto}` its parameters are sharded over the
@@ -208,16 +244,34 @@ class Run:
         self._membership.position.reach(restored.step)
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
         tracked.unmarked = self._buffers.paths
-        state = TrackedState(tracked, self._spec.seed, recent, self._stream_states)
+        self._mark = partial(tracked.mark, only_counted=True)
+        state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
             self._membership, self._spec, state, recent, self._buffers, self._store, self._saver
         )
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The numbers of the epochs, from the interrupted one on. In each, `batches` or `global_batches` gives the data
+        once, from the interrupted step on. What follows (evaluation, schedules) belongs to the epoch's last step, which
+        is committed when the loop asks for the next epoch, or returns."""
+        self._tracked("epochs")
+        call, self._num_epoch_calls = self._num_epoch_calls, self._num_epoch_calls + 1
+        if call == len(self._epochs):
+            self._epochs.append([0, self.step])
+        newest = self._epochs[call]
+        while call == len(self._epochs) - 1 and newest[0] < num_epochs:
+            self._epoch, self._is_epoch_read = Epoch(*newest), False
+            self._entered = self._mark() if self.step > newest[1] else None
+            yield newest[0]
+            self._epoch = None
+            newest[:] = newest[0] + 1, self.step
+            self._commit_awaited()
 
     def batches(
         self,
         data: Any,
         *,
-        global_size: int,
+        global_size: int | None = None,
         micro_size: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
@@ -234,7 +288,8 @@ class Run:
             data: has a length and items; or is a DataLoader, whose batches are the micro-batches; or an iterable that
                 has state_dict() and load_state_dict(), which every rank reads; or a function of (stream, num_streams)
                 that makes such an iterable for each stream, which one rank reads.
-            global_size: samples per step, over all ranks.
+            global_size: samples per step, over all ranks. May be left out for a DataLoader within `epochs`, each of
+                whose batches is then a step.
             micro_size: samples per micro-batch; must divide `global_size`. Default: the batch_size of the loader, or so
                 many that each of `elasticity.max_workers` ranks has one.
             collate: makes a batch of a list of items, as for a DataLoader.
@@ -263,7 +318,7 @@ class Run:
         self,
         data: Any,
         *,
-        global_size: int,
+        global_size: int | None = None,
         micro_size: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
@@ -290,12 +345,19 @@ class Run:
                     "run.batches() of a stream was left, and a stream is opened again: which state belongs to it would "
                     "not be known after a lost worker. Iterate over run.batches() once in each call of the function."
                 )
-        source = source_of(data, wanted, self._reader(), len(self._sources))
-        self._sources.append(source)
+        elif hasattr(data, "__len__") and not hasattr(data, "batch_size"):
+            self.steps_per_epoch = len(data) // wanted.step_size
+        epoch = self._epoch
+        if epoch is not None:
+            self._begin_epoch(epoch)
+        source = source_of(data, replace(wanted, epoch=epoch), self._reader(), len(self._sources))
+        if epoch is None:
+            self._sources.append(source)
         try:
-            while True:
+            while source.epoch is None or self.step < source.epoch.end:
                 self._commit_awaited()
-                yield GlobalBatch(self, self.step, source, wanted.global_size, again=again)
+                size = wanted.step_size if source.epoch is None else source.epoch.num_samples(self.step)
+                yield GlobalBatch(self, self.step, source, size, again=again)
         finally:
             # A stream is closed with the loop: the commit of the step in which it was left needs its state.
             if isinstance(source, Streams):
@@ -303,7 +365,22 @@ class Run:
             else:
                 source.close()
 
+    def _begin_epoch(self, epoch: Epoch) -> None:
+        if self._is_epoch_read:
+            raise RuntimeError(
+                f"run.batches() is called again in epoch {epoch.number} of run.epochs(), and one position is kept. "
+                "Read one data set in an epoch, or what is not trained on (a validation set) without run."
+            )
+        if self._entered is not None and self._entered != self._mark():
+            raise ValueError(
+                f"what is tracked has changed at the beginning of epoch {epoch.number}, of which "
+                f"{self.step - epoch.first_step} steps are complete: it would change again whenever the function is "
+                "called again. Change it after the epoch's batches."
+            )
+        self._is_epoch_read = True
+
     def _reader(self) -> Reader:
+        say = self._membership.outbox.log_text
         return Reader(
             rank=self.rank,
             world_size=self.world_size,
@@ -313,19 +390,25 @@ class Run:
             check=self._check,
             processes=self._processes,
             states=self._stream_states,
+            first_look=partial(
+                look, place="the data set of run.batches()", deterministic=self._spec.deterministic, say=say
+            )
+            if self.is_rank_zero
+            else None,
         )
 
-    def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
+    def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
         """Adds the gradient of `weight` times the loss. `update` divides by the sum of the weights of all micro-batches
         over all ranks. Several calls in one micro-batch add up, and it counts with the largest of their weights.
 
         Args:
             loss: mean over something, for example the tokens of the micro-batch.
-            weight: how many of it, for example the number of tokens.
+            weight: how many of it, for example the number of tokens. None: 1, and within `epochs` the micro-batch's
+                share of the samples of its step.
         """
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
-        weight *= self._micro.weight
+        weight = (self.default_weight if weight is None else weight) * self._micro.weight
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
@@ -424,6 +507,7 @@ class Run:
             return False
         self._tracked("steps")
         self.update(optimizer, clip=clip)
+        self.seed_after_pass(self.step, 0)
         self._awaits_commit = True
         return True
 
@@ -452,12 +536,27 @@ class Run:
         return bool(box.item())
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks one after the other along the first dimension, with gradients to all of them.
-        Collective; all ranks give the same shape."""
+        """The tensors of all ranks one after the other along the first dimension, which may differ, with gradients to
+        all of them. Collective.
+
+        Raises:
+            ValueError: on all ranks, if the tensors differ in their type or another dimension.
+        """
         if self.world_size == 1:
             return tensor
         self._check()
-        return _Gather.apply(tensor, self.rank, self.world_size)  # type: ignore[no-any-return,no-untyped-call]
+        kind = f"{str(tensor.dtype).removeprefix('torch.')} {['any', *tensor.shape[1:]]}"
+        box = torch.zeros(2 * self.world_size, dtype=torch.float64, device=self.device)
+        box[self.rank], box[self.world_size + self.rank] = zlib.crc32(kind.encode()), len(tensor)
+        all_reduce_small(box)
+        self._check()
+        kinds, lengths = box.long().view(2, self.world_size).tolist()
+        if len(set(kinds)) > 1:
+            raise ValueError(
+                f"run.gather(): the tensor of rank {self.rank} is {kind}, and those of other ranks are not. All ranks "
+                "give the same type and, after the first dimension, the same sizes."
+            )
+        return _Gather.apply(tensor, self.rank, lengths)  # type: ignore[no-any-return,no-untyped-call]
 
     def enter_micro_batch(
         self,
@@ -482,6 +581,10 @@ class Run:
         position.enter(Phase.FORWARD)
         seed_everything(randomness_seed(self._spec.seed, step, first_seed + micro.index))
         return batch
+
+    def seed_after_pass(self, step: int, number: int) -> None:
+        """What the loop draws until the next micro-batch is the same on all ranks."""
+        seed_everything(randomness_seed(self._spec.seed ^ AFTER_A_PASS, step, number))
 
     def keep(self) -> None:
         """Called by the program when the group has broken: the state of the last complete step stays, if it is whole.
@@ -558,6 +661,7 @@ class Run:
             num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
         tracked.restore(tensors, extra["tree"])
         self._stream_states.texts = dict(extra.get("streams", {}))
+        self._epochs[:] = extra.get("epochs", [])
         for report in (past := Recent.parse(extra.get("reports", ()))):
             recent.add(report)
             self.loss = getattr(report, "loss", self.loss)
@@ -580,17 +684,19 @@ class _Gather(torch.autograd.Function):
     """All-gather along the first dimension. What comes back for each part is summed over all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, rank: int, world_size: int) -> Tensor:
-        ctx.rank, ctx.length = rank, len(tensor)
-        parts = [torch.empty_like(tensor) for _ in range(world_size)]
-        dist.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+    def forward(ctx: Any, tensor: Tensor, rank: int, lengths: list[int]) -> Tensor:
+        ctx.first, ctx.length = sum(lengths[:rank]), lengths[rank]
+        padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         whole = gradients[0].contiguous()
         dist.all_reduce(whole)
-        return whole[ctx.rank * ctx.length : (ctx.rank + 1) * ctx.length], None, None
+        return whole[ctx.first : ctx.first + ctx.length], None, None
 
 
 def _root(squares: float) -> float:

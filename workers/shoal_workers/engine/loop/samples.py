@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -23,7 +23,7 @@ from torch.utils.data import sampler as torch_samplers
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed, sample_positions
 from shoal_workers.engine.process.data_processes import CONTEXT, DataProcesses
 from shoal_workers.engine.sample_order import training_order
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 
 _PREFETCH_FACTOR = 2
 _CHECK_S = 0.25
@@ -92,6 +92,10 @@ class LoaderOrder:
         batch = self._epoch(epoch)[at]
         return batch if self._is_batched else [batch]
 
+    def batches(self, epoch: int) -> list[Sequence[Any]]:
+        """The samples of each batch of an epoch."""
+        return [batch if self._is_batched else [batch] for batch in self._epoch(epoch)]
+
     def _epoch(self, number: int) -> list[Any]:
         if number not in self._epochs:
             for old in [known for known in self._epochs if known < number - 1]:
@@ -118,6 +122,37 @@ class LoaderOrder:
             for generator in self._generators:
                 generator.manual_seed(seed)
             return list(self._batches)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """That of one epoch of `run.epochs`, which ends with the data: its last step may have fewer micro-batches."""
+
+    first_step: int
+    """Completed steps before it."""
+    steps: Sequence[Sequence[Sequence[Any]]]
+    """The samples of each micro-batch, by step."""
+
+    @property
+    def end(self) -> int:
+        return self.first_step + len(self.steps)
+
+    def indices(self, step: int, micro_batch: int) -> Sequence[Any]:
+        """Of a micro-batch that the step does not have, those of its first one."""
+        pieces = self.steps[step - self.first_step]
+        return pieces[micro_batch] if micro_batch < len(pieces) else pieces[0]
+
+    def weighted(self, micro_batches: Sequence[MicroBatch], step: int) -> list[MicroBatch]:
+        """The same, with weight 0 for those that the step does not have."""
+        num = len(self.steps[step - self.first_step])
+        return [micro if micro.index < num else replace(micro, weight=0.0) for micro in micro_batches]
+
+    def share(self, step: int, micro_batch: int) -> float:
+        """The micro-batch's fraction of the samples of its step: 1.0 if it has all of them."""
+        return len(self.indices(step, micro_batch)) / self.num_samples(step)
+
+    def num_samples(self, step: int) -> int:
+        return sum(map(len, self.steps[step - self.first_step]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +209,17 @@ class Samples:
         seed: int,
         check: Callable[[], None],
         processes: DataProcesses,
+        first_look: Callable[[Any, Any], None] | None = None,
     ) -> None:
-        """`check` raises if the group is over."""
+        """
+        Args:
+            check: raises if the group is over.
+            first_look: called with the first micro-batch of step 0, and with what it is if it is read again; not if
+                worker processes read.
+        """
+        self._first_look = first_look
         self.own, self.num_micro_batches = own, num_micro_batches
+        self.epoch = order if isinstance(order, EpochOrder) else None
         self._fetch = fetch
         self._order = order
         self._workers = workers
@@ -192,7 +235,14 @@ class Samples:
     def get(self, step: int, number: int, *, again: bool = False) -> Any:
         """The micro-batch `own[number]` of a step. `again`: it may be asked for once more."""
         if not self._workers.num_workers:
-            return self._fetch[self._request(step, number)]
+            request = self._request(step, number)
+            batch = self._fetch[request]
+            if step == 0 and self._first_look is not None:
+                first_look, self._first_look = self._first_look, None
+                states = generator_states()
+                first_look(batch, self._fetch[request])
+                set_generator_states(states)
+            return batch
         if self._step[0] != step:
             self._step = (step, {})
         kept = self._step[1]
@@ -247,7 +297,7 @@ class Samples:
         )
 
     def _requests(self, step: int) -> Iterator[_Request]:
-        for later in itertools.count(step):
+        for later in itertools.count(step) if self.epoch is None else range(step, self.epoch.end):
             for number in range(len(self.own)):
                 yield self._request(later, number)
 

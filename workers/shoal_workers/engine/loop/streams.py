@@ -166,7 +166,7 @@ class Streams:
         processes: DataProcesses,
         device: torch.device,
     ) -> None:
-        self.own = plan.own(rank, world_size)
+        self.own, self.epoch = plan.own(rank, world_size), None
         self.num_micro_batches = plan.num_micro_batches
         self._plan = plan
         self._seed = seed ^ _SEEDED

@@ -71,9 +71,10 @@ class Tracked:
             tensors |= own
         return tensors, tree
 
-    def mark(self) -> object:
+    def mark(self, *, only_counted: bool = False) -> object:
         """Compares equal to a later mark if nothing that is tracked has changed in between. Takes microseconds for
-        modules and optimizers: torch counts the changes of each tensor, and the settings of an optimizer are few."""
+        modules and optimizers: torch counts the changes of each tensor, and the settings of an optimizer are few.
+        `only_counted`: of these alone. Other objects may return copies, which differ although nothing has changed."""
         marks: list[object] = []
         for name, one in self._objects.items():
             if isinstance(one, nn.Module):
@@ -81,7 +82,7 @@ class Tracked:
             elif isinstance(one, Optimizer):
                 settings = [[value for key, value in group.items() if key != "params"] for group in one.param_groups]
                 marks.append((_versions(self._tensors_of(name, one)), repr(settings)))
-            else:
+            elif not only_counted:
                 tensors: dict[str, Tensor] = {}
                 tree = json.dumps(_flattened(one.state_dict(), name, tensors, self._mesh))
                 marks.append((_versions(tensors.values()), [tensor.data_ptr() for tensor in tensors.values()], tree))

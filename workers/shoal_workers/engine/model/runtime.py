@@ -5,9 +5,9 @@
 
 What other axes than FSDP do to the model (tensor, context and expert axes, DTensors) refers to meshes, and a mesh looks
 its groups up by name when it needs them. The names of a generation's groups follow from its layout, so the meshes of
-the old generation find the groups of the next. Only FSDP2 holds the groups themselves: `park` drops those references,
-so that a group can be destroyed completely while the model stays, and `revive` resolves them again. Nothing may run in
-between.
+the old generation find the groups of the next. Only the data axes (FSDP2, buckets of gradients) hold the groups
+themselves: `park` drops those references, so that a group can be destroyed completely while the model stays, and
+`revive` resolves them again. Nothing may run in between.
 
 What it uses of torch.distributed is private; tests/dist/model/test_runtime.py fails if a torch version changes it.
 Called by the engine on the training thread.
@@ -15,12 +15,9 @@ Called by the engine on the training thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.model import ModelShape
@@ -29,16 +26,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.device_state import DeviceState
 from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.task.model_calls import ModelCalls
-from shoal_workers.torch_internals import (
-    forget_gather,
-    forget_gradients,
-    group_names,
-    groups_by_name,
-    has_run,
-    root_mesh,
-)
-
-_GROUPS = ("shard_process_group", "reduce_scatter_process_group", "replicate_process_group")
+from shoal_workers.torch_internals import group_names, groups_by_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +53,8 @@ class ModelRuntime:
 
     def park(self) -> None:
         """Drop every reference to a process group, and what an interrupted step left in the model."""
-        for order in self.assembly.orders:
-            order.end_generation()
-        for group in self.assembly.param_groups():
-            forget_gather(group)
-        for part in _fsdp_modules(self.assembly):
-            if has_run(part):
-                part.reset_iter_state()
-        for group in self.assembly.param_groups():
-            for record in group.fsdp_params:
-                # `reset_iter_state` leaves these gradients, and the next step would add to them without an error.
-                forget_gradients(record)
-            for info in _mesh_infos(group):
-                for name in _GROUPS:
-                    if hasattr(info, name):
-                        setattr(info, name, None)
-                groups_by_name(root_mesh(info.mesh)).clear()
+        for axis in self.assembly.data_axes:
+            axis.park()
         groups_by_name(self.meshes.root).clear()
         for parameter in self.assembly.parameters():
             parameter.grad = None
@@ -90,34 +64,14 @@ class ModelRuntime:
         if [_names(mesh) for mesh in _all_meshes(self.meshes)] != [_names(mesh) for mesh in _all_meshes(meshes)]:
             return False
         groups_by_name(self.meshes.root).update(groups_by_name(meshes.root))
-        for info in (info for group in self.assembly.param_groups() for info in _mesh_infos(group)):
-            # Resolves the groups again, by the names that the mesh has.
-            info.__post_init__()
-        for part in _fsdp_modules(self.assembly):
-            # A step that was broken off has left these as they were in the middle of it.
-            part.set_requires_gradient_sync(True)
-            part.set_requires_all_reduce(True)
-            part.set_is_last_backward(True)
-            part.set_reshard_after_backward(True)
+        for axis in self.assembly.data_axes:
+            axis.revive()
         return True
-
-
-def _fsdp_modules(assembly: Assembly) -> Iterator[FSDPModule]:
-    for part in assembly.parts:
-        assert isinstance(part, FSDPModule)
-        yield part
 
 
 def _all_meshes(meshes: Meshes) -> list[DeviceMesh]:
     values = (getattr(meshes, field.name) for field in fields(meshes))
     return [value for value in values if isinstance(value, DeviceMesh)]
-
-
-def _mesh_infos(group: Any) -> list[Any]:
-    infos = [group.mesh_info, group.post_forward_mesh_info]
-    for parameter in group.fsdp_params:
-        infos += [parameter.mesh_info, parameter.post_forward_mesh_info]
-    return list({id(info): info for info in infos if info is not None}.values())
 
 
 def _names(mesh: DeviceMesh) -> tuple[tuple[int, ...], list[str]]:

@@ -9,6 +9,7 @@
     5 recompute    blocks' forwards run twice           recompute.py
     6 compile      blocks' forwards as one graph        recompute.py
     7 data         parameters over the shards           sharding.py
+                   or whole on each rank                plain.py
 
 What every axis expects of a parameter:
 
@@ -33,15 +34,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shoal_workers.contract.layout import Recompute, num_stages
+from shoal_workers.contract.layout import Recompute, ShardLevel, num_stages
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.context import ContextCall, apply_context
 from shoal_workers.engine.parallel.cutting import take_attributes
+from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.plain import PlainReplica
 from shoal_workers.engine.parallel.precision import apply_precisions, own_policies
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.sharding import (
@@ -77,7 +80,8 @@ def assemble(
         plan = checked_plan(model, plan)
     units = set(shard_units(model))
     hooked = hooked_parameters(model)
-    originals = {name: ref(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    is_plain = layout.shard is ShardLevel.NONE
+    originals = {} if is_plain else {name: ref(one) for name, one in model.named_parameters() if one.requires_grad}
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     precisions = apply_precisions(model, spec, plan)
@@ -95,13 +99,16 @@ def assemble(
         context.install(model)
     owners = _owners(stages, partial)
     policy = mixed_precision(spec.precision, spec.reduce_precision)
-    orders = []
+    axes: list[DataAxis] = []
     for stage in stages:
+        if is_plain:
+            axes.append(PlainReplica(stage.module, meshes.dense))
+            continue
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
         places = places_of(hooked, stage.module)
         own = own_policies(stage.module, precisions, spec.reduce_precision)
-        orders.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
+        axes.append(shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else (), own))
         move_additions(places, stage.module)
         if stage.forward_pass is not None:
             stage.forward_pass.install_hooks(stage.module)
@@ -117,7 +124,7 @@ def assemble(
         forward_passes=tuple(stage.forward_pass for stage in stages if stage.forward_pass is not None),
         context=context,
         partial=owners,
-        orders=tuple(orders),
+        data_axes=tuple(axes),
         has_buffers=has_buffers,
     )
 

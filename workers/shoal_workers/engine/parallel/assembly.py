@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
-from shoal_workers.engine.parallel.collective_order import CollectiveOrder
 from shoal_workers.engine.parallel.context import ContextCall
+from shoal_workers.engine.parallel.data_axis import DataAxis
 from shoal_workers.engine.parallel.stages import StageForward, owner_of
-from shoal_workers.torch_internals import fsdp_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class Assembly:
 
     layout: Layout
     parts: tuple[nn.Module, ...]
-    """Each an FSDPModule."""
     stages: tuple[int, ...] = (0,)
     """Index of each part's pipeline stage."""
     num_stages: int = 1
@@ -54,8 +51,8 @@ class Assembly:
     """None: without a context axis."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
-    orders: tuple[CollectiveOrder, ...] = ()
-    """Order of the collectives over the data axes, for each part."""
+    data_axes: tuple[DataAxis, ...] = ()
+    """The data axis of each part."""
 
     reloaded: frozenset[str] = frozenset()
     """Frozen parameters that a file holds: they are read from it whenever the model is built, and belong to no
@@ -149,17 +146,12 @@ class Assembly:
         """Shards the parameters again that stay whole after forward passes without a backward pass. Called on all
         ranks. Otherwise whatever reads the state would do it, and not on all ranks: the next step of those that have
         sharded parameters gathers them, and waits for ever for the others."""
-        for part in self.parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+        for axis in self.data_axes:
+            axis.reshard()
 
-    def param_groups(self) -> Iterator[Any]:
-        """FSDP's own records of the parameters that it shards."""
-        for part in self.parts:
-            for module in part.modules():
-                if isinstance(module, FSDPModule):
-                    yield from fsdp_groups(module)
+    def records(self) -> dict[int, Any]:
+        """FSDP's record of each parameter that it shards, by the parameter's id."""
+        return {key: record for axis in self.data_axes for key, record in axis.records().items()}
 
     def share(self, parameter: nn.Parameter) -> float:
         """1 / the number of ranks of this pipeline stage that hold the same values.

@@ -22,7 +22,7 @@ training thread, and on a GPU autograd's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,36 +35,35 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.group.direct_collectives import DirectAllGather, DirectReduceScatter, all_reduce_small
-from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.parallel.data_axis import OrderVaries
+from shoal_workers.engine.parallel.written import HASHED_STEPS, mark_of
 from shoal_workers.torch_internals import (
     DefaultAllGather,
     DefaultReduceScatter,
     at_end_of_backward,
     equalise_gradients,
+    forget_gather,
     forget_gradients,
     fsdp_groups,
     gathered,
+    groups_by_name,
     has_gradient,
+    has_run,
     is_in_backward,
     keep_gradients_as_computed,
     mark_backward_done,
     parameter_name,
     replicas_of,
+    root_mesh,
     run_fsdp_hook_first,
     set_collectives,
 )
 
-_HASHED_STEPS = 2
-"""Steps of a generation in which the values of parameters are compared around each forward pass."""
 _END = -1
 _LEFT = -2
 """In place of a call: this rank has left an earlier pass of the step."""
+_GROUPS = ("shard_process_group", "reduce_scatter_process_group", "replicate_process_group")
 T = TypeVar("T")
-
-
-class OrderVaries(BaseException):
-    """This pass calls other collectives than the other ranks, or than the first pass did. Not an Exception, because a
-    task may catch those."""
 
 
 class CollectiveOrder:
@@ -74,9 +73,12 @@ class CollectiveOrder:
         root: sharded; no part has been run yet.
         is_whole: parameters stay whole from their first forward pass in a step to its last backward pass.
         streams: communicate while the passes compute.
+        reduces_once: gradients stay whole until the last micro-batch of a step.
     """
 
-    def __init__(self, root: nn.Module, mesh: DeviceMesh, *, is_whole: bool, streams: bool) -> None:
+    def __init__(
+        self, root: nn.Module, mesh: DeviceMesh, *, is_whole: bool, streams: bool, reduces_once: bool = False
+    ) -> None:
         assert isinstance(root, FSDPModule)
         self._root: FSDPModule = root
         self._units = [module for module in root.modules() if isinstance(module, FSDPModule)]
@@ -85,6 +87,8 @@ class CollectiveOrder:
         # with one shard no parameter is ever gathered: only sums must be in order
         self._layout_is_whole = self.is_whole = is_whole or mesh.size(mesh.ndim - 1) == 1
         self._streams = streams
+        self._reduces_once = reduces_once
+        self._sums_nothing = False
         self._mesh = mesh
         self._passes: _Passes | None = None
         self._num_calls: dict[int, int] = {}
@@ -106,27 +110,46 @@ class CollectiveOrder:
         self._hook()
 
     def begin_generation(self) -> None:
-        """Called on all ranks of a group that has just formed: forgets the passes of the group before."""
-        self._passes, self._num_steps = None, 0
+        self._passes, self._num_steps, self._sums_nothing = None, 0, False
         if self.is_whole and not self._layout_is_whole:
             self.is_whole = False
             self._root.set_reshard_after_forward(True)
         if not self.is_whole:
             self._passes = _Passes(self._mesh)
 
-    def end_generation(self) -> None:
-        """Drops all references to the groups. Called before they are destroyed."""
+    def park(self) -> None:
         self._passes = None
+        for group in self._groups:
+            forget_gather(group)
+        if has_run(self._root):
+            self._root.reset_iter_state()
+        for group in self._groups:
+            for record in group.fsdp_params:
+                # `reset_iter_state` leaves these gradients, and the next step would add to them without an error.
+                forget_gradients(record)
+            for info in _mesh_infos(group):
+                for name in _GROUPS:
+                    if hasattr(info, name):
+                        setattr(info, name, None)
+                groups_by_name(root_mesh(info.mesh)).clear()
+
+    def revive(self) -> None:
+        for info in (info for group in self._groups for info in _mesh_infos(group)):
+            # Resolves the groups again, by the names that the mesh has.
+            info.__post_init__()
+        # A step that was broken off has left these as they were in the middle of it.
+        self._root.set_requires_gradient_sync(True)
+        self._root.set_requires_all_reduce(True)
+        self._root.set_is_last_backward(True)
+        self._root.set_reshard_after_backward(True)
 
     def begin_step(self) -> None:
-        """Forgets which parameters were used."""
         self._used.clear()
         self._num_steps += 1
 
     @contextmanager
     def in_loss(self) -> Iterator[None]:
-        """Surrounds the task's loss. A backward pass within it (`torch.autograd.grad` of a gradient penalty) ends no
-        micro-batch: nothing is summed, and parameters stay, because its own derivative needs them."""
+        """A backward pass within it sums nothing, and parameters stay, because its own derivative needs them."""
         self._is_in_loss = True
         try:
             yield
@@ -134,24 +157,37 @@ class CollectiveOrder:
             self._is_in_loss = False
 
     def used_parameters(self) -> set[int]:
-        """Ids of the parameters of this part that a backward pass on this rank since `begin_step` had a gradient
-        for."""
         return {id(one.sharded_param) for group in self._groups for one in group.fsdp_params if id(one) in self._used}
 
     def run(self, kind: str, one_pass: Callable[[], T]) -> T | None:
-        """Run one micro-batch. `kind`: the same for passes that call the same collectives.
-
-        Returns:
-            None: only this rank deviated; the others have got what they waited for. See `any_deviated`.
-
-        Raises:
-            OrderVaries: on all ranks alike.
-        """
         return one_pass() if self._passes is None else self._passes.run(kind, one_pass, self._reset)
 
+    def prepare_backward(self, *, is_last: bool) -> None:
+        """FSDP does everything after the last backward pass, else less."""
+        self._root.set_is_last_backward(is_last)
+        if not self._sums_nothing:
+            self._root.set_requires_gradient_sync(is_last or not self._reduces_once)
+        if self.is_whole:
+            self._root.set_reshard_after_backward(is_last)
+        if self._mesh.ndim > 1:
+            self._root.set_requires_all_reduce(is_last)
+
+    def add_up(self) -> None:
+        """FSDP has done so in the last backward pass."""
+
+    def sum_nothing(self) -> None:
+        self._sums_nothing = True
+        self._root.set_requires_gradient_sync(False)
+
+    def reshard(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+
+    def records(self) -> Mapping[int, Any]:
+        return {id(record.sharded_param): record for group in self._groups for record in group.fsdp_params}
+
     def written_parameter(self) -> str | None:
-        """Name of a parameter that a forward pass has written to since the last call; None: there is none. What is
-        written to a gathered parameter is lost, and only this rank would have it."""
+        """What is written to a gathered parameter is lost, and only this rank would have it."""
         versions, written = self._versions, self._written
         self._versions, self._written = {}, None
         return next(
@@ -159,8 +195,7 @@ class CollectiveOrder:
         )
 
     def any_deviated(self) -> bool:
-        """All ranks, after passes: whether one of them has left a pass. A small collective, none if parameters are
-        whole."""
+        """A small collective, none if parameters are whole."""
         if self._passes is None:
             return False
         flag = torch.tensor([float(self._passes.has_deviated)], device=self._mesh.device_type)
@@ -168,7 +203,6 @@ class CollectiveOrder:
         return bool(flag.item())
 
     def keep_whole(self) -> None:
-        """All ranks, after they have deviated: drop the gradients, and go on with whole parameters."""
         self._reset()
         self.is_whole, self._passes = True, None
         self._root.set_reshard_after_forward(False)
@@ -177,7 +211,6 @@ class CollectiveOrder:
                 one.sharded_param.grad = None
 
     def stay_whole(self) -> None:
-        """All ranks, before the first pass of a generation: parameters stay whole during a step."""
         if not self.is_whole:
             self.is_whole, self._passes = True, None
             self._root.set_reshard_after_forward(False)
@@ -255,7 +288,7 @@ class CollectiveOrder:
         for group in groups:
             for one in group.fsdp_params:
                 self._versions.setdefault(id(one), (one, gathered(one)._version))
-                self._marks[id(one)] = self._mark(gathered(one))
+                self._marks[id(one)] = mark_of(gathered(one), is_hashed=self._is_hashed)
         if torch.is_grad_enabled():
             again = 2 if is_in_backward() else 1
             for group in groups:
@@ -265,18 +298,12 @@ class CollectiveOrder:
         """A unit's forward ends, and its parameters are still there: looks for writes that torch does not count."""
         for group in groups:
             for one in group.fsdp_params:
-                if self._marks[id(one)] != self._mark(gathered(one)):
+                if self._marks[id(one)] != mark_of(gathered(one), is_hashed=self._is_hashed):
                     self._written = parameter_name(one)
 
-    def _mark(self, gathered_parameter: Tensor) -> tuple[int, int]:
-        """What differs after a write through `data`: the address, if `data` was assigned; and in the first steps a hash
-        of the values."""
-        parameter = local(gathered_parameter)  # tp may have split it
-        is_hashed = self._num_steps <= _HASHED_STEPS and parameter.numel() > 0
-        real = torch.view_as_real(parameter) if is_hashed and parameter.is_complex() else parameter
-        with torch.no_grad():
-            value = int(torch.hash_tensor(real).item()) if is_hashed else 0
-        return parameter.data_ptr(), value
+    @property
+    def _is_hashed(self) -> bool:
+        return self._num_steps <= HASHED_STEPS
 
     def _after_backward(self, group: Any, *_: object) -> None:
         """Replaces FSDP's `post_backward` of a unit."""
@@ -332,6 +359,13 @@ class CollectiveOrder:
     def replicas(self, number: int) -> dist.ProcessGroup | None:
         """The ranks among which FSDP sums the sums over shards of this record's parameters, if it does so now."""
         return replicas_of(self._groups[number])
+
+
+def _mesh_infos(group: Any) -> list[Any]:
+    infos = [group.mesh_info, group.post_forward_mesh_info]
+    for record in group.fsdp_params:
+        infos += [record.mesh_info, record.post_forward_mesh_info]
+    return list({id(info): info for info in infos if info is not None}.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,13 @@ def shard_model(
     sum_gradients(model)
     # while gradients of a CPU are summed nothing else happens
     streams = meshes.dense.device_type != "cpu" and meshes.layout.pp == 1
-    return CollectiveOrder(model, meshes.dense, is_whole=keeps_gathered(meshes.layout), streams=streams)
+    return CollectiveOrder(
+        model,
+        meshes.dense,
+        is_whole=keeps_gathered(meshes.layout),
+        streams=streams,
+        reduces_once=_reduces_once(meshes.layout),
+    )
 
 
 def sum_gradients(model: nn.Module) -> None:
@@ -104,7 +110,7 @@ def keeps_gathered(layout: Layout) -> bool:
     return layout.shard is not ShardLevel.FULL or layout.pp > 1
 
 
-def reduces_once(layout: Layout) -> bool:
+def _reduces_once(layout: Layout) -> bool:
     """Whether gradients stay whole until the last micro-batch of a step."""
     return layout.shard is ShardLevel.OPTIMIZER or layout.pp > 1
 

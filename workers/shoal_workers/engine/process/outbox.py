@@ -19,8 +19,12 @@ from shoal_workers.contract.worker_reports import WorkerReport
 class Outbox:
     """Thread-safe. One sequence numbers reports and logs together, from 1."""
 
-    def __init__(self, worker_id: str = "", *, max_logs: int = 5000) -> None:
+    def __init__(
+        self, worker_id: str = "", *, max_logs: int = 5000, on_report: Callable[[WorkerReport], None] | None = None
+    ) -> None:
+        """`on_report`: called with each report, on the thread that adds it."""
         self._worker_id = worker_id
+        self._on_report = on_report
         self._max_logs = max_logs
         self._changed = threading.Condition()
         self._seq = 0
@@ -45,6 +49,8 @@ class Outbox:
             self._seq += 1
             self._reports.append((self._seq, report))
             self._changed.notify_all()
+        if self._on_report is not None:
+            self._on_report(report)
 
     def log(self, line: LogLine) -> None:
         """Called from any thread."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from shoal_workers.contract.exception_causes import FrameOwner
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 from shoal_workers.contract.spec import JobSpec
@@ -71,6 +71,21 @@ DIRECTORY = "SHOAL_PROOFS"
 _SECTIONS = {"task", "model", "data", "plan", "batch", "seed"}
 
 
+def find_text(spec: JobSpec, name: str) -> str | None:
+    """What `keep_text` has kept for this code and spec. None if nothing was."""
+    with suppress(OSError):
+        file = _file(spec, fully_sharded(1))
+        return None if file is None else file.with_suffix(f".{name.replace(' ', '-')}").read_text()
+    return None
+
+
+def keep_text(spec: JobSpec, name: str, text: str) -> None:
+    with suppress(OSError):
+        file = _file(spec, fully_sharded(1))
+        if file is not None:
+            _write(file.with_suffix(f".{name.replace(' ', '-')}"), text)
+
+
 def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
     """Returns None if it was not proven or refused yet."""
     with suppress(OSError, ValueError):
@@ -87,13 +102,16 @@ def _keep(spec: JobSpec, proof: LayoutProof) -> None:
         return
     with suppress(OSError):
         file = _file(spec, proof.layout)
-        if file is None:
-            return
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(proof.model_dump_json())
-        # In one step: another worker of this node may be reading the file.
-        part.rename(file)
+        if file is not None:
+            _write(file, proof.model_dump_json())
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(text)
+    # In one step: another worker of this node may be reading the file.
+    part.rename(file)
 
 
 def _file(spec: JobSpec, layout: Layout) -> Path | None:

@@ -54,6 +54,7 @@ from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.first_look import describe_changed, is_same
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.task.model_calls import ModelCalls
@@ -89,13 +90,13 @@ def prove(generation: Generation) -> LayoutProof:
         words = f"the model is too large: {error}"
         return LayoutProof(layout=generation.layout, outcome=ProofOutcome.UNPROVEN, words=words)
     try:
-        proof = _Proof(_apart(generation, smaller), generation.layout, smaller).run()
+        proof = _Proof(proof_context(generation, smaller), generation.layout, smaller).run()
     except LayoutRefused as refused:
         raise LayoutRefused(refused.proof.model_copy(update={"seconds": time.perf_counter() - start})) from None
     return proof.model_copy(update={"seconds": time.perf_counter() - start})
 
 
-def _apart(generation: Generation, smaller: Shrunk | None) -> Generation:
+def proof_context(generation: Generation, smaller: Shrunk | None) -> Generation:
     """Returns the generation for a proof: with a small batch in fp32, and with a position, log and outbox of its
     own."""
     layout = generation.layout
@@ -130,7 +131,10 @@ class _Proof:
         self._device = generation.device
         self._layout = layout
         self._smaller = smaller
-        self._batches = Batches(generation.task, generation.task.train_data, generation.device)
+        self._is_repeatable = True
+        """False if samples differ when they are read again: the two models read others then."""
+        data = generation.task.train_data
+        self._batches = Batches(generation.task, data, generation.device, first_look=self._compare)
 
     def run(self) -> LayoutProof:
         generation = self._generation
@@ -156,9 +160,16 @@ class _Proof:
         worst = max([*scalars.values(), *found.values()])
         if worst <= TOLERANCE:
             return self._answer(ProofOutcome.PROVEN, difference=worst)
+        repeatable = [True] * generation.layout.world_size
+        dist.all_gather_object(repeatable, self._is_repeatable)
+        if not all(repeatable):
+            return self._answer(ProofOutcome.UNPROVEN, describe_changed(generation.task.line_of("build_dataset")))
         first = self._first_differing(split)
         words, module = self._words(first, found, scalars, values)
         raise LayoutRefused(self._answer(ProofOutcome.REFUSED, words, module=module, difference=worst))
+
+    def _compare(self, batch: Any, again: Any) -> None:
+        self._is_repeatable = is_same(batch, again)
 
     def _copy(self) -> nn.Module:
         generation = self._generation

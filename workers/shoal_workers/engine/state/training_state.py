@@ -134,6 +134,8 @@ class Extra:
                 )
         changed = self._update.changed_settings()
         extra = {"step": step, "seed": self._identity.seed, "optimizer_values": values, "changed_settings": changed}
+        if attributes := self._update.changed_attributes():
+            extra["optimizer_attributes"] = attributes
         if self._identity.content_hash:
             extra["data"] = self._identity.content_hash
         if past := began(self.weight_changes, step):
@@ -146,6 +148,7 @@ def apply_extra(extra: dict[str, Any], update: Update, *, is_own: bool = True) -
     """Restore the plain values after the tensors have been read. Returns the step, and what people should know of the
     optimizer's settings. `is_own`: the state is of this job, not of the one that it goes on from."""
     update.restore_plain_values(extra.get("optimizer_values", {}))
+    update.restore_attributes(extra.get("optimizer_attributes", {}))
     if "changed_settings" in extra or not is_own:
         return int(extra["step"]), update.restore_settings(extra.get("changed_settings", [{}] * update.num_groups))
     return int(extra["step"]), update.restore_old_settings(extra.get("param_groups", ()))

@@ -73,7 +73,7 @@ def averaged_weights(assembly: Assembly, averages: Iterable[tuple[Tensor, Tensor
         yield
         return
     assembly.reshard()
-    records = {id(one.sharded_param): one for group in assembly.param_groups() for one in group.fsdp_params}
+    records = assembly.records()
     kept: list[tuple[Tensor, Tensor]] = []
     kept_memory: list[tuple[Any, Tensor]] = []
     try:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
-from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
+from shoal_workers.engine.parallel.data_axis import DataAxis, OrderVaries
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
 from shoal_workers.engine.step.generation import Generation
@@ -37,13 +37,11 @@ class BatchLoss:
         TaskFailed: the layout splits a micro-batch.
     """
 
-    def __init__(
-        self, generation: Generation, model: torch.nn.Module, buffers: StepBuffers, order: CollectiveOrder
-    ) -> None:
+    def __init__(self, generation: Generation, model: torch.nn.Module, buffers: StepBuffers, axis: DataAxis) -> None:
         self._generation = generation
         self._model = model
         self._buffers = buffers
-        self._order = order
+        self._axis = axis
         self._own = generation.own_micro_batches()
         self._gradients: list[Tensor] = []
         """By embedding of a floating-point type: the gradient of the loss, of shape (micro-batches, samples of one,
@@ -68,10 +66,10 @@ class BatchLoss:
         parts: dict[int, tuple[Tensor, ...]] = {}
         for micro_batch in self._own:
             generation.check()
-            found = self._order.run("embedding", lambda one=micro_batch: self._embed(step, one, batches))  # type: ignore[misc]
+            found = self._axis.run("embedding", lambda one=micro_batch: self._embed(step, one, batches))  # type: ignore[misc]
             if found is not None and micro_batch.weight:
                 parts[micro_batch.index] = found
-        if self._order.any_deviated():
+        if self._axis.any_deviated():
             raise OrderVaries
         embeddings = self._exchanged(parts, found)
         seed_everything(randomness_seed(generation.spec.seed, step, generation.spec.batch.num_micro_batches))

@@ -41,7 +41,7 @@ _CHECK_S = 0.25
 """A rank that waits for data looks this often whether its group is over."""
 _ENDED_S = 1.0
 Key = tuple[int, int]
-"""Completed steps before it, and the micro-batch's index; of a validation 0 and the first sample."""
+"""Completed steps before it, and the micro-batch's index; of a validation 0 and the position of its first sample."""
 
 
 @dataclass(frozen=True, slots=True)

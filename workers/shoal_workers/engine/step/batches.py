@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from shoal_workers.contract.batch_partition import randomness_seed, sample_posit
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.step.batch_readers import Key, Request, Stream
+from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.task import Dataset, LoadedTask
 from shoal_workers.torch_internals import tree_map_only
 
@@ -26,8 +28,20 @@ from shoal_workers.torch_internals import tree_map_only
 class Batches:
     """Reads one split for one run. The caller has seeded the random generators."""
 
-    def __init__(self, task: LoadedTask, data: Dataset, device: torch.device, ahead: Stream | None = None) -> None:
-        """`ahead`: reads ahead; None: the training thread reads."""
+    def __init__(
+        self,
+        task: LoadedTask,
+        data: Dataset,
+        device: torch.device,
+        ahead: Stream | None = None,
+        first_look: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            ahead: reads ahead; None: the training thread reads.
+            first_look: called with the first micro-batch of step 0, and with what it is if it is read again.
+        """
+        self._first_look = first_look
         self._task = task
         self._data = data
         self._device = device
@@ -41,9 +55,14 @@ class Batches:
         start = time.perf_counter()
         try:
             read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
-            if read is not None:
-                return self._moved(*read)
-            return self._made(_indices(self._task, self._data, spec, step, micro_batch))
+            batch = read[0] if read is not None else self._read_training(spec, step, micro_batch)
+            if step == 0 and self._first_look is not None:
+                first_look, self._first_look = self._first_look, None
+                states = generator_states()
+                seed_everything(randomness_seed(spec.seed, step, micro_batch))
+                first_look(batch, self._read_training(spec, step, micro_batch))
+                set_generator_states(states)
+            return self._moved(batch)
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -61,17 +80,20 @@ class Batches:
         finally:
             self.spent_s += time.perf_counter() - start
 
-    def of(self, indices: Sequence[int]) -> Any:
-        """The samples of these indices; of a validation."""
+    def of(self, first: int, indices: Sequence[int]) -> Any:
+        """The samples of these indices, of a validation in which they begin at the position `first`."""
         start = time.perf_counter()
         try:
-            read = self._ahead.get((0, indices[0])) if self._ahead is not None else None
-            return self._moved(*read) if read is not None else self._made(indices)
+            read = self._ahead.get((0, first)) if self._ahead is not None else None
+            return self._moved(read[0] if read is not None else self._read(indices))
         finally:
             self.spent_s += time.perf_counter() - start
 
-    def _made(self, indices: Sequence[int]) -> Any:
-        return self._moved(self._task.collate([self._sample(index) for index in indices]))
+    def _read_training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
+        return self._read(_indices(self._task, self._data, spec, step, micro_batch))
+
+    def _read(self, indices: Sequence[int]) -> Any:
+        return self._task.collate([self._sample(index) for index in indices])
 
     def _sample(self, index: int) -> Any:
         try:
@@ -101,7 +123,9 @@ def training_batches(generation: Generation) -> Batches:
 
     readers = generation.readers
     ahead = readers.stream("train", requests, generation.check) if readers is not None else None
-    return Batches(task, task.train_data, generation.device, ahead)
+    place, say = task.line_of("build_dataset"), generation.remarks.add
+    first_look = partial(look, place=place, deterministic=spec.deterministic, say=say) if generation.rank == 0 else None
+    return Batches(task, task.train_data, generation.device, ahead, first_look)
 
 
 def _indices(task: LoadedTask, data: Dataset, spec: JobSpec, step: int, micro_batch: int) -> list[int]:

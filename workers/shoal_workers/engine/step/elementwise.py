@@ -25,6 +25,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +74,8 @@ _PASSING = re.compile(
 )
 """Neither computes across elements; torch does not mark them pointwise."""
 _ACROSS = frozenset({"aten::_foreach_norm", "aten::_foreach_max"})
-_known: dict[str, str] = {}
-"""Results of trials in this process, since a group forms often."""
+_known: WeakKeyDictionary[type, dict[str, str]] = WeakKeyDictionary()
+"""Results of trials in this process, since a group forms often. By class, because another one may get its id."""
 
 
 def why_not_elementwise(optimizer: Optimizer) -> str:
@@ -92,10 +93,10 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
     if kind in _WHOLE:
         return f"the optimizer {kind.__name__} is not elementwise"
     others = {name: value for name, value in vars(optimizer).items() if name not in _NO_ATTRIBUTES}
-    key = f"{id(kind)} {_settings(optimizer)} {others} {[*_kinds(optimizer)]}"
-    if key not in _known:
-        _known[key] = _tried(optimizer)
-    return _known[key]
+    known, key = _known.setdefault(kind, {}), f"{_settings(optimizer)} {others} {[*_kinds(optimizer)]}"
+    if key not in known:
+        known[key] = _tried(optimizer)
+    return known[key]
 
 
 def is_held(optimizer: Optimizer) -> bool:

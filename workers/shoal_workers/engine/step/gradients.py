@@ -150,7 +150,7 @@ class GradientPass:
 
     def uses(self) -> Tensor:
         """Returns this rank's part of the counts of `drop_unused`."""
-        used = {key for order in self._assembly.orders for key in order.used_parameters()}
+        used = {key for axis in self._assembly.data_axes for key in axis.used_parameters()}
         is_exact = self._exact is not None  # then FSDP sums nothing, and no rank has zeros for what it has not used
         return self._uses.encoded(
             {

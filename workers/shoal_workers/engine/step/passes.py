@@ -16,17 +16,15 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec import BatchSync
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.collective_order import CollectiveOrder, OrderVaries
 from shoal_workers.engine.parallel.cutting import local
+from shoal_workers.engine.parallel.data_axis import DataAxis, OrderVaries
 from shoal_workers.engine.parallel.global_norm import Exchange
-from shoal_workers.engine.parallel.sharding import reduces_once
 from shoal_workers.engine.step.batch_loss import BatchLoss
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import StepBuffers
@@ -75,11 +73,8 @@ class LocalPasses:
         if self._is_one_pass:
             self._own = (MicroBatch(self._real[0], sum(one.weight for one in own)),)
         (self._model,) = assembly.parts
-        assert isinstance(self._model, FSDPModule)
-        self._fsdp: FSDPModule = self._model
-        self._reduces_once = reduces_once(generation.layout)
-        (self._order,) = assembly.orders
-        self._order.begin_generation()
+        (self._axis,) = assembly.data_axes
+        self._axis.begin_generation()
         if self._is_one_pass:
             if generation.task.has_batch_loss:
                 with self._user_code:
@@ -88,22 +83,21 @@ class LocalPasses:
                         "for which all of them are one pass. Set batch.sync to micro_batch."
                     )
             # a unit that is gathered in the middle of a pass could meet the exchange of a BatchNorm on other ranks
-            self._order.stay_whole()
+            self._axis.stay_whole()
         if exact is not None:
-            self._fsdp.set_requires_gradient_sync(False)
+            self._axis.sum_nothing()
         self._alternation = generation.task.alternation
         if self._alternation is not None:
             _refuse_split(generation)
         self._batch_loss = None
         if generation.task.has_batch_loss:
-            self._batch_loss = BatchLoss(generation, self._model, buffers, self._order)
+            self._batch_loss = BatchLoss(generation, self._model, buffers, self._axis)
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
-        order = self._order
-        order.begin_step()
+        self._axis.begin_step()
         try:
             shares = self._all_shares(step, batches, scale)
-            varies = order.any_deviated()
+            varies = self._axis.any_deviated()
         except OrderVaries:
             varies = True
         if varies:
@@ -114,8 +108,8 @@ class LocalPasses:
     def forward_only(self, batch: Any) -> Share:
         kind = f"forward, training {self._model.training}"
         try:
-            share = self._order.run(kind, lambda: self._forward_only(batch))
-            varies = self._order.any_deviated()
+            share = self._axis.run(kind, lambda: self._forward_only(batch))
+            varies = self._axis.any_deviated()
         except OrderVaries:
             share, varies = None, True
         if varies:
@@ -125,8 +119,8 @@ class LocalPasses:
         return share
 
     def _keep_whole(self) -> None:
-        self._order.keep_whole()
-        self._order.begin_step()
+        self._axis.keep_whole()
+        self._axis.begin_step()
         self._buffers.begin()
         if self._exact is not None:
             self._exact.begin()
@@ -141,32 +135,20 @@ class LocalPasses:
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             is_last, is_padding = count == len(self._own) - 1, not micro_batch.weight
-            self._prepare_backward(is_last=is_last)
+            if len(self._own) > 1:  # the axis is set up for a single backward pass, which is the last one
+                self._axis.prepare_backward(is_last=is_last)
             with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
                 run = partial(self._forward_backward, step, micro_batch, batches, scale)
-                share = self._order.run(f"training{update}, last {is_last}", run)
+                share = self._axis.run(f"training{update}, last {is_last}", run)
             if not is_padding and share is not None:
                 shares.append(share)
+        self._axis.add_up()
         return shares
 
     def _forward_only(self, batch: Any) -> Share:
         generation = self._generation
         with torch.no_grad(), self._user_code, self._buffers.unchanged():
             return share_of(generation, generation.task.evaluate(self._model, batch))
-
-    def _prepare_backward(self, *, is_last: bool) -> None:
-        """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
-        # FSDP's own settings are those of a last backward pass.
-        if len(self._own) == 1:
-            return
-        fsdp = self._fsdp
-        fsdp.set_is_last_backward(is_last)
-        if self._exact is None:
-            fsdp.set_requires_gradient_sync(is_last or not self._reduces_once)
-        if self._order.is_whole:
-            fsdp.set_reshard_after_backward(is_last)
-        if self._generation.layout.dp_replicate > 1:
-            fsdp.set_requires_all_reduce(is_last)
 
     def _forward_backward(self, step: int, micro_batch: MicroBatch, batches: Batches, scale: float) -> Share:
         generation = self._generation
@@ -180,12 +162,12 @@ class LocalPasses:
             # Seeded by micro-batch: its draws do not depend on the rank that runs it, or on what ran before.
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = batches.training(generation.spec, step, micro_batch.index)
-            with self._buffers.forward(micro_batch), self._order.in_loss():
+            with self._buffers.forward(micro_batch), self._axis.in_loss():
                 if self._batch_loss is None:
                     returned = generation.task.evaluate_step(self._model, batch, step)
                 else:
                     returned = self._batch_loss.of(batch, micro_batch)
-            refuse_written(self._order)
+            refuse_written(self._axis)
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
             with self._buffers.backward():
@@ -199,7 +181,7 @@ class LocalPasses:
         batch = batches.training_pass(generation.spec, step, self._real)
         exchange, before = Exchange(self._model, merged, generation.device), generator_states()
         with exchange.running():
-            with self._buffers.forward(merged), self._order.in_loss():
+            with self._buffers.forward(merged), self._axis.in_loss():
                 returned = generation.task.evaluate_step(self._model, batch, step)
                 if not torch.equal(before, generator_states()):
                     raise ValueError(
@@ -209,7 +191,7 @@ class LocalPasses:
                         "dropout to 0, or batch.sync to micro_batch."
                     )
                 exchange.end()
-            refuse_written(self._order)
+            refuse_written(self._axis)
             # A mean counts for all of its micro-batches; a sum has grown with them.
             weight = (merged.weight if returned.weight is None else min(merged.weight, 1.0)) / num
             share = share_of(generation, returned, weight)
@@ -230,9 +212,9 @@ def _refuse_split(generation: Generation) -> None:
             )
 
 
-def refuse_written(order: CollectiveOrder) -> None:
+def refuse_written(axis: DataAxis) -> None:
     """Called after a forward pass of the training. Raises ValueError if it has written to a parameter."""
-    name = order.written_parameter()
+    name = axis.written_parameter()
     if name is not None:
         raise ValueError(
             f"forward() or loss() writes to the parameter {name} (as nn.Embedding with max_norm does, or clamp_ under "

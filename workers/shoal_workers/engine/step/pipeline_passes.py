@@ -77,16 +77,16 @@ class PipelinePasses:
         """(stage, micro-batch) -> the state of the random generators that the stage before has left, on the device."""
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
         self._stages: list[_Stage] = []
-        for order in assembly.orders:
-            order.begin_generation()
+        for axis in assembly.data_axes:
+            axis.begin_generation()
         for forward_pass in assembly.forward_passes:
             forward_pass.begin_generation()
 
     def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         generation, assembly = self._generation, self._assembly
         num = generation.spec.batch.num_micro_batches
-        for order in assembly.orders:
-            order.begin_step()
+        for axis in assembly.data_axes:
+            axis.begin_step()
         weights = [micro_batch.weight / num for micro_batch in self._own]
         with self._user_code:
             self._fed[:] = [
@@ -111,8 +111,8 @@ class PipelinePasses:
                     if stage.error is not None:  # without torch's list of its arguments
                         raise stage.error from None
                 raise
-            for order in assembly.orders:
-                refuse_written(order)
+            for axis in assembly.data_axes:
+                refuse_written(axis)
         return list(self._shares)
 
     def forward_only(self, batch: Any) -> Share:

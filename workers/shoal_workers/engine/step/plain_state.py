@@ -33,7 +33,7 @@ _MAX_DEPTH = 3
 """Depth of containers in containers that is looked at."""
 _MAX_ITEMS = 100
 """Longer containers are data."""
-_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _COPIED_BYTES = 64 << 10
 _NOT_READS = frozenset(
     {
@@ -113,7 +113,7 @@ class _Attribute:
                 leaf.clone() if leaf.nbytes <= _COPIED_BYTES else None,
             )
             for leaf in leaves.values()
-            if _is_plain(leaf)
+            if is_plain(leaf)
         }
         shown = _exchanged(value, {number: tensor.view for number, tensor in tensors.items()})
         vars(owner)[name] = shown
@@ -130,7 +130,7 @@ class _Attribute:
             return True
         leaves = dict(_leaves(restored))
         is_replaced = any(
-            not _is_same(leaves.get(path), value) for path, value in self.leaves.items() if _is_plain(value)
+            not _is_same(leaves.get(path), value) for path, value in self.leaves.items() if is_plain(value)
         )
         has_grown = isinstance(restored, list) and len(leaves) != len(self.leaves)
         return (is_replaced or has_grown) and any(tensor.was_read for tensor in self.tensors)
@@ -157,16 +157,16 @@ class PlainState:
         if self._num_passes > _WATCHED_PASSES or self.is_compiled:
             yield
             return
-        modules = [module for module in self._parts[part].modules() if not _has_no_state(module)]
+        modules = [module for module in self._parts[part].modules() if not has_no_state(module)]
         numbers = _numbers_of(modules)
         owners: list[object] = [*modules]
-        if not _has_no_state(task := self._generation.task.instance):
+        if not has_no_state(task := self._generation.task.instance):
             owners.append(task)
         attributes = [
             _Attribute.watch(owner, name, value)
             for owner in owners
             for name, value in list(vars(owner).items())
-            if name not in _MODULE_ATTRIBUTES and _may_be_state(value)
+            if name not in MODULE_ATTRIBUTES and _may_be_state(value)
         ]
         changed: list[_Attribute] = []
         try:
@@ -208,7 +208,7 @@ class PlainState:
         return f"{f'{prefix}.{attribute}' if prefix else attribute!s} of {kind}"
 
 
-def _has_no_state(owner: object) -> bool:
+def has_no_state(owner: object) -> bool:
     """True if its class is torch's or the engine's: those keep no state in plain attributes."""
     return not hasattr(owner, "__dict__") or all(
         kind.__module__.startswith(("torch.", "shoal_workers.")) for kind in type(owner).__mro__[:-1]
@@ -227,12 +227,12 @@ def _numbers_of(modules: Sequence[nn.Module]) -> dict[tuple[int, str], tuple[nn.
 _Path = tuple[Any, ...]
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     return type(value) is Tensor and not value.requires_grad and value.layout is torch.strided
 
 
 def _may_be_state(value: object) -> bool:
-    return any(_is_plain(leaf) for _, leaf in _leaves(value))
+    return any(is_plain(leaf) for _, leaf in _leaves(value))
 
 
 def _is_container(value: Any, depth: int) -> bool:

@@ -60,15 +60,15 @@ class Update:
         self,
         assembly: Assembly,
         optimizer: Optimizer,
-        local_parameters: Sequence[tuple[nn.Parameter, DTensor]],
+        local_parameters: Sequence[tuple[nn.Parameter, nn.Parameter]],
         *,
         logged: LoggedOptimizer | None = None,
         not_logged: str = "",
         is_rebuilt: bool = False,
     ) -> None:
-        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory.
-        `is_rebuilt`: the task's own, elementwise one, made again over these. `logged`: how another process can make an
-        equal one. `not_logged`: why none can."""
+        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory, which
+        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these. `logged`: how another
+        process can make an equal one. `not_logged`: why none can."""
         self.optimizer = optimizer
         self.logged = logged
         self.not_logged = not_logged
@@ -85,6 +85,7 @@ class Update:
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
         self._built = [plain_settings(group) for group in optimizer.param_groups]
+        self._built_attributes = plain_settings(self._attributes)
         self._stateful = {
             self._owners[id(parameter)][0]
             for parameter, state in optimizer.state.items()
@@ -101,7 +102,9 @@ class Update:
             for own, parameter in self._local_parameters:
                 gradient = parameter.grad
                 own.grad = None if gradient is None else local(gradient)
+        before = {name: (one, one._version) for name, one in self._attributes.items() if isinstance(one, Tensor)}
         self.optimizer.step()
+        self._refuse_changed(before)
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
@@ -116,6 +119,29 @@ class Update:
         """Returns, by parameter group, the settings that have changed since the optimizer was built, see `changes`."""
         groups = self.optimizer.param_groups
         return [changes(built, plain_settings(group)) for built, group in zip(self._built, groups, strict=False)]
+
+    @property
+    def _attributes(self) -> dict[str, Any]:
+        """Those of an optimizer that is neither torch's nor Shoal's: a counter beside its state is state, too."""
+        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        is_known = type(optimizer).__module__.startswith(("torch.optim", "shoal_workers."))
+        return {} if is_known else vars(optimizer)
+
+    def _refuse_changed(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
+        now = self._attributes
+        for name, (tensor, version) in before.items():
+            if now.get(name) is not tensor or tensor._version != version:
+                raise ValueError(
+                    f"step() of {type(self.optimizer).__name__} changes the tensor {name!r} of the optimizer itself, "
+                    "which no checkpoint holds. Keep it in self.state[parameter], or as a number."
+                )
+
+    def changed_attributes(self) -> dict[str, list[Any]]:
+        """Returns the numbers and texts of the optimizer itself that have changed since it was built, as `changes`."""
+        return changes(self._built_attributes, plain_settings(self._attributes))
+
+    def restore_attributes(self, changed: Mapping[str, Sequence[Any]]) -> None:
+        _set_plain(self._attributes, restored(self._built_attributes, changed))
 
     def restore_settings(self, changed: Sequence[Mapping[str, Sequence[Any]]]) -> str:
         """Called after a restore from a run that had these `changed_settings`. Returns what cannot be restored, for
@@ -141,12 +167,7 @@ class Update:
 
     def _set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
         for group, values in zip(self.optimizer.param_groups, settings, strict=False):
-            for key in plain_settings(group).keys() - values.keys():
-                del group[key]  # a later step had added it
-            for key, value in values.items():
-                # JSON has made lists of tuples such as `betas`.
-                kind = type(group.get(key)) if isinstance(value, list) else None
-                group[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
+            _set_plain(group, values)
 
     @property
     def double_buffered(self) -> DoubleBufferedAdamW | None:
@@ -372,14 +393,19 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
     """Builds an equal optimizer over the local shards. Raises _NotElementwise if that cannot be done."""
     if declared is False:
         raise _NotElementwise("the task says elementwise_optimizer = False")
-    if declared is None and is_kept:  # it would see neither the rates nor the state
-        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not all(isinstance(parameter, DTensor) and parameter.is_cpu for parameter in owners):
-        raise _NotElementwise("the optimizer has parameters that are not shards on a CPU")
+    is_split = any(isinstance(parameter, DTensor) for parameter in owners)
+    if declared is None and is_kept and is_split:  # it would see neither the rates nor the state
+        raise _NotElementwise("the task keeps the optimizer that it built, so no other may take its place")
+    if not all(parameter.is_cpu for parameter in owners):
+        raise _NotElementwise("the optimizer has parameters that are not on a CPU")
     if not declared and (why := why_not_elementwise(optimizer)):
         raise _NotElementwise(why)
-    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    logged, not_logged = _described(optimizer, owners)
+    if not is_split:
+        pairs = [(parameter, parameter) for parameter in owners]
+        return Update(assembly, optimizer, pairs, logged=logged, not_logged=not_logged, is_rebuilt=True)
+    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     groups = []
     with torch.no_grad():
         for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
@@ -398,14 +424,17 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         for own, parameter in local_parameters
     ):
         raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
-    logged, not_logged = None, ""
-    try:
-        logged = describe(optimizer)
-    except ValueError as error:
-        not_logged = f"the optimizer cannot be made again on another node: {error}"
-    if any(map(user_attributes, owners)) and not type(optimizer).__module__.startswith("torch."):
-        logged, not_logged = None, "the optimizer may read attributes of parameters, which another node does not have"
     return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
+
+
+def _described(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> tuple[LoggedOptimizer | None, str]:
+    """Returns how another process can make an equal one; or None, and why none can."""
+    if any(map(user_attributes, parameters)) and not type(optimizer).__module__.startswith("torch."):
+        return None, "the optimizer may read attributes of parameters, which another node does not have"
+    try:
+        return describe(optimizer), ""
+    except ValueError as error:
+        return None, f"the optimizer cannot be made again on another node: {error}"
 
 
 def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -422,16 +451,16 @@ def default_update(
     *,
     deterministic: bool = False,
 ) -> Update:
-    """AdamW on the local shards of a sharded model. `groups`: None: those of a spec without groups."""
-    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    """AdamW on the local shards of a sharded model, or on whole parameters. `groups`: None: those of a spec without
+    groups."""
+    local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     named: list[tuple[str, nn.Parameter]] = []
     with torch.no_grad():
         for name, parameter in assembly.all_parameters():
             if not parameter.requires_grad:
                 continue
             own = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
-            if isinstance(parameter, DTensor):
-                local_parameters.append((own, parameter))
+            local_parameters.append((own, parameter))
             named.append((name, own))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)
@@ -468,6 +497,15 @@ def adamw(groups: Sequence[dict[str, Any]], settings: OptimizerSpec, *, determin
         foreach=not fused,
         fused=fused,
     )
+
+
+def _set_plain(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key in plain_settings(target).keys() - values.keys():
+        del target[key]  # a later step had added it
+    for key, value in values.items():
+        # JSON has made lists of tuples such as `betas`.
+        kind = type(target.get(key)) if isinstance(value, list) else None
+        target[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
 
 _NOT_SAVED = ("params", "param_names", "lr", "foreach", "fused")

@@ -1,10 +1,10 @@
-"""Mean loss over the first samples of the validation split, or over what counts in them: exact, and equal for every
-world size. If the job keeps averages of its weights, these are validated.
+"""Mean loss over a fixed draw of samples of the validation split, or over what counts in them: exact, and equal for
+every world size. If the job keeps averages of its weights, these are validated.
 
-The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none
-left runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In
-deterministic mode the ranks' sums are added exactly, so the result has the same bits for every world size. Called by
-the trainer.
+The samples are drawn from the whole split, because the first ones of a sorted split are of one class. They are cut into
+the same micro-batches for every world size, and the ranks take turns. A rank that has none left runs the first
+micro-batch again with weight zero, so that all ranks take part in the same collectives. In deterministic mode the
+ranks' sums are added exactly, so the result has the same bits for every world size. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.worker_reports import ValidationReport
 from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks, sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.sample_order import validation_order
 from shoal_workers.engine.step.averaged_weights import averaged_weights
 from shoal_workers.engine.step.batch_readers import Key, Request
 from shoal_workers.engine.step.batches import Batches
@@ -49,7 +50,8 @@ class Validation:
         self._assembly = assembly
         self._passes = passes
         self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
-        self._num_samples = min(spec.validation.samples, len(data))
+        self._order = validation_order(data, spec.validation.samples, seed=spec.seed)
+        self._num_samples = len(self._order)
         self._slices = validation_slices(
             self._num_samples, spec.batch.micro_size, layout.data_rank(generation.rank), layout.num_data_ranks
         )
@@ -72,7 +74,7 @@ class Validation:
                 generation.position.note(f"validating after step {step}, {100 * done // len(self._slices)} % done")
                 seed_everything(self._seed(samples))
                 with generation.user_code:
-                    batch = self._batches.of(samples)
+                    batch = self._batches.of(samples.start, self._order[samples.start : samples.stop])
                 share = self._passes.forward_only(batch)
                 if weight:
                     shares.append(share if share.weight is not None else _weighted(share, weight))
@@ -97,7 +99,10 @@ class Validation:
 
     def _requests(self, first: Key) -> Iterator[Request]:
         """What this rank reads, from its first micro-batch with this key on."""
-        own = [Request((0, samples.start), tuple(samples), self._seed(samples)) for samples, _ in self._slices]
+        own = [
+            Request((0, part.start), tuple(self._order[part.start : part.stop]), self._seed(part))
+            for part, _ in self._slices
+        ]
         return itertools.dropwhile(lambda request: request.key != first, own)
 
     def _seed(self, samples: range) -> int:
@@ -129,8 +134,8 @@ class Validation:
             total = self._metrics.weight(sums, self._num_samples)
             if not total:
                 raise ValueError(
-                    f"{self._generation.task.line_of('loss')}: the weights of the first {self._num_samples} samples of "
-                    "the validation split add up to 0, so they have no mean loss. Set validation.samples higher, or "
+                    f"{self._generation.task.line_of('loss')}: the weights of the {self._num_samples} drawn samples "
+                    "of the validation split add up to 0, so they have no mean loss. Set validation.samples higher, or "
                     "correct the weights."
                 )
         return total
@@ -139,7 +144,7 @@ class Validation:
 def validation_of(generation: Generation, update: Update, assembly: Assembly, passes: Passes) -> Validation | None:
     """Returns None if the job does not validate, or if its data has no validation split."""
     data = generation.task.validation_data
-    if data is None or not len(data):
+    if data is None:
         return None
     return Validation(generation, update, assembly, data, passes)
 
@@ -150,8 +155,8 @@ def _weighted(share: Share, weight: int) -> Share:
 
 
 def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: int) -> list[tuple[range, int]]:
-    """Returns this rank's micro-batches, each with its weight: its number of samples, or 0 for padding. A pure
-    function.
+    """Returns this rank's micro-batches as positions in the validation, each with its weight: its number of samples, or
+    0 for padding. A pure function.
 
     All ranks get the same number; over all ranks every sample is in exactly one micro-batch with a weight above 0.
     """

@@ -44,7 +44,8 @@ class Dataset(Protocol):
 
     One with `samples_at(positions: range, seed: int) -> list[int]` has an order of its own: the indices of the samples
     at these positions of the run, a pure function of both. Otherwise each epoch is another permutation. One with
-    `lengths` and `tokens_per_micro_batch` is read in micro-batches of similar lengths, see length_buckets.py.
+    `lengths` and `tokens_per_micro_batch` is read in micro-batches of similar lengths, see length_buckets.py. What one
+    does not read of its source is in `left_out: Mapping[str, int]`, numbers by reason, for the job's log.
     """
 
     def __len__(self) -> int: ...
@@ -86,6 +87,8 @@ class Task(Protocol):
         training_step(model: nn.Module, batch, optimizers: Mapping[str, OptimizerState]) -> Mapping[str, Any]
             Alternating updates: the patterns of the parameters that each optimizer updates, the order of a round, and a
             loss for each, or a function that computes it. See docs/tasks.md and alternation.py.
+        remarks: Sequence[str] = ()
+            Sentences about the data for the job's log, read after the data is opened.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
             If present, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
@@ -99,7 +102,7 @@ class Task(Protocol):
         ...
 
     def build_dataset(self, split: str) -> Dataset | None:
-        """`split` is "train" or "validation"; only the latter may be None."""
+        """`split` is "train" or "validation"; only the latter may be None or empty."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Any, ...]:
@@ -117,7 +120,10 @@ class LoadedTask:
         self._task = task
         self._spec = spec
         self._collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
+        self.remarks: list[str] = []
+        """Sentences about the data for the job's log, after `open_data`."""
         self.validation_data: Dataset | None = None
+        """None: there is none, or the job does not validate."""
         self._train_data: Dataset | None = None
         self._has_buckets = False
         self.alternation: Alternation | None = alternation_of(task)
@@ -252,20 +258,26 @@ class LoadedTask:
         """Open the splits that the job reads."""
         self.validation_data = self._build_dataset("validation") if self._spec.validation.samples else None
         self._train_data = self._build_dataset("train")
+        self.remarks += getattr(self._task, "remarks", ())
 
     def _build_dataset(self, split: str) -> Dataset | None:
         data = self._task.build_dataset(split)
-        if data is None and split != "train":
+        left_out = getattr(data, "left_out", None)
+        if isinstance(left_out, Mapping) and left_out:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+            self.remarks.append(f"left out of the {split} data: {reasons}.")
+        if split != "train" and (data is None or len(data) == 0):
+            if data is not None:
+                self.remarks.append(
+                    "the job does not validate, because its data has no validation split: a small data set may have "
+                    "none. Name data for it, set data.validation_fraction higher, or validation.samples: 0."
+                )
             return None
         if data is None or len(data) == 0:
-            way_out = (
-                "Check what it reads: the training split needs at least one sample."
-                if split == "train"
-                else "Return None if there are none, or set validation.samples: 0."
-            )
             raise ValueError(
                 f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned "
-                f"{'None' if data is None else 'no samples'}. {way_out}"
+                f"{'None' if data is None else 'no samples'}. Check what it reads: the training split needs at least "
+                "one sample."
             )
         if isinstance(data, DataLoader | IterableDataset):
             raise TypeError(

@@ -163,6 +163,9 @@ class Budgets:
 class CheckpointIndex:
     newest: str | None = None
     """Name of the newest committed checkpoint that can be restored; None: there is none, or it is not known yet."""
+    expected: str | None = None
+    """Name of the newest checkpoint that was committed, as far as it is known. A storage that has neither it nor a
+    newer one is not the job's. None: none was committed."""
     origin: str | None = None
     """Name of another job's checkpoint, from which this job goes on while it has none of its own."""
     damaged: tuple[str, ...] = ()
@@ -498,6 +501,9 @@ class Health:
     """Ids of the workers whose exit status was reported last. Several witnesses, and a supervisor after a restart, may
     ask for the same one, and each is reported once."""
     crash: Crash | None = None
+    program_end: Crash | None = None
+    """The last end of a script that no lost worker explains, counted like a crash; see scripts.py. None: there was no
+    such end, or the script has made progress since."""
     losses: tuple[NodeLoss, ...] = ()
     """Recent losses of workers, by which nodes are suspected."""
     suspected: dict[str, float] = field(default_factory=dict)

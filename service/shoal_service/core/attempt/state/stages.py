@@ -69,6 +69,8 @@ class Search:
     """Error of the last try; empty: no try has failed."""
     retry_at: float | None = None
     """Wall-clock time at which the storage is asked again; None: its answer is waited for."""
+    is_missing: bool = False
+    """The storage answered last, without the checkpoints that the job has committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,13 @@ def lives_of(
             self.world.finds = []
             self.world.post("find", StorageAway("TimeoutError: no answer"))
 
+        @precondition(lambda self: self.world.finds)
+        @rule()
+        def the_directory_is_empty_for_a_moment(self) -> None:
+            self.world.is_storage_empty = True
+            self.world.answer_finds()
+            self.world.is_storage_empty = False
+
         @rule()
         def commits_are_answered(self) -> None:
             self.world.answer_commits()

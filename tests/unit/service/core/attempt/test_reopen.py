@@ -11,16 +11,17 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]
+OLD = "step-000000000004-a0-g1"
 
 
 def test_the_search_for_a_checkpoint_is_repeated(new_world: NewWorld) -> None:
     world = new_world(workers=2)
-    world.committed["step-000000000004-a0-g1"] = False
+    world.committed[OLD] = False
     world.open()
     world.start_all()
     world.form()
     world.deliver_all()
-    assert world.issued == [FindCheckpoint(excluding=("step-000000000004-a0-g1",))]
+    assert world.issued == [FindCheckpoint(excluding=(OLD,), expected=OLD)]
 
 
 def test_those_still_in_run_are_interrupted_again(new_world: NewWorld) -> None:

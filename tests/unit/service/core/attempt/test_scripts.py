@@ -18,9 +18,11 @@ from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.core.endings import REPEATED
 from shoal_service.core.goodput import Category, recovering, show
 from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
+from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
@@ -338,6 +340,87 @@ def test_a_group_that_runs_for_a_minute_has_made_progress(new_world: NewWorld) -
         assert world.state.budgets.fruitless == 0
     finish(world)
     assert world.end.reason is EndReason.FINISHED and world.end.has_run_long
+
+
+def broken(line: str = "train.py:8") -> ErrorReport:
+    return raised("Connection closed by peer").model_copy(update={"type": "RuntimeError", "line": line})
+
+
+def leave_alone(world: Any, *, has_output: bool = False, line: str = "train.py:8") -> None:
+    """Rank 1 ends with status 0, and rank 0 is in a collective."""
+    first, second = world.group()
+    world.leave(second, ExitKind.FINISHED)
+    world.now += 0.1
+    world.leave(first, ExitKind.COLLECTIVE_FAILED, broken(line), has_output=has_output)
+    world.deliver_all()
+
+
+def again(world: Any) -> bool:
+    """Whether another group runs, for a minute and more."""
+    world.until(Stage.RUNNING, Stage.ENDED)
+    if world.end is None:
+        run_long(world)
+    return world.end is None
+
+
+def test_the_same_end_of_a_script_three_times_in_a_row_ends_the_job_however_long_it_ran(new_world: NewWorld) -> None:
+    world = script_world(new_world, workers=2).open(then=0)
+    for expected in (True, True, False):
+        leave_alone(world)
+        assert again(world) is expected
+    assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
+    assert world.end.message == (
+        "rank 1 of train.py ended with status 0 while others still trained (rank 0 was at train.py:8), 3 times in a "
+        "row without a new step or a file with new content"
+    )
+    assert world.end.failure.ranks == (1,)
+
+
+def test_progress_and_another_place_begin_the_count_of_equal_ends_anew(new_world: NewWorld) -> None:
+    world = script_world(new_world, workers=2).open(then=0)
+    for has_output in (False, False, True, False):
+        leave_alone(world, has_output=has_output)
+        assert again(world)
+    world.run(1)  # a new step
+    for _ in range(2):
+        leave_alone(world)
+        assert again(world)
+    for line in ("train.py:9", "train.py:8", "train.py:9"):
+        for worker in world.group():
+            world.leave(worker, ExitKind.COLLECTIVE_FAILED, broken(line))
+        world.deliver_all()
+        assert again(world)
+
+
+def test_lost_workers_are_no_ends_of_the_script(new_world: NewWorld) -> None:
+    world = script_world(new_world, workers=2, min_workers=2).open(then=0)
+    for _ in range(5):
+        world.die(world.group()[1].index)
+        world.leave(world.group()[0], ExitKind.COLLECTIVE_FAILED, broken())
+        world.deliver_all()
+        world.start_all()
+        world.recover()
+        assert again(world)
+    assert world.state.health.program_end is None
+
+
+def test_a_fault_that_comes_a_third_time_is_final(new_world: NewWorld) -> None:
+    full = raised("no space left on device").model_copy(update={"type": "OSError", "error_class": ErrorClass.SYSTEM})
+    world = script_world(new_world, workers=2, min_workers=2).open(then=5)
+    for _ in range(3):
+        first, second = world.group()
+        world.leave(second, ExitKind.FINISHED)
+        world.now += 3.0
+        world.leave(first, ExitKind.WORKER_FAULT, full)
+        world.deliver_all()
+        world.start_all()
+        world.recover()
+        world.until(Stage.RUNNING, Stage.ENDED)
+    assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
+    assert world.end.message == (
+        "OSError: no space left on device, on rank 0, 3 times in a row without a new step or a file with new content. "
+        "Before, rank 1 had ended with status 0"
+    )
 
 
 def test_an_error_says_whether_the_attempt_had_run_for_long(new_world: NewWorld) -> None:

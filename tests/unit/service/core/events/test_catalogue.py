@@ -26,6 +26,7 @@ from shoal_workers.contract.layout import ParallelismSpec
 
 W = "job-x/1/3"
 NAMES = [
+    "attempt.driver_failed",
     "checkpoint.committed",
     "checkpoint.damaged",
     "checkpoint.deleted",

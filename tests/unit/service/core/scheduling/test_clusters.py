@@ -125,6 +125,18 @@ def test_a_job_is_expected_where_it_fits_first_and_held_by_the_jobs_there() -> N
     ]
 
 
+def test_what_an_earlier_job_leaves_of_a_cluster_is_free_at_once_for_the_next_one() -> None:
+    running = [
+        job("first", 4, 4, granted=4, cluster="east", left=100.0),
+        job("later", 2, 2, granted=2, cluster="east", left=900.0),
+        job("other", 2, 2, granted=2, cluster="west", left=500.0),
+    ]
+    queued = [job("three", 3, 3), job("one", 1, 1)]
+    expected = waits(decide(market([*running, *queued], [*cluster("east", 6), *cluster("west", 2)]), NOW))
+    assert expected["three"].expected_at == expected["one"].expected_at < NOW + 500.0
+    assert expected["one"].holders == ("first",)
+
+
 def test_the_start_is_reserved_where_it_is_earliest_and_the_other_cluster_is_not_held_back() -> None:
     running = [
         job("long", 3, 3, granted=3, cluster="east", left=1e9),

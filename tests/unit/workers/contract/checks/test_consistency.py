@@ -106,11 +106,31 @@ def test_more_workers_than_the_cluster_has_room_for_are_remarked(
         ({"tp": 2}, "parallelism.tp", "parallelism.tp is 2, and a loop is sharded by dp_replicate and dp_shard only"),
         ({"offload": True}, "parallelism.offload", "Remove parallelism.offload, or train as a task"),
         ({"shard": "optimizer"}, "parallelism.shard", "Set it to gradients, which keeps parameters whole"),
+        ({"shard": "none"}, "parallelism.shard", "Remove the section parallelism."),
     ],
 )
 def test_a_loop_has_the_data_axes_only(parallelism: Any, path: str, words: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse_spec({"loop": {"file": "train.py"}, "parallelism": parallelism})
+    [problem] = refused.value.problems
+    assert problem.path == path and words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"parallelism": {"shard": "none", "dp_shard": 2}}, "parallelism.dp_shard", "Remove parallelism.dp_shard (2)"),
+        ({"parallelism": {"shard": "none", "tp": 2}}, "parallelism.tp", "every worker has the whole model"),
+        ({"precision": "bf16"}, "parallelism.shard", "precision is bf16"),
+        ({"reduce_precision": "bf16"}, "parallelism.shard", "reduce_precision is bf16"),
+        ({"deterministic": True}, "parallelism.shard", "deterministic is true"),
+        ({"module_precision": {"head": "bf16"}}, "parallelism.shard", "module_precision gives some modules"),
+        ({"parallelism": {"shard": "none", "offload": True}}, "parallelism.shard", "parallelism.offload is true"),
+    ],
+)
+def test_shard_none_leaves_the_model_whole_and_its_parameters_as_they_are(changes: Any, path: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_spec({"task": "mine:Task", "stop": {"steps": 1}, "parallelism": {"shard": "none"}, **changes})
     [problem] = refused.value.problems
     assert problem.path == path and words in problem.message
 

@@ -41,6 +41,7 @@ def _violations(layout: dict[str, Any], model: dict[str, Any], **spec: Any) -> t
             "tp 8 does not divide the number of attention heads, 12: 12 = 1 x 8 + 4. Use",
         ),
         ({"tp": 4}, {**DENSE, "hidden_dim": 90}, Rule.WIDTH_DIVISIBLE, "model.hidden_dim 90: 90 = 22 x 4 + 2. Use"),
+        ({"tp": 2, "shard": "none"}, DENSE, Rule.NONE_NEEDS_WHOLE_MODEL, "every worker, and tp is 2. Set shard to"),
         ({"cp": 3}, DENSE, Rule.SEQUENCE_DIVISIBLE, "2 x 3 = 6 pieces, a head and a tail for each rank, but 64 = 10 x"),
         ({"cp": 16, "tp": 4}, {**DENSE, "seq_len": 32}, Rule.SEQUENCE_DIVISIBLE, "2 tokens that each rank has"),
         (

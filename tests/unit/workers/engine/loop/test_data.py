@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,3 +190,36 @@ def test_a_state_goes_through_a_text() -> None:
     assert back["positions"] == [1, (2, None)]
     for name in ("generator", "mask", "scale", "nothing"):
         assert torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype  # type: ignore[call-overload]
+
+
+class OwnGenerator(list[int]):
+    """Samples with noise of a generator that nobody seeds."""
+
+    def __init__(self) -> None:
+        super().__init__(SAMPLES)
+        self.generator = random.Random(1)
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index) + self.generator.random()
+
+
+class SeededNoise(list[int]):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index) + random.random()
+
+
+@pytest.mark.parametrize("data", [OwnGenerator(), SeededNoise(SAMPLES)], ids=["own generator", "seeded"])
+def test_the_first_micro_batch_is_read_twice_and_nothing_else_changes(data: Any) -> None:
+    seen: list[tuple[Any, Any]] = []
+    looking = replace(reader(), first_look=lambda *both: seen.append(both))
+    source = source_of(data, Wanted(global_size=8, micro_size=4), looking, 0)
+    batches = [source.get(step, number) for step in range(2) for number in range(2)]
+    [(batch, again)] = seen
+    assert torch.equal(batch, batches[0]) and torch.equal(again, batch) == (not isinstance(data, OwnGenerator))
+    if isinstance(data, SeededNoise):
+        plain = source_of(data, Wanted(global_size=8, micro_size=4), reader(), 0)
+        plain.get(0, 0)
+        after = random.random()
+        source = source_of(data, Wanted(global_size=8, micro_size=4), looking, 0)
+        source.get(0, 0)
+        assert random.random() == after, "the generators are where one reading leaves them"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from shoal_service.core.attempt.checkpoints import waits_for
 from shoal_service.core.attempt.commands import (
     Commit,
     FindCheckpoint,
@@ -79,7 +80,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld)
     world.deliver_all()
     assert world.state.stage is Stage.FALLING_BACK
     assert ForgetDamaged(NEW, "flipped byte") in world.commands
-    assert world.finds == [FindCheckpoint(excluding=(NEW,))]
+    assert world.finds == [FindCheckpoint(excluding=(NEW,), expected=NEW)]
     world.answer_storage()
     world.deliver_all()
     world.form()
@@ -148,6 +149,65 @@ def test_a_damaged_only_marker_ends_the_job_instead_of_restarting_at_step_0(new_
     assert world.events("checkpoint.damaged") == [{"name": NEW, "message": "COMMIT.json has another crc32"}]
     assert ForgetDamaged(NEW, "COMMIT.json has another crc32") in world.commands
     assert world.count(StartWorker) == 0
+
+
+def test_a_directory_without_what_was_committed_is_waited_for_and_never_step_0(new_world: NewWorld) -> None:
+    world = new_world(workers=2, expected=NEW, checkpoint={"wait_s": 20.0})
+    assert world.finds == [FindCheckpoint(expected=NEW)]
+    world.committed = {OLD: True, NEW: True}
+    world.is_storage_empty = True
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.stage is Stage.OPENING and world.count(StartWorker) == 0
+    assert "it has no checkpoint, and the job has committed step-000000000008-a0-g1" in waits_for(world.state)
+    world.pass_time(1.0)
+    world.is_storage_empty = False
+    world.answer_storage()
+    world.start_all()
+    world.until(Stage.RUNNING)
+    assert world.state.group.restored == NEW
+
+
+def test_checkpoints_that_stay_away_end_the_attempt_with_a_reason_of_their_own(new_world: NewWorld) -> None:
+    world = new_world(workers=2, expected=NEW, checkpoint={"wait_s": 20.0})
+    world.committed = {OLD: True}
+    for _ in range(30):
+        world.answer_storage()
+        world.deliver_all()
+        world.pass_time(1.0)
+    assert world.end.reason is EndReason.CHECKPOINTS_MISSING and world.count(StartWorker) == 0
+    assert f"its newest checkpoint is {OLD}, and the job has committed {NEW}" in world.end.message
+    assert "shoal take JOB STEP" in world.end.message
+
+
+def test_a_newer_checkpoint_than_the_known_one_is_enough_whether_it_is_good_or_not(new_world: NewWorld) -> None:
+    newest = "step-000000000009-a0-g1"
+    for there, restored in (({newest: True}, newest), ({OLD: True, newest: False}, OLD)):
+        world = new_world(workers=2, expected=NEW)
+        world.committed = there
+        world.open()
+        world.start_all()
+        world.until(Stage.RUNNING)
+        assert world.state.group.restored == restored
+
+
+def test_a_directory_that_goes_away_while_the_attempt_runs_is_waited_for_too(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: True, NEW: False}
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.FALLING_BACK
+    world.is_storage_empty = True
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.stage is Stage.FALLING_BACK and world.events("checkpoint.fallback") == []
+    world.is_storage_empty = False
+    world.pass_time(1.0)
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.group.restored == OLD
 
 
 def test_a_damaged_newest_marker_is_an_event_and_the_one_before_it_is_used(new_world: NewWorld) -> None:

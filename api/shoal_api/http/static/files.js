@@ -1,0 +1,30 @@
+// What the program of a job has written below its directory. Names and contents are the job's: names are shown as text,
+// contents are only downloaded.
+import { $, fill, link, row } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { bytes, moment, plural, whole } from "./format.js";
+
+const MOST_FILES = 1000;
+let asked = 0;
+
+export async function showFiles(id) {
+  const turn = ++asked;
+  $("files-match").oninput = () => showFiles(id).catch(() => {});
+  const query = new URLSearchParams({ match: $("files-match").value.trim() || "**", limit: MOST_FILES });
+  const page = await request(`${jobPath(id)}/files?${query}`);
+  if (turn !== asked) return;
+  const cells = (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)];
+  fill("files", page.items.map((file) => row(cells(file))));
+  $("no-files").hidden = Boolean(page.items.length);
+  $("files-said").textContent = describe(page);
+}
+
+const pathOf = (id, file) => `${jobPath(id)}/files/${file.name.split("/").map(encodeURIComponent).join("/")}`;
+
+function describe(page) {
+  const first = page.num_files > page.items.length ? `the first ${whole(page.items.length)} of ` : "";
+  const total = page.num_files ? `${first}${plural(page.num_files, "file")}, ${bytes(page.bytes)}` : "";
+  if (!page.num_left_out) return total;
+  const leftOut = `${plural(page.num_left_out, "file")} with ${bytes(page.bytes_left_out)} not kept (outputs.max_gib)`;
+  return [total, leftOut].filter(Boolean).join("; ");
+}

@@ -1,0 +1,75 @@
+"""Plain replicas: each worker trains the task's own module with its own parameters, and the job is the plain run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kit.worlds.snapshot_spec import snapshot_spec
+from shoal_workers.contract.layout import Layout, fully_sharded, plain
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
+
+STEPS = 8
+SPEC = snapshot_spec(STEPS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_plain_replicas_give_losses_and_norms_of_the_plain_run(make_job: Any, plain_run: Any, world_size: int) -> None:
+    spec = {**SPEC, "validation": {"samples": 5}}
+    job = make_job(memory=True, **spec)
+    workers = job.workers(world_size)
+    ends = job.run(workers, layout=plain(world_size))
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size
+    expected = plain_run({"task": "tiny_tasks:Counting", **spec})
+    reports = job.reported(workers, StepReport)
+    assert [r.loss for r in job.reported(workers, ValidationReport)] == pytest.approx([expected.validation], abs=1e-5)
+    assert {r.step: r.loss for r in reports} == pytest.approx(expected.losses, abs=1e-5)
+    assert {r.step: r.grad_norm for r in reports} == pytest.approx(expected.norms, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "after"),
+    [(plain(3), plain(2)), (plain(3), fully_sharded(2)), (fully_sharded(3), plain(2))],
+    ids=["plain to plain", "plain to sharded", "sharded to plain"],
+)
+def test_a_killed_rank_costs_at_most_one_step(make_job: Any, reference: Any, layout: Layout, after: Layout) -> None:
+    job = make_job(memory=True, **SPEC)
+    workers = job.workers(3)
+    *survivors, victim = workers
+    victim.strike("backward", 5, "kill")
+    job.start(workers, layout=layout)
+    assert victim.died()
+    source = job.in_memory(job.interrupt(survivors), survivors)
+    assert source.step == 5
+    ends = job.run(survivors, layout=after, restore_snapshot=source)
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    assert job.reported(survivors, GroupFormed)[-1].start_step == 5
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(plain(2), fully_sharded(3)), (fully_sharded(2), plain(3)), (plain(1), plain(2))],
+    ids=["plain to sharded", "sharded to plain", "one to two"],
+)
+def test_a_checkpoint_of_one_kind_is_read_by_the_other(
+    make_job: Any, reference: Any, first: Layout, second: Layout
+) -> None:
+    spec = {**SPEC, "checkpoint": {"every_steps": None}}
+    job = make_job(**spec)
+    workers = job.workers(3)
+    group = workers[: first.world_size]
+    group[0].strike("forward", 3, "hold")
+    generation = job.start(group, layout=first)
+    group[0].reached()
+    group[-1].call("request_yield", generation, True)
+    if first.world_size == 1:
+        group[0].call("request_yield", generation, True)
+    group[0].call("go")
+    assert [worker.exit().kind for worker in group] == [ExitKind.YIELDED] * first.world_size
+    job.commit(group)
+    ends = job.run(workers[: second.world_size], layout=second)
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * second.world_size
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

@@ -1,0 +1,51 @@
+"""Drawn tasks on plain replicas, and what plain torch allows and a sharded model does not. See test_drawn_tasks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kit.fuzz.draw import READING, Description, Piece, Ways, draw
+from kit.fuzz.lives import Limits
+from kit.fuzz.outcome import outcome_of
+from kit.fuzz.plans import world_of
+
+SEEDS = (2, 5, 11, 17, 3018, 4001, 4009, 4052)
+_TWO, _ONE = ({"dp_replicate": size, "shard": "none"} for size in (2, 1))
+_WAYS = Ways(layout=_TWO, resumed=_TWO, killed=("backward", 4), survived=_ONE, changed=None)
+
+
+def _plain(layout: Mapping[str, Any]) -> dict[str, Any]:
+    return {"dp_replicate": world_of(layout), "shard": "none"}
+
+
+def _on_plain_replicas(description: Description) -> Description:
+    """The same task and events; the run before the change of the layout stays sharded, so that both kinds are read."""
+    ways = description.ways
+    changed = None if ways.changed is None else _plain(ways.changed)
+    own = replace(ways, layout=_plain(ways.layout), survived=_plain(ways.survived), changed=changed)
+    return replace(description, ways=own, deterministic=False)
+
+
+@pytest.mark.cells(2)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_task_is_right_on_plain_replicas_or_refused(seed: int, fleet: Any) -> None:
+    description = draw(seed, plans=0.0, spelled=1.0) if seed > 4000 else draw(seed)
+    found = outcome_of(fleet, _on_plain_replicas(description), Limits(run_s=120.0))
+    assert found.is_good, found
+
+
+@pytest.mark.timeout(400)
+def test_references_penalties_and_attributes_act_as_in_a_plain_loop(fleet: Any) -> None:
+    """Two workers, resumed, one of them killed; then one worker."""
+    linear = Description(seed=1, pieces=(Piece("linear", {"bias": True}),), ways=_WAYS)
+    tasks = {
+        f"reached by a {by}": replace(linear, pieces=(Piece("reached", {"by": by}),))
+        for by in ("list", "tuple", "dict", "closure")
+    }
+    tasks |= {"penalty": replace(linear, loss="penalty"), "attributes": replace(linear, optim=READING)}
+    outcomes = {name: outcome_of(fleet, task, Limits(run_s=120.0)) for name, task in tasks.items()}
+    assert {name: found for name, found in outcomes.items() if found.outcome != "equal"} == {}

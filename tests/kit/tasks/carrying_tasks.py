@@ -1,0 +1,94 @@
+"""A task whose results depend on what it has computed before, in the place that `model.kept_in` names."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+KEPT_IN = ("number", "module", "gradient", "list", "tensor", "dict", "count", "closure", "nothing")
+
+
+class Points:
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.tensor([index * 0.3, index % 5, index % 3, 1.0]).sin(), index % 3
+
+
+class Reversed(torch.autograd.Function):
+    """Multiplies the gradient, and leaves the value."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.temperature = nn.Linear(4, 3), 1.0
+
+    def forward(self, x):
+        y = self.line(x) / self.temperature
+        if self.temperature != 1.0:
+            self.temperature *= 0.9
+        return y
+
+
+class Carrying:
+    def __init__(self, model, data, seed):
+        self.kept_in = model["kept_in"]
+        self.number, self.num_calls, self.kept, self.ring = 1.0, 0, {}, [0.0] * 200
+        self.mean = torch.zeros(())
+        self.later = later()
+
+    def build_model(self):
+        net = Net()
+        if self.kept_in == "module":
+            net.temperature = 2.0
+        return net
+
+    def build_dataset(self, split):
+        return Points()
+
+    def loss(self, model, batch):
+        x, y = batch
+        logits = model(x)
+        factor = 1.0
+        match self.kept_in:
+            case "number":
+                factor, self.number = self.number, 0.9 * self.number
+            case "gradient":
+                logits = Reversed.apply(logits, self.number)
+                self.number += 0.1
+            case "list":
+                self.ring.append(float(logits.detach().mean()))
+                factor = 1.0 + self.ring.pop(0) + self.ring[-2]
+            case "tensor":
+                factor = 1.0 + self.mean
+                self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean()
+            case "dict":
+                factor = 1.0 + self.kept.get("last", 0.0)
+                self.kept["last"] = float(logits.detach().mean())
+            case "count":
+                self.num_calls += 1
+                return functional.cross_entropy(logits, y), {"calls": self.num_calls}
+            case "closure":
+                factor = self.later()
+        return functional.cross_entropy(logits, y) * factor
+
+
+def later():
+    number = 1.0
+
+    def advance():
+        nonlocal number
+        number *= 0.9
+        return number
+
+    return advance

@@ -1,0 +1,103 @@
+"""Each job has a directory of its own, through every door, and what its program writes there is kept."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kit.processes.server import PATIENCE_S, Server, until
+from shoal_api.client import Client
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.outputs import FOLDER
+
+WRITERS = Path(__file__).parents[1] / "kit" / "writers"
+DOORS: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    "task": lambda mark, gates: {
+        "task": "tasks:Task",
+        "model": {"mark": mark, "gates": gates},
+        "batch": {"global_size": 4, "micro_size": 2},
+        "stop": {"steps": 1},
+    },
+    "loop": lambda mark, gates: {"loop": {"file": "loop.py", "args": [mark, gates]}},
+    "script": lambda mark, gates: {"script": {"file": "script.py", "args": [mark, gates]}},
+    "ray_train": lambda mark, gates: {
+        "script": {"file": "ray_train_writer.py", "args": [mark, gates], "launcher": "ray_train"}
+    },
+}
+NAMES = ["beside.txt", "mine.txt", "runs/x/events.txt"]
+
+
+def content(client: Client, job_id: str, name: str) -> str:
+    out = io.BytesIO()
+    client.save_file(job_id, name, out)
+    return out.getvalue().decode()
+
+
+def lines(client: Client, job_id: str, words: str) -> list[str]:
+    return [line.text for line in client.logs(job_id) if re.search(words, line.text)]
+
+
+def test_two_jobs_with_one_code_at_once_share_nothing_that_can_be_written(client: Client, tmp_path: Path) -> None:
+    jobs: dict[str, str] = {}
+    for door, program in DOORS.items():
+        for number in (1, 2):
+            mark = f"{door}-{number}"
+            spec = {"name": mark, "code": {"working_dir": str(WRITERS)}, **program(mark, str(tmp_path))}
+            jobs[mark] = client.submit(spec).id
+
+    def all_have_written() -> bool:
+        for job_id in jobs.values():
+            status = client.job(job_id).status
+            assert not status.state.ended, (status, lines(client, job_id, ""))
+        return all((tmp_path / mark).exists() for mark in jobs)
+
+    until(all_have_written, "the marks of all jobs")
+    (tmp_path / "open").touch()
+    wrong: list[Any] = []
+    for mark, job_id in jobs.items():
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
+        said = lines(client, job_id, "^(read|mark|no) |Relative files go to")
+        if status.state is not JobState.SUCCEEDED or f"read {mark}" not in said:
+            wrong.append((mark, status, said))
+        if any(line.startswith("mark before") for line in said) or len([x for x in said if "Relative" in x]) != 1:
+            wrong.append((mark, said))
+        page = client.files(job_id)
+        if [file.name for file in page.items] != NAMES or {content(client, job_id, name) for name in NAMES} != {mark}:
+            wrong.append((mark, page))
+    assert wrong == []
+
+
+def test_what_a_script_has_written_goes_with_it_and_survives_the_server(
+    join_cluster: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = join_cluster(tmp_path / "state", [], {"SHOAL_CHECKPOINT_URL": str(tmp_path / "checkpoints")})
+    server.start().wait_for_cluster()
+    gate = tmp_path / "gate"
+    with server.client as client:
+        script = {"file": "resumes.py", "args": [str(gate)]}
+        job = client.submit({"script": script, "code": {"working_dir": str(WRITERS)}})
+        until(lambda: lines(client, job.id, "has reached step 20"), "step 20")
+        client.pause(job.id)
+        until(lambda: client.job(job.id).status.state is JobState.PAUSED, "the pause")
+        assert content(client, job.id, "out/last.txt") == "20"
+        [line] = lines(client, job.id, "Relative files go to")
+        directory = Path(line.removeprefix("Relative files go to ").partition(" on each node")[0])
+        assert (directory / "out" / "last.txt").read_text() == "20"
+        shutil.rmtree(directory)  # as on a node where the job has not been
+        directory.with_suffix(".json").unlink()
+        gate.touch()
+        client.resume(job.id)
+        status = client.wait(job.id, timeout_s=PATIENCE_S).status
+        assert status.state is JobState.SUCCEEDED, status
+        assert lines(client, job.id, "goes on from") == ["goes on from step 0", "goes on from step 20"]
+    assert server.stop() == 0
+    server.start().wait_for_cluster()
+    with server.client as client:
+        assert [file.name for file in client.files(job.id, "*.txt").items] == ["out/last.txt"]
+        assert content(client, job.id, "out/last.txt") == "40"
+        client.delete_job(job.id)
+        assert not (tmp_path / "checkpoints" / job.id / FOLDER).exists()

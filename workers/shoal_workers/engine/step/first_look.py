@@ -1,0 +1,99 @@
+"""What the first samples of a job show of mistakes that training does not: samples that differ when they are read
+again, images of one colour, a single label.
+
+Costs a second reading of one micro-batch, on rank 0 before the first step. Called by `Batches`, by `Samples` of a loop,
+and by `Trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal_workers.contract.worker_reports import ValidationReport
+from shoal_workers.torch_internals import tree_leaves
+
+_MIN_IMAGES = 2
+_ONE = 1.0
+
+
+def look(batch: Any, again: Any, place: str, *, deterministic: bool, say: Callable[[str], None]) -> None:
+    """Remark on a micro-batch, and on what it was when it was read again.
+
+    Args:
+        place: the line where the data set is made, or what it is.
+        say: called with sentences for the job's log.
+
+    Raises:
+        ValueError: the samples differ, and the job is deterministic.
+    """
+    if not is_same(batch, again):
+        changed = describe_changed(place)
+        if deterministic:
+            raise ValueError(f"{changed}; or leave deterministic out.")
+        say(f"{changed}.")
+    for text in remarks_on_batch(batch):
+        say(text)
+
+
+def describe_changed(place: str) -> str:
+    """What is wrong with samples that differ when they are read again, and what to do."""
+    return (
+        f"{place}: a micro-batch had other samples when it was read again with the same seeds. They come from a "
+        "generator of the data set, from a clock, or from a counter, so losses depend on the number of workers, on "
+        "batch.num_workers and on lost workers. Draw from torch, numpy.random or random, which are seeded for each "
+        "micro-batch"
+    )
+
+
+def is_same(batch: Any, again: Any) -> bool:
+    """True if both have the same values in all tensors and arrays, nan included, and the same other leaves."""
+    pairs = list(zip(tree_leaves(batch), tree_leaves(again), strict=False))
+    return len(tree_leaves(batch)) == len(tree_leaves(again)) and all(_is_same_leaf(*pair) for pair in pairs)
+
+
+def _is_same_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    return not isinstance(one, str | bytes | int | float | bool) or one == other
+
+
+def remarks_on_batch(batch: Any) -> Iterator[str]:
+    """Sentences about a micro-batch of training."""
+    tensors = (
+        batch.items()
+        if isinstance(batch, Mapping)
+        else enumerate(batch if isinstance(batch, tuple | list) else [batch])
+    )
+    for name, tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.ndim == 4 and len(tensor) >= _MIN_IMAGES and tensor.numel():
+            pixels = tensor.flatten(2)
+            if torch.equal(pixels.amin(-1), pixels.amax(-1)) and pixels.shape[-1] > 1:
+                yield (
+                    f"the first {len(tensor)} samples of {name!r} are of one colour (the first pixel is "
+                    f"{tensor[0, :, 0, 0].tolist()}). Are images of 16 bits or of floats scaled as those of 8 bits?"
+                )
+
+
+def remarks_on_labels(data: Any, split: str) -> Iterator[str]:
+    """Sentences about the labels of a data set that counts them (`label_counts`)."""
+    counts = data.label_counts() if callable(getattr(data, "label_counts", None)) else {}
+    if len(counts) == 1:
+        [(label, count)] = counts.items()
+        yield f"all {count:,} examples of the {split} split have the label {label}."
+
+
+def remarks_on_validation(report: ValidationReport) -> Iterator[str]:
+    """Sentences about the first validation of a job."""
+    for name, value in report.metrics.items():
+        if "acc" in name.lower() and value == _ONE:
+            yield (
+                f"{name} is 1 in the first validation, after step {report.step}, on {report.samples:,} samples. Does "
+                "the validation have samples of the training, or of one class only?"
+            )

@@ -1,0 +1,296 @@
+"""Outputs between the directory of a job on this node and the job's storage.
+
+    collect   the files that the program has written  ->  the folder of this node in the storage
+    restore   what the storage has and this node has not, or has older  ->  the directory
+
+Both follow no link: what is no regular file is not there. A file is written under a new name, then the manifest that
+names it, then what no manifest names is removed; so a reader sees whole files of one moment each. A manifest of a newer
+generation is never replaced. Files that were restored are no outputs of this node until the program changes them.
+Decides nothing about when; `keeper` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal_workers.checkpoint.local import TEMPORARY_SUFFIX, LocalDirectory
+from shoal_workers.checkpoint.storage import Directory, open_job_directory
+from shoal_workers.contract.outputs import (
+    FOLDER,
+    MANIFEST,
+    MAX_FILES,
+    MAX_MANIFEST_BYTES,
+    OutputFile,
+    OutputManifest,
+    OutputsSpec,
+    is_file_name,
+    is_walked,
+    matcher,
+    merged,
+)
+from shoal_workers.job_files.directory import JobDirectory, Stamp, stamp_of
+
+Note = Callable[[str], None]
+_PIECE_BYTES = 8 << 20
+_MAX_SEEN = 100_000
+"""Files of the directory that are looked at."""
+_SETTLED_S = 1.0
+"""A file that was changed in the last second may be half written; it is collected the next time, or at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who collects: a node of a group."""
+
+    node: int
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    manifest: OutputManifest
+    clashes: tuple[str, ...] = ()
+    """Files of this node whose names are taken by files of rank 0's node."""
+
+
+class Outputs:
+    """The outputs of one job on this node. Every method holds the lock of the directory, on any thread, and raises
+    OSError if the storage or the directory fails."""
+
+    def __init__(self, directory: JobDirectory, checkpoint_root: str, spec: OutputsSpec) -> None:
+        self._directory = directory
+        self._storage = open_job_directory(checkpoint_root).child(FOLDER)
+        self._spec = spec
+        self._is_kept = matcher(spec.keep)
+
+    def collect(self, writer: Writer, *, is_last: bool, note: Note) -> Collected | None:
+        """Store what the program has written since the last call.
+
+        Args:
+            is_last: the program has ended, so no file is half written.
+
+        Returns:
+            What the storage has now; None if a newer generation has collected.
+        """
+        with self._directory.locked():
+            place = self._storage.child(str(writer.node))
+            before = read_manifests(self._storage, [writer.node]).get(writer.node)
+            if before is not None and before.writer > (writer.attempt, writer.generation):
+                return None
+            state = self._directory.state()
+            there = regular_files(self._directory.path)
+            known = {file.name: file for file in before.files} if before is not None else {}
+            changed = {name: stamp for name, stamp in there.items() if not state.is_input(name, stamp)}
+            chosen, num_left, bytes_left = self._within_limits(changed)
+            stays = {name: file for name, file in known.items() if name in there and name not in changed}
+            files = [*stays.values()]
+            for name in chosen:
+                pieces = _Pieces(lambda name=name: note(f"keeping {name}"))  # type: ignore[misc]
+                stored = self._stored(place, name, changed[name], known.get(name), pieces, is_last=is_last)
+                files += [stored] if stored is not None else []
+            manifest = OutputManifest(
+                directory=state.directory,
+                attempt=writer.attempt,
+                generation=writer.generation,
+                files=tuple(sorted(files, key=lambda file: file.name)[:MAX_FILES]),
+                num_left_out=num_left,
+                bytes_left_out=bytes_left,
+            )
+            if manifest != before and (files or before is not None):
+                place.create()
+                place.write(MANIFEST, [manifest.model_dump_json().encode()])
+                _remove_unnamed(place, manifest)
+            return Collected(manifest, self._clashes(writer, manifest))
+
+    def restore(self, attempt: int, node: int | None, *, note: Note) -> int:
+        """Bring the directory to what the storage has; a file that is newer here stays. Returns the number of files.
+
+        Args:
+            attempt: for which it is done; once for each attempt.
+            node: the number that this node has in its group, if it is to go on from that node's files; None: all files
+                of the job under their own names.
+        """
+        with self._directory.locked(note):
+            state = self._directory.state()
+            if node is None and state.restored_for == attempt:
+                return 0
+            manifests = read_manifests(self._storage, None if node is None else [node])
+            there = regular_files(self._directory.path)
+            newer = [
+                one
+                for one in merged(manifests)
+                if one.name == one.file.name
+                and manifests[one.node].directory != state.directory
+                and there.get(one.name, (0, -1))[1] < one.file.modified_ns
+            ]
+            restored = dict(state.restored_files)
+            for done, one in enumerate(newer):
+                note(f"restoring outputs of the job, {done} of {len(newer)}")
+                if (stamp := _fetch(self._storage.child(str(one.node)), one.file, self._directory.path)) is not None:
+                    restored[one.name] = stamp
+            with suppress(OSError):  # said when there is something to store
+                self._storage.create()
+            if newer or attempt > state.restored_for:
+                update = {"restored_files": restored, "restored_for": max(attempt, state.restored_for)}
+                self._directory.put_state(state.model_copy(update=update))
+            return len(newer)
+
+    def _within_limits(self, changed: dict[str, Stamp]) -> tuple[list[str], int, int]:
+        """The files to keep, newest first, and the number and bytes of those beyond the limits."""
+        names = sorted((name for name in changed if self._is_kept(name)), key=lambda name: -changed[name][1])
+        chosen: list[str] = []
+        left_bytes, num_left, bytes_left = self._spec.max_bytes, 0, 0
+        for name in names:
+            size = changed[name][0]
+            if size <= left_bytes and len(chosen) < MAX_FILES:
+                chosen.append(name)
+                left_bytes -= size
+            else:
+                num_left, bytes_left = num_left + 1, bytes_left + size
+        return chosen, num_left, bytes_left
+
+    def _stored(
+        self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, pieces: _Pieces, *, is_last: bool
+    ) -> OutputFile | None:
+        """The file as it is stored, now or before; None if it cannot be stored yet, or has gone."""
+        if known is not None and (known.bytes, known.modified_ns) == stamp:
+            return known
+        if not is_last and time.time_ns() - stamp[1] < _SETTLED_S * 1e9:
+            return known
+        content = uuid.uuid4().hex
+        place.create()
+        try:
+            with _opened(self._directory.path, name) as descriptor:
+                place.write(content, pieces.of_file(descriptor))
+                is_whole = stamp_of(os.fstat(descriptor)) == stamp
+        except FileNotFoundError:
+            return None
+        if not is_whole and not is_last:
+            place.remove(content)
+            return known
+        sha256 = pieces.digest.hexdigest()
+        return OutputFile(name=name, bytes=pieces.num_bytes, modified_ns=stamp[1], sha256=sha256, content=content)
+
+    def _clashes(self, writer: Writer, manifest: OutputManifest) -> tuple[str, ...]:
+        if not writer.node or not manifest.files:
+            return ()
+        first = read_manifests(self._storage, [0])
+        hashes = {file.name: file.sha256 for file in first[0].files} if first else {}
+        return tuple(f.name for f in manifest.files if hashes.get(f.name, f.sha256) != f.sha256)
+
+
+def read_manifests(storage: Directory, nodes: Iterable[int] | None = None) -> dict[int, OutputManifest]:
+    """The manifests in a job's folder of outputs by number of the node; those that cannot be read are left out.
+
+    Args:
+        nodes: to read; None: all.
+    """
+    if nodes is None:
+        nodes = [int(name) for name in storage.directories() if name.isdecimal() and str(int(name)) == name]
+    manifests: dict[int, OutputManifest] = {}
+    for node in nodes:
+        place = storage.child(str(node))
+        try:
+            if place.files().get(MANIFEST, 0) <= MAX_MANIFEST_BYTES:
+                manifests[node] = OutputManifest.model_validate_json(place.read(MANIFEST), extra="ignore")
+        except (FileNotFoundError, ValidationError):
+            continue
+    return manifests
+
+
+def regular_files(top: Path) -> dict[str, Stamp]:
+    """The regular files below a directory in which outputs are looked for; no link is followed."""
+    files: dict[str, Stamp] = {}
+    for folder, subfolders, names, here in os.fwalk(top, follow_symlinks=False):
+        subfolders[:] = [name for name in subfolders if is_walked(name)]
+        below = Path(folder).relative_to(top)
+        for name in names:
+            path = (below / name).as_posix()
+            if name.endswith(TEMPORARY_SUFFIX) or not is_file_name(path) or len(files) >= _MAX_SEEN:
+                continue
+            with suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    files[path] = stamp_of(status)
+    return files
+
+
+@contextmanager
+def _opened(top: Path, name: str) -> Iterator[int]:
+    """A descriptor of a regular file below `top`; what is reached over a link raises FileNotFoundError."""
+    *folders, last = name.split("/")
+    with LocalDirectory(top, tuple(folders)).opened() as here:
+        try:
+            descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+        except OSError as error:
+            raise FileNotFoundError(error.errno, error.strerror, name) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "is no regular file", name)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """A content that passes by, with its length and hash."""
+
+    on_piece: Callable[[], None] = lambda: None
+    num_bytes: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def of_file(self, descriptor: int) -> Iterator[bytes]:
+        while piece := os.read(descriptor, _PIECE_BYTES):
+            yield self._seen(piece)
+
+    def of_stored(self, place: Directory, file: OutputFile) -> Iterator[bytes]:
+        """Raises ValueError at the end if it is not what the manifest says."""
+        while self.num_bytes < file.bytes:
+            buffer = bytearray(min(_PIECE_BYTES, file.bytes - self.num_bytes))
+            count = place.read_into(file.content, self.num_bytes, memoryview(buffer))
+            if not count:
+                break
+            yield self._seen(bytes(buffer[:count]))
+        if self.digest.hexdigest() != file.sha256:
+            raise ValueError(f"{file.name} in the job's storage is damaged")
+
+    def _seen(self, piece: bytes) -> bytes:
+        self.num_bytes += len(piece)
+        self.digest.update(piece)
+        self.on_piece()
+        return piece
+
+
+def _fetch(place: Directory, file: OutputFile, top: Path) -> Stamp | None:
+    """Bring a stored file into the directory; None if it is not there any more, is damaged, or a link is in its way."""
+    *folders, last = file.name.split("/")
+    target = LocalDirectory(top, tuple(folders))
+    try:
+        target.create()
+        target.write(last, _Pieces().of_stored(place, file))
+        with target.opened() as here:
+            os.utime(last, ns=(file.modified_ns, file.modified_ns), dir_fd=here, follow_symlinks=False)
+            return stamp_of(os.stat(last, dir_fd=here, follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        return None
+
+
+def _remove_unnamed(place: Directory, manifest: OutputManifest) -> None:
+    named = {MANIFEST, *(file.content for file in manifest.files)}
+    for name in place.files():
+        if name not in named:
+            place.remove(name)
