@@ -7,7 +7,7 @@ import { Curves } from "./curves.js";
 import { append } from "./columns.js";
 import { showIncidents } from "./incidents.js";
 import { showWorkers } from "./layout_grid.js";
-import { addLines, downloadOf, goToLine } from "./logs.js";
+import { addLines, downloadOf, filters, goToLine, takeFilters } from "./logs.js";
 import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
 import { goToStep, showCheckpoints } from "./checkpoints.js";
@@ -76,7 +76,10 @@ const openTab = setUpTabs($("tabs"), (name, more) => {
   mountOpen();
   if (name === "curves" || name === "overview") curves.draw(true);
   if (name === "checkpoints") goToStep(more.has("step") ? Number(more.get("step")) : null);
-  if (name === "logs") goToLine(Number(more.get("line")), (line) => openTab("logs", { line }));
+  if (name === "logs") {
+    takeFilters(more);
+    goToLine(Number(more.get("line")), (line) => openTab("logs", { ...filters(), line }));
+  }
 });
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
