@@ -7,7 +7,7 @@ import { positions, indexAt, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
 import { isMetric, offerNames, setUpNewPanel } from "./new_panel.js";
 import { groupsOf, RunList } from "./run_list.js";
-import { apply, find, fromText, initial, loadViews, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
+import { apply, applyAddress, find, initial, loadViews, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
 
 const PAUSE_MS = 300, DETAIL_MS = 250, COARSE = 8, POINTS = 60;
 const state = initial(), jobs = new Map();  // id -> { job, curve, detail }
@@ -141,9 +141,7 @@ $("unzoom").addEventListener("click", () => zoomTo(null));
 setUpNewPanel(state, changed, problem);
 for (const listen of [onThemeChange, (redraw) => addEventListener("resize", redraw)]) listen(() => grid.redraw());
 setUpViews(state, open, (key) => { view = key; remember(); });
-const address = new URLSearchParams(location.search), named = address.get("view");
-const given = Object.fromEntries(["where", "project", "search"].map((name) => [name, address.get(name) ?? ""]));
-apply(state, { ...given, archived: false, workspace: { ...fromText(location.hash), project: given.project } });
+const named = applyAddress(state, location);
 (named ? open(named) : changed()).then(async () => {
   if (!named) await loadViews(view, state.project);
   await offerProjects();

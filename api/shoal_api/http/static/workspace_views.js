@@ -33,9 +33,13 @@ export function toText(state) {
   return changed.length ? `#${encodeURIComponent(JSON.stringify(Object.fromEntries(changed)))}` : "";
 }
 
-// An address that was cut off has nothing.
-export function fromText(hash) {
-  try { return JSON.parse(decodeURIComponent(hash.slice(1)) || "{}"); } catch { return {}; }
+// Takes over what the address holds; returns the view that it names. An address that was cut off has no last part.
+export function applyAddress(state, { search, hash }) {
+  const address = new URLSearchParams(search), given = Object.fromEntries(["where", "project", "search"].map((name) => [name, address.get(name) ?? ""]));
+  let workspace = {};
+  try { workspace = JSON.parse(decodeURIComponent(hash.slice(1)) || "{}"); } catch { /* as without it */ }
+  apply(state, { ...given, archived: false, workspace: { ...workspace, project: given.project } });
+  return address.get("view");
 }
 
 export const find = (project, name) => views.find((one) => one.project === project && one.name === name);
