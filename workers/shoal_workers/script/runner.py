@@ -51,7 +51,7 @@ from shoal_workers.script.event_files import EventFiles
 from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
-from shoal_workers.script.takeover import NothingToContinue, take_over
+from shoal_workers.script.takeover import MEDIA, NOT_OF_THE_SCRIPT, NothingToContinue, take_over
 from shoal_workers.script.written_files import WrittenFiles
 
 RAY_TRAIN_DOOR = "shoal_workers.ray_train.door"
@@ -104,7 +104,7 @@ class ScriptRunner:
         self._script_store: TCPStore | None = None
         """The store that the scripts of this generation use; on rank 0."""
         self._memory_kills = MemoryKills()
-        self._written = WrittenFiles((self._checkpoint_dir, str(Path.cwd())))
+        self._written = WrittenFiles((self._checkpoint_dir, str(Path.cwd())), NOT_OF_THE_SCRIPT | {MEDIA})
         """Used by rank 0."""
         self._is_prepared = False
 
