@@ -87,7 +87,7 @@ _MISTAKEN = "The task cannot be trained as it is."
 """Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
 REPEATED = "repeated_end"
 """Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
-_OF_SCRIPTS = {"exit_status": "The script has failed.", REPEATED: "The script has failed."}
+_OF_SCRIPTS = {"exit_status": "The script has failed."}
 """The same for mistakes that only a script makes."""
 
 
@@ -130,7 +130,7 @@ def decide_retry(
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
     if mistake == REPEATED:
-        return RetryDecision(False, True, f"{words} No other attempt: it would end in the same way again.")
+        return RetryDecision(False, True, "No other attempt: it would end in the same way again.")
     if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,
@@ -144,12 +144,12 @@ def decide_retry(
         )
     if record.failures >= record.max_failures:
         return RetryDecision(False, True, f"{words} Not retried: retry.max_failures {record.max_failures} is used up.")
-    since = f"{count_text(step - record.last_step, 'step')} completed since the last"
+    since = f"{count_text(step - record.last_step, 'step')} completed" + (" since the last" if record.failures else "")
     if step <= record.last_step:
         since = "after a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Retrying from the newest checkpoint: failure {record.failures + 1} of at most {record.max_failures}, "
+        f"{words} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
         f"{since}.",
     )

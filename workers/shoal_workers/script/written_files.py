@@ -15,7 +15,7 @@ from pathlib import Path
 
 _MAX_FILES = 5_000
 _PIECES, _PIECE_BYTES = 16, 1 << 16
-"""Of a larger file so many pieces are read, at equal distances: a step changes all weights of a model."""
+"""So many pieces of a larger file are read, at equal distances: a step changes all weights of a model."""
 _OF_RECORDS = (".log", ".lock", ".pyc", ".out", ".err")
 _EVENTS = ".tfevents."
 

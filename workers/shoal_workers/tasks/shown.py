@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal_workers.contract.encoders import MASKED_TASK, SEQ2SEQ_TASK, TEXT_CLASS_TASK
+from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.rows import NO_LABEL
+from shoal_workers.tasks.shown_media import images, speech
 
 Row = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]
@@ -89,6 +90,8 @@ SHOWN: dict[str, Callable[[Any, Any, Sequence[int]], Iterator[Row]]] = {
     MASKED_TASK: masked,
     SEQ2SEQ_TASK: targets,
     TEXT_CLASS_TASK: labelled_texts,
+    IMAGE_CLASS_TASK: images,
+    SPEECH_TASK: speech,
 }
 
 

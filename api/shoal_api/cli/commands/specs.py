@@ -254,12 +254,13 @@ def describe_data(shown: dict[str, Any]) -> str:
         if split["num_cut"]:
             lines.append(f"  cut at model.seq_len: {split['num_cut']:,}")
         for key, title in (("tokens", "tokens"), ("in_loss", "tokens in the loss")):
-            if key in split:
+            if any(split.get(key, ())):
                 lines.append("  {}: {:,} to {:,}, median {:,}".format(title, *(split[key][at] for at in (0, 2, 1))))
         lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split["labels"].items()]
         for number, row in enumerate(split["rows"], 1):
             label = f", label {row['label']}" if "label" in row else ""
-            lines.append(f"  sample {number}: {row['tokens']:,} tokens, {row['in_loss']:,} in the loss{label}")
+            tokens = f"{row['tokens']:,} tokens, {row['in_loss']:,} in the loss" if row["tokens"] else "as it arrives"
+            lines.append(f"  sample {number}: {tokens}{label}")
             for text in row["texts"]:
                 marked = "".join(f"[[{part}]]" if counts else part for part, counts in text["spans"])
                 lines += [f"    {line}" for line in f"{text['title'] and text['title'] + ': '}{marked}".splitlines()]
