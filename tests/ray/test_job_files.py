@@ -31,6 +31,7 @@ DOORS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     },
 }
 NAMES = ["beside.txt", "mine.txt", "runs/x/events.txt"]
+NEW = ["new mine.txt", "new events.txt", "new beside.txt"]
 
 
 def content(client: Client, job_id: str, name: str) -> str:
@@ -55,9 +56,9 @@ def test_two_jobs_with_one_code_at_once_share_nothing_that_can_be_written(
         (tmp_path / "open").touch()
         for mark, job_id in jobs.items():
             status = client.wait(job_id, timeout_s=PATIENCE_S).status
-            said = lines(client, job_id, "^(read|mark|no) |Relative files go to")
+            said = lines(client, job_id, "^(read|found|new) |Relative files go to")
             assert status.state is JobState.SUCCEEDED, (status, lines(client, job_id, ""))
-            assert f"read {mark}" in said and not [line for line in said if line.startswith("mark before")], said
+            assert f"read {mark}" in said and [line for line in said if line.startswith(("found", "new"))] == NEW, said
             assert len([line for line in said if "Relative files" in line]) == 1, said
             assert [file.name for file in client.files(job_id).items] == NAMES
             assert {content(client, job_id, name) for name in NAMES} == {mark}

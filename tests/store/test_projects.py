@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.market import Project, User
 from shoal_service.fleet_views import ProjectRules, UserRules
 from shoal_service.store import (
@@ -77,6 +78,14 @@ def test_the_list_shows_what_each_project_uses(store: Store, submit: Submit, beg
     assert (vision.queued, vision.running, vision.workers, vision.share, vision.is_defined) == (1, 1, 3, 0.75, True)
     assert (audio.queued, audio.running, audio.workers, audio.share, audio.is_defined) == (0, 1, 1, 0.25, False)
     assert (shown["default"].queued, shown["default"].share) == (1, 0.0)
+
+
+def test_a_project_stays_in_the_list_when_its_last_job_has_ended(store: Store, submit: Submit) -> None:
+    for project in ("audio", "vision", "audio"):
+        job_id = submit(project=project)
+        store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+    shown = {one.name: (one.queued, one.running) for one in store.reading(quotas.project_views)()}
+    assert shown == {"audio": (0, 0), "default": (0, 0), "vision": (0, 0)}
 
 
 class TestMaxQueued:

@@ -78,7 +78,7 @@ def _split(spec: JobSpec, task: Any, name: str, data: Any, num_rows: int) -> dic
         order = validation_order(data, spec.validation.samples, seed=spec.seed)
     counts = data.label_counts() if hasattr(data, "label_counts") else {}
     names = task.classes()[0] if counts else ()
-    split = {
+    split: dict[str, Any] = {
         "samples": len(data),
         "validated": len(order) if name == "validation" else None,
         "left_out": dict(getattr(data, "left_out", {})),

@@ -42,7 +42,7 @@ from shoal_service.home import Home
 from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, StoreError, StoreUnavailable
-from shoal_service.store.hub import REQUESTS, Subscription
+from shoal_service.store.hub import Subscription, requests_of
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
 from shoal_workers.contract.base import WIRE_VERSION
@@ -158,12 +158,18 @@ class Driver:
         """Number of starts that were not recorded when the supervisor last reported; None: unknown."""
         self._is_rekeyed = False
         self._stacks: StacksRequest | None = None
+        self._stacks_turn = asyncio.Lock()
+        """A directive has one request: the next one waits for its answer."""
         self._stored_code: str | None = None
         """The version of the job's code that was stored in the cluster last; None: none yet."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
         """Finds what all workers of the attempt do now, or one rank. None: the attempt begins, or is over. Raises
         SupervisorUnavailable: there is no answer in time."""
+        async with self._stacks_turn:
+            return await self._ask_for_stacks(rank, native=native)
+
+    async def _ask_for_stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
         request = self._stacks = StacksRequest(number=secrets.randbelow(1 << 53) + 1, rank=rank, native=native)
         self._changed.set()
         answered = asyncio.Event()
@@ -191,11 +197,7 @@ class Driver:
         """Sets the event when a report has ended the attempt, or answered a request of a user."""
         loop = asyncio.get_running_loop()
 
-        def changed(job_id: str) -> None:
-            if job_id == self._row.id:
-                loop.call_soon_threadsafe(event.set)
-
-        return self._store.subscribe(changed, REQUESTS)
+        return self._store.subscribe(lambda _: loop.call_soon_threadsafe(event.set), requests_of(self._row.id))
 
     def expect(self, places: Mapping[str, int]) -> None:
         """Call it before `run`: how many workers are expected on which node, once others have given these places

@@ -179,13 +179,16 @@ class SupervisorLinks:
         self._clock = clock
         self._links: Mapping[AttemptKey, SupervisorLink] = {}
         self._read_mono = float("-inf")
+        self._num_readings = 0
         self._reading = asyncio.Lock()
 
     async def of(self, key: AttemptKey, *, newest: bool = False) -> SupervisorLink | None:
         """When the supervisor of an attempt has reported last; None: the attempt is over. `newest`: the answer includes
         what was committed before this call; otherwise it may be a quarter of a second old. Raises StoreUnavailable."""
+        needed = self._num_readings + 1 if newest else 0  # a reading that begins from now on, which all who wait share
         async with self._reading:
-            if newest or self._clock.monotonic() - self._read_mono >= _FRESH_S:
+            if self._num_readings < needed or self._clock.monotonic() - self._read_mono >= _FRESH_S:
+                self._num_readings += 1
                 began_mono = self._clock.monotonic()
                 self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
                 self._read_mono = began_mono

@@ -144,12 +144,12 @@ def decide_retry(
         )
     if record.failures >= record.max_failures:
         return RetryDecision(False, True, f"{words} Not retried: retry.max_failures {record.max_failures} is used up.")
-    since = f"{count_text(step - record.last_step, 'step')} completed since the last"
+    since = f"{count_text(step - record.last_step, 'step')} completed" + (" since the last" if record.failures else "")
     if step <= record.last_step:
         since = "after a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Retrying from the newest checkpoint: failure {record.failures + 1} of at most {record.max_failures}, "
+        f"{words} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
         f"{since}.",
     )

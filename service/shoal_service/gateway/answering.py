@@ -24,6 +24,8 @@ from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
 from shoal_workers.contract.base import Frozen
 
 _THREADS = 32
+_KEPT_S = 30.0
+"""An archive that was read is kept this long for orders that come again."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -57,6 +59,32 @@ class RayAccess(Protocol):
         """Stores a zip archive in the cluster. Returns its URI, which is the same for equal bytes."""
 
 
+class Downloads:
+    """Reads code archives from the service: each once, however many orders name it, and one after the other, so that a
+    slow link still carries reports. A reading goes on without its order, whose successor has what was read."""
+
+    def __init__(self, read: Callable[[str], Awaitable[bytes]]) -> None:
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._tasks: dict[str, asyncio.Task[bytes]] = {}
+        """By SHA-256, until some time after the end."""
+
+    async def archive(self, sha256: str) -> bytes:
+        """Raises what the reading raises; the next call then begins another one."""
+        if sha256 not in self._tasks:
+            self._tasks[sha256] = asyncio.create_task(self._in_turn(sha256))
+            self._tasks[sha256].add_done_callback(lambda task: self._done(sha256, task))
+        return await asyncio.shield(self._tasks[sha256])
+
+    async def _in_turn(self, sha256: str) -> bytes:
+        async with self._turn:
+            return await self._read(sha256)
+
+    def _done(self, sha256: str, task: asyncio.Task[bytes]) -> None:
+        kept_s = 0.0 if task.cancelled() or task.exception() else _KEPT_S
+        task.get_loop().call_later(kept_s, self._tasks.pop, sha256, None)
+
+
 class Answering:
     """Carries out orders. Not thread-safe: everything but the blocking calls runs on the loop."""
 
@@ -69,7 +97,7 @@ class Answering:
     ) -> None:
         """`look`: takes a snapshot that the next report has. `archive`: reads a code archive from the service."""
         self._ray = ray
-        self._archive = archive
+        self._downloads = Downloads(archive)
         self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
             "look_now": look,
             "upload_code": self._upload_code,
@@ -103,7 +131,7 @@ class Answering:
         return value[:MAX_WORDS] if isinstance(value, str) else value
 
     async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
-        archive = await self._archive(sha256)
+        archive = await self._downloads.archive(sha256)
         return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
 
     async def _blocking(self, call: Callable[[], T]) -> T:

@@ -274,8 +274,11 @@ class Gateway:
         if not life.is_admitted:
             life.is_admitted, self._stands_by = True, False
             self._is_admitted.set()
-            self._say("gateway: joined; jobs can use this cluster")
+            if report.snapshot is None and life.sent is None:
+                self._say(f"gateway: the service has this cluster; jobs can use it once Ray answers. {self._error}")
         if report.snapshot is not None:
+            if life.sent is None:
+                self._say("gateway: joined; jobs can use this cluster")
             life.sent = report.snapshot
         for answer in report.answers:
             life.outbox.pop(answer.number, None)

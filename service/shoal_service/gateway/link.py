@@ -24,6 +24,7 @@ _MARGIN_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONFLICT = 409
+_WHOLE = 200
 _NOT_VERIFIED = "CERTIFICATE_VERIFY_FAILED"
 
 
@@ -79,11 +80,28 @@ class Link:
         return OrderPage.model_validate_json(answer.content)
 
     async def archive(self, sha256: str) -> bytes:
-        """Reads a code archive from the service. Raises LinkError."""
-        answer = await self._ask("GET", f"/archives/{sha256}", timeout=httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S))
-        if hashlib.sha256(answer.content).hexdigest() != sha256:
+        """Reads a code archive from the service; goes on where a connection broke. Raises LinkError."""
+        timeout, data, begun = httpx.Timeout(_ARCHIVE_S, connect=_CONNECT_S), bytearray(), -1
+        while True:
+            try:
+                headers = {"Range": f"bytes={len(data)}-"}
+                path = f"{self._base}/archives/{sha256}"
+                async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                    if answer.status_code >= 300:
+                        await answer.aread()
+                        raise _refusal(answer)
+                    del data[0 if answer.status_code == _WHOLE else len(data) :]
+                    begun = len(data)
+                    async for piece in answer.aiter_bytes():
+                        data += piece
+                break
+            except (httpx.HTTPError, ssl.SSLError) as error:
+                if len(data) <= begun:  # nothing has come since the last break
+                    raise LinkDown(f"no answer from {self._http.base_url}: {error or type(error).__name__}") from error
+                begun = len(data)
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise LinkDown(f"the code archive {sha256} has arrived damaged")
-        return answer.content
+        return bytes(data)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -98,12 +116,14 @@ class Link:
             raise LinkDown(f"no answer from {self._http.base_url}: {words}") from error
         if answer.status_code < 300:
             return answer
-        detail = _detail(answer)
-        if answer.status_code == _CONFLICT:
-            raise LinkReplaced(detail)
-        if answer.status_code in _AGAIN:
-            raise LinkDown(detail, _pause_s(answer.headers))
-        raise LinkRefused(detail)
+        raise _refusal(answer)
+
+
+def _refusal(answer: httpx.Response) -> LinkError:
+    detail = _detail(answer)
+    if answer.status_code == _CONFLICT:
+        return LinkReplaced(detail)
+    return LinkDown(detail, _pause_s(answer.headers)) if answer.status_code in _AGAIN else LinkRefused(detail)
 
 
 def _detail(answer: httpx.Response) -> str:

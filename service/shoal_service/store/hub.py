@@ -18,6 +18,11 @@ REQUESTS = "requests"
 """A topic in place of a job's id: what a user has asked for, and what has freed workers."""
 
 
+def requests_of(job_id: str) -> str:
+    """A topic: the part of REQUESTS that is about one job."""
+    return f"{REQUESTS} of {job_id}"
+
+
 class Hub:
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +42,7 @@ class Hub:
 
     def publish(self, job_id: str, *, is_request: bool = False) -> None:
         """`is_request`: a user has asked for something, or workers are free now: the scheduler may have to decide."""
-        keys = (job_id, None, REQUESTS) if is_request else (job_id, None)
+        keys = (job_id, None, REQUESTS, requests_of(job_id)) if is_request else (job_id, None)
         with self._lock:
             listening = [one for key in keys for one in self._subscriptions.get(key, ())]
         for subscription in listening:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Select, delete, func, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, Project, User
@@ -31,12 +32,12 @@ def defined_projects(tx: Transaction, *, lock: bool = False) -> dict[str, Projec
 
 
 def project_views(tx: Transaction, visible: Collection[str] | None = None) -> list[ProjectView]:
-    """The defined projects and those that have jobs, by name, each with what it uses itself; `visible`: of
-    these alone."""
+    """The defined projects and those that have jobs, ended ones too, by name, each with what it uses itself; `visible`:
+    of these alone."""
     known = defined_projects(tx)
     queued, running, workers = _usage(tx)
     total = sum(workers.values())
-    names = sorted({DEFAULT_PROJECT, *known, *queued, *running})
+    names = sorted({DEFAULT_PROJECT, *known, *tx.execute(_WITH_JOBS).scalars()})
     return [
         ProjectView(
             name=name,
@@ -126,6 +127,17 @@ def _usage(tx: Transaction) -> tuple[Counter[str], Counter[str], Counter[str]]:
     )
     workers: Counter[str] = Counter({row[0]: int(row[1]) for row in tx.execute(query)})
     return queued, running, workers
+
+
+def _all_with_jobs() -> Select[Any]:
+    """The projects of all jobs. Each is found by one look into the index: there may be a million jobs."""
+    found, later = select(func.min(jobs.c.project).label("project")).cte("found", recursive=True), jobs.alias()
+    following = select(func.min(later.c.project)).where(later.c.project > found.c.project).correlate(found)
+    found = found.union_all(select(following.scalar_subquery()).where(found.c.project.is_not(None)))
+    return select(found.c.project).where(found.c.project.is_not(None))
+
+
+_WITH_JOBS = _all_with_jobs()
 
 
 def _counts(tx: Transaction, states: frozenset[JobState] | list[JobState]) -> list[tuple[str, int]]:

@@ -85,12 +85,14 @@ def test_the_name_of_another_sweep_is_refused_and_more_values_continue_one(
 
 def test_a_sweep_of_two_projects_is_shown_by_its_project(shoal: Any, service: Any, spec_file: Path) -> None:
     for project in ("one", "two"):
-        ran = shoal("sweep", str(spec_file), "rates", "--grid", "seed=1,2", "--set", f"project={project}")
+        ran = shoal("sweep", "start", str(spec_file), "rates", "--grid", "seed=1,2", "--project", project)
         assert ran.code == 0, ran.err
     both = shoal("sweep", "show", "rates")
     assert both.code == 2 and "the projects one, two have a sweep 'rates'" in both.err
     assert len(shoal("sweep", "show", "rates", "--project", "two", "--json").json()) == 2
-    assert shoal("sweep", "cancel", "rates", "--project", "one").out.startswith("cancelled 2 of 2 jobs")
+    refused = shoal("sweep", "show", "rates", "--project", "two", "--grid", "seed=3")
+    assert refused.code == 2 and "sweep show takes no --grid" in refused.err
+    assert shoal("sweep", "cancel", "rates", "--project", "one", "-y").out.startswith("cancelled 2 of 2 jobs")
     assert shoal("sweep", "cancel", "rates", "--project", "one").out.startswith("cancelled 0 of 2 jobs")
     states = {job["state"] for job in shoal("sweep", "show", "rates", "--project", "two", "--json").json()}
     assert states == {"QUEUED"}

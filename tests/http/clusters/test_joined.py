@@ -8,6 +8,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -337,3 +338,34 @@ def test_an_answer_of_another_shape_is_an_error_of_that_call_only(
     forging.join()
     assert cluster.unrecorded_starts("j", 1) == 0
     released.set()
+
+
+def test_forty_orders_that_wait_for_a_gateway_take_no_thread_of_the_store(
+    store: Store, cluster: BlockingCluster, make_gateway: Make
+) -> None:
+    gateway, may_end = make_gateway(), threading.Event()
+    joined(cluster)
+    gateway.ray.hold = may_end.wait
+
+    async def orders() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        waiting = [asyncio.ensure_future(cluster.cluster.reap("j", number)) for number in range(1, 41)]
+        await asyncio.to_thread(gateway.ray.begun.wait)
+        async with asyncio.timeout(60.0):
+            for _ in range(10):
+                await asyncio.to_thread(store.ping)
+        assert not any(one.done() for one in waiting)
+        may_end.set()
+        assert await asyncio.gather(*waiting) == [0] * 40
+
+    asyncio.run(orders())
+
+
+def test_a_gateway_says_joined_only_once_ray_answers(cluster: BlockingCluster, make_gateway: Make) -> None:
+    ray = FakeRay(NODE)
+    ray.refused_connects = 4
+    gateway = make_gateway(ray=ray)
+    joined(cluster)
+    until(lambda: "gateway: joined; jobs can use this cluster" in gateway.lines, "it says that it has joined")
+    waits, *_, last = [line for line in gateway.lines if "jobs can use" in line]
+    assert "once Ray answers. no Ray cluster answers at head:6379" in waits and "joined" in last

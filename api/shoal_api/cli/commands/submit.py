@@ -6,6 +6,7 @@ The server makes the jobs of a sweep, all or none, keeps to the limit and prunes
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from shoal_api.cli.commands.several import YesFlag
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import (
     DEFAULT_URL,
@@ -370,8 +372,10 @@ def sweep(
         bool, typer.Option("--dry-run", help="Check each job and show the values; submit nothing.")
     ] = False,
     project: Annotated[
-        str | None, typer.Option("--project", help="Of the sweep to show or to stop, if several have this name.")
+        str | None,
+        typer.Option("--project", help="Of the jobs; or of the sweep to show or to stop, if several have this name."),
     ] = None,
+    yes: YesFlag = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -386,15 +390,24 @@ def sweep(
         if words[0] in ("show", "stop", "cancel"):
             if len(words) > 2:
                 raise CliError(f"sweep {words[0]} takes one name, not {' '.join(words[1:])}", hint="shoal sweep --help")
-            _of_name(session, words[0], words[1] if len(words) > 1 else None, project)
+            only_start: dict[str, object] = {"--grid": grid, "--range": ranges, "--samples": samples, "--seed": seed}
+            only_start |= {"--limit": limit, "--prune": prune, "--warmup": warmup, "--reduction": reduction}
+            only_start |= {"--set": assignments, "--dry-run": dry_run or None}
+            for option, value in only_start.items():
+                if value is not None:
+                    raise CliError(f"sweep {words[0]} takes no {option}", hint="shoal sweep --help")
+            _of_name(session, words[0], words[1] if len(words) > 1 else None, project, yes=yes)
             return
+        if yes:
+            raise CliError("sweep start takes no --yes: it asks nothing", hint="shoal sweep --help")
         given = words[1:] if words[0] == "start" else words
         if not 1 <= len(given) <= 2:
             hint = "shoal sweep start SPEC [NAME] --grid optimizer.lr=1e-4,3e-4"
             raise CliError("sweep start takes a spec, and a name of the sweep if you like", hint=hint)
         rules = {"limit": limit, "prune": prune, "warmup_steps": warmup, "reduction": reduction, "samples": samples}
         document = values_of(given[0], grid or [], ranges or []) | rules | ({} if seed is None else {"seed": seed})
-        request = request_of(given[0], given[1] if len(given) > 1 else None, assignments or [], document)
+        changes = [*(assignments or []), *([f"project={project}"] if project is not None else [])]
+        request = request_of(given[0], given[1] if len(given) > 1 else None, changes, document)
         with session.open_client() as client:
             if dry_run:
                 _try_sweep(session, client, request)
@@ -475,7 +488,7 @@ def _submit_sweep(session: Session, client: Client, request: SweepRequest) -> No
     session.output.document({"sweep": view.name, "jobs": [job.id for job in view.jobs]}, lambda: "\n".join(lines))
 
 
-def _of_name(session: Session, what: str, name: str | None, project: str | None) -> None:
+def _of_name(session: Session, what: str, name: str | None, project: str | None, *, yes: bool) -> None:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
     from shoal_api.cli.render.jobs import sweep_table
@@ -495,6 +508,8 @@ def _of_name(session: Session, what: str, name: str | None, project: str | None)
             view = client.sweep(sweep.project, name)
             session.output.document(view.jobs, lambda: sweep_table(view.jobs))
             return
+        if not yes and not session.output.as_json and sys.stdin.isatty():
+            typer.confirm(f"Cancel the jobs of the sweep {name} that have not ended?", abort=True, err=True)
         ended = client.cancel_sweep(sweep.project, name)
     number = len(ended.jobs)
     session.output.document(

@@ -7,6 +7,7 @@ Each control plane answers, with the lease or without: all that is said here is 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -32,6 +33,7 @@ from shoal_service.store.cluster_links import StoredReport, orders_of
 from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.placing import CLUSTER_PATTERN
 
+_RANGE = re.compile(r"bytes=(\d{1,12})-", re.ASCII)
 _REREAD_S = 0.25
 """Seconds until this server sees what other control planes have written, at the latest."""
 _SNAPSHOT: TypeAdapter[ClusterSnapshot] = TypeAdapter(ClusterSnapshot)
@@ -104,14 +106,20 @@ def routes(context: Context) -> APIRouter:
         responses={200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}},
         summary="Read a code archive that an order names",
     )
-    async def archive(cluster: ClusterName, sha256: Sha256) -> Response:
-        """Returns the archive while the order that names it has no answer."""
+    async def archive(request: Request, cluster: ClusterName, sha256: Sha256) -> Response:
+        """Returns the archive while the order that names it has no answer. With `Range: bytes=N-` only what comes from
+        there on, so that a gateway goes on where its connection broke."""
         data = None
         if await run_in_threadpool(store.reading(cluster_links.may_read_archive), cluster, sha256):
             data = await run_in_threadpool(store.reading(archives.get), sha256)
         if data is None:
             raise ProblemError(Kind.NOT_FOUND, "No open order to this cluster names this archive.")
-        return Response(data, media_type="application/zip")
+        start = _RANGE.fullmatch(request.headers.get("range", ""))
+        begin = int(start[1]) if start is not None else 0
+        if not 0 < begin < len(data):
+            return Response(data, media_type="application/zip")
+        headers = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"}
+        return Response(data[begin:], status_code=206, headers=headers, media_type="application/zip")
 
     return router
 

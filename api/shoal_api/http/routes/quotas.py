@@ -63,7 +63,7 @@ def project_routes(context: Context) -> APIRouter:
         summary="List the projects",
     )
     async def list_projects(request: Request) -> Response:
-        """Lists the projects that are defined, and those that have queued jobs or workers, with their quotas and what
+        """Lists the projects that are defined, and those that have jobs, ended ones too, with their quotas and what
         they use."""
         page = Page[ProjectView](
             items=tuple(await run_in_threadpool(store.reading(quotas.project_views), visible_projects(request)))

@@ -7,6 +7,7 @@ kills only those that the verdict blames.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import assert_never
 
@@ -51,6 +52,9 @@ saved."""
 _LAST_SAVES = 5
 """Number of tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the
 storage must not cost a whole training run."""
+
+_PACKAGE = re.compile(r"/\S*/_ray_pkg_[0-9a-f]+/")
+"""Where Ray unpacks a job's code: in a traceback its paths begin at the directory of the code."""
 
 
 def consider(turn: Turn) -> None:
@@ -376,7 +380,7 @@ def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
     return UserFailure(
         type=error.type,
         message=error.message,
-        traceback=error.traceback,
+        traceback=_PACKAGE.sub("", error.traceback),
         phase=error.phase,
         ranks=tuple(sorted(e.rank for e in largest)),
         step=largest[0].step,

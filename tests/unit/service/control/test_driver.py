@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -463,5 +464,22 @@ def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(stor
         supervisor.end(END)
         await bench.clock.advance(35.0)
         assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
+
+    run(main())
+
+
+def test_two_requests_for_stacks_at_once_are_both_answered(store: Store) -> None:
+    async def main() -> None:
+        bench = DriverBench(store)
+        supervisor = await bench.started()
+        await bench.clock.advance(1.0)
+        supervisor.cut_off()  # a rank is slow to answer
+        first = asyncio.create_task(bench.driver.stacks(0, native=False))
+        second = asyncio.create_task(bench.driver.stacks(1, native=False))
+        await bench.clock.advance(5.0)
+        supervisor.reconnect()
+        await bench.clock.advance(5.0)
+        found = [await first, await second]
+        assert [one.summary for one in found if one is not None] == ["rank 0", "rank 1"]
 
     run(main())

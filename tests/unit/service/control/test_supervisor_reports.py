@@ -8,7 +8,7 @@ from typing import Any
 
 from doubles.event_loop import run
 from shoal_service.clock import SystemClock
-from shoal_service.control.supervisor_reports import ReportWriter
+from shoal_service.control.supervisor_reports import ReportWriter, SupervisorLinks
 from shoal_service.core.access import hash_of
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
@@ -101,5 +101,16 @@ def test_reports_of_a_request_that_was_cancelled_are_stored_and_disturb_no_other
         cancelled.cancel()
         await other
         assert store.get_job(second).status.step == 1
+
+    run(main())
+
+
+def test_drivers_that_ask_together_share_a_reading_of_the_links(store: Store) -> None:
+    async def main() -> None:
+        links = SupervisorLinks(store, SystemClock())
+        await asyncio.gather(*(links.of((f"job-{number}", 1), newest=True) for number in range(500)))
+        assert links._num_readings == 2, "the first one, and one that all the others share"
+        [job_id] = running(store, 1)
+        assert await links.of((job_id, 1), newest=True) is not None, "what was committed since is seen"
 
     run(main())

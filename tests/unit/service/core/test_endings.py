@@ -84,3 +84,8 @@ def test_an_end_that_repeats_itself_is_final_whatever_the_budget_is() -> None:
     decision = decide_retry(EndReason.USER_ERROR, 15, record, mistake=REPEATED, has_run_long=True)
     assert (decision.again, decision.charged) == (False, True)
     assert decision.reason == "No other attempt: it would end in the same way again."
+
+
+def test_the_last_allowed_retry_is_said_as_one() -> None:
+    decision = decide_retry(EndReason.USER_ERROR, 40, FailureRecord(failures=1, last_step=20, max_failures=2))
+    assert decision.again and decision.reason.endswith("retry 2 of at most 2, 20 steps completed since the last.")
