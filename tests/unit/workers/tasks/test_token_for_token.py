@@ -51,6 +51,7 @@ TEMPLATES = {
     "parts": PARTS,
     **{name: MARKED.replace("<OPEN>", opens).replace("<CLOSE>", ends) for name, (opens, ends) in MARKS.items()},
 }
+_OTHERS = ("marked", "marked, tight", "marked, kept")
 PAIRS = {
     "the border is a space": ("The sky is blue. Answer: ", "yes"),
     "the answer begins with a space": ("The sky is blue. Answer:", " yes it is 4."),
@@ -166,7 +167,10 @@ def test_each_token_that_overlaps_the_answer_is_the_answers(
     assert failures == []
 
 
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "template",
+    ["plain", "parts", "marked, trimmed", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)],
+)
 def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
     directories: dict[str, Path], theirs: dict[str, Any], template: str
 ) -> None:
