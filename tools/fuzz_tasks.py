@@ -28,7 +28,7 @@ _TAIL_CHARS = 1500
 sys.path.insert(0, str(TESTS))
 
 from kit.fuzz.draw import Description, draw, simpler  # noqa: E402
-from kit.fuzz.kinds import OPEN_SPELLINGS, OPTIMIZERS, PIECES, SPELLINGS  # noqa: E402
+from kit.fuzz.kinds import OPTIMIZERS, PIECES, SPELLINGS  # noqa: E402
 from kit.fuzz.loops import LoopDescription, draw_loop, simpler_loops  # noqa: E402
 
 
@@ -65,7 +65,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plans", type=float, default=0.3, help="fraction of the tasks that have a plan")
     parser.add_argument("--spelled", type=float, default=0.4, help="fraction of the others with sizes and spellings")
     parser.add_argument("--spellings", default=",".join(SPELLINGS), help="of things that are written or reached")
-    parser.add_argument("--open", action="store_true", help="also spellings that are known to train another model")
     parser.add_argument("--loops", action="store_true", help="loops instead of tasks")
     parser.add_argument("--shrink", type=int, help="seed of a task that fails")
     parser.add_argument("--table", type=Path, help="a file of results")
@@ -84,7 +83,7 @@ def _drawn(arguments: argparse.Namespace, seed: int) -> Description | LoopDescri
         optimizers=optimizers,
         plans=arguments.plans,
         spelled=arguments.spelled,
-        spellings=[*spellings, *(OPEN_SPELLINGS if arguments.open else ())],
+        spellings=spellings,
     )
 
 

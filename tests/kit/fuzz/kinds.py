@@ -68,11 +68,9 @@ SPELLINGS: dict[str, _Choices] = {
     "number": {},
 }
 """Pieces that are of a drawn size, or that write or reach a thing in a drawn way."""
-OPEN_SPELLINGS: dict[str, _Choices] = {}
-"""Those that train another model, and that nothing refuses yet: drawn only if they are named (`--open`)."""
 LOSSES = ("penalty", "carried_by_task")
 """Spellings of a loss."""
-ALL_PIECES = {**PIECES, **SPELLINGS, **OPEN_SPELLINGS}
+ALL_PIECES = {**PIECES, **SPELLINGS}
 
 _OPTIONS: dict[str, _Choices] = {
     "sgd": {"momentum": (0.0, 0.9), "nesterov": (False, True), "weight_decay": (0.0, 0.1), "foreach": (None, True)},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.fuzz.draw import Description, draw, simpler
-from kit.fuzz.kinds import LOSSES, OPEN_SPELLINGS, OPTIMIZERS, PIECES, SPELLINGS
+from kit.fuzz.kinds import LOSSES, OPTIMIZERS, PIECES, SPELLINGS
 from kit.fuzz.plans import CHOICES, world_of
 from kit.fuzz.spec import broken_rules
 
@@ -39,7 +39,7 @@ def test_every_kind_and_choice_is_drawn(many: list[Description]) -> None:
     assert axes >= {"pp", "tp", "cp", "ep", "dp_shard", "dp_replicate", "recompute"}
 
 
-def test_every_size_and_spelling_is_drawn_and_the_open_ones_only_if_named() -> None:
+def test_every_size_and_spelling_is_drawn() -> None:
     spelled = [draw(seed, spelled=1.0) for seed in _MANY]
     drawn = {
         (piece.kind, name, piece.options[name])
@@ -51,9 +51,6 @@ def test_every_size_and_spelling_is_drawn_and_the_open_ones_only_if_named() -> N
     assert drawn == {(kind, *choice) for kind in SPELLINGS for choice in _choices(SPELLINGS[kind])}
     assert {one.loss for one in spelled} >= set(LOSSES)
     assert {"by_attribute"} <= {one.optim.groups for one in spelled}
-    assert not any(piece.kind in OPEN_SPELLINGS for one in spelled for piece in one.pieces)
-    named = [draw(seed, spelled=1.0, plans=0.0, spellings=OPEN_SPELLINGS) for seed in range(9)]
-    assert {one.pieces[-1].kind for one in named} == set(OPEN_SPELLINGS)
     legal = [broken_rules(one, layout) for one in spelled for layout in one.ways.layouts[:2]]
     assert set(legal) == {()}
 

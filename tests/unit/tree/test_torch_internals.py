@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from kit.sources import ROOT, relative, sources
 
 INTERNALS = ROOT / "workers" / "shoal_workers" / "torch_internals.py"
-_STANDARD = {"os", "sys", "functools"}
-"""Modules of the standard library of which private names are used: `os._exit`, `sys._getframe`."""
+_STANDARD = {"os", "sys", "functools", "multiprocessing.current_process()"}
+"""Parts of the standard library of which private names are used: `os._exit`, `sys._getframe`."""
 _DOCUMENTED = ("_foreach_",)
 """Prefixes of functions that torch's reference documents under a name with an underscore."""
 _BY_NAME = ("getattr", "hasattr", "setattr")

@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     values: dict[str, Any] | Fault
     number: int
-    """Of the row or of the line, from 1 on."""
+    """The number of the row or of the line, from 1 on."""
     read_bytes: int
     """Bytes of the file that have been read, for the progress."""
     file: str

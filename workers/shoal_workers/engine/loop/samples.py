@@ -138,7 +138,7 @@ class EpochOrder:
         return self.first_step + len(self.steps)
 
     def indices(self, step: int, micro_batch: int) -> Sequence[Any]:
-        """Of a micro-batch that the step does not have, those of its first one."""
+        """The samples of a micro-batch; if the step does not have it, those of its first one."""
         pieces = self.steps[step - self.first_step]
         return pieces[micro_batch] if micro_batch < len(pieces) else pieces[0]
 

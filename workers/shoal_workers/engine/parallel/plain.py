@@ -104,6 +104,6 @@ class PlainReplica:
         return {}
 
     def _marks(self) -> dict[str, tuple[int, tuple[int, int]]]:
-        """Of each parameter, torch's count of its changes, and what differs after one that torch does not count."""
+        """For each parameter torch's count of its changes, and what differs after one that torch does not count."""
         is_hashed = self._num_steps <= HASHED_STEPS
         return {name: (one._version, mark_of(one, is_hashed=is_hashed)) for name, one in self._named.items()}
