@@ -41,6 +41,8 @@ _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
 _WIDTH = 24
 _SIZES = {Look.NUMBER: (4, 4), Look.TABLE: (24, 7), Look.LINES: (8, 8), Look.STACKED: (8, 8)}
 """Width and height of a panel, in cells of Grafana's grid."""
+_NAME_AND_ID = '/job_id="(?<value>[^"]+)".*[{,]name="(?<text>[^"]+)"/'
+"""The variable shows the names of jobs and stands for their ids."""
 
 
 def main() -> None:
@@ -64,7 +66,8 @@ def document(board: Board) -> str:
             dashboard.QueryVariable("job")
             .label("Job")
             .datasource(_SOURCE)
-            .query("label_values(shoal_job_info, job_id)")
+            .query("query_result(shoal_job_info)")
+            .regex(_NAME_AND_ID)
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .sort(VariableSort.ALPHABETICAL_DESC)
             .current(VariableOption(selected=False, text="", value=""))

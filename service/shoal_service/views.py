@@ -461,6 +461,8 @@ class SpecVersion(Frozen):
     version: int
     accepted_at: float
     spec: JobSpec
+    yaml: str = ""
+    """The keys that differ from their defaults, as YAML that can be submitted."""
 
 
 class VerificationState(StrEnum):

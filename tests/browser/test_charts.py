@@ -97,3 +97,43 @@ def test_a_curve_of_one_point_is_drawn_as_a_dot(reader: Browser, written: Servic
         return count;
     })[0]"""
     reader.until(lambda: reader.run(ink) >= 3 * 9, "a dot of each job in the workspace")
+
+
+def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
+    first, second, _ = _write(written, num_steps=10)
+    reader.look(width=1400)
+    reader.open(f"{written.url}/workspace")
+    drawn = "document.querySelector('.panel canvas')?.dataset.num"
+    reader.until(lambda: reader.run(drawn) == "3", "three curves")
+    change = (
+        "(() => {{ const field = document.getElementById('{}'); field.value = '{}';"
+        " field.dispatchEvent(new Event('{}')) }})()"
+    )
+    reader.run(change.format("axis", "time", "change"))
+    reader.run(change.format("smoothing", "0.5", "input"))
+    reader.click("#runs input[type=checkbox]")
+    reader.until(lambda: reader.run(drawn) == "2", "one curve is hidden")
+    address = reader.run("location.href")
+    reader.open("about:blank")
+    reader.open(address)
+    reader.until(lambda: reader.run(drawn) == "2", "the same curves")
+    values = "['axis', 'smoothing'].map((name) => document.getElementById(name).value)"
+    reader.until(lambda: reader.run(values) == ["time", "0.5"], "the same axis and smoothing")
+
+    reader.open(f"{written.url}/compare?jobs={first},{second}&axis=tokens&log=1")
+    reader.until(lambda: reader.count("#chart .scatterlayer .trace"), "the curves")
+    assert reader.run("[document.getElementById('axis').value, document.getElementById('log').checked]") == [
+        "tokens",
+        True,
+    ]
+    rows = reader.run(
+        "Object.keys(document.getElementById('chart').layout).filter((key) => key.startsWith('yaxis')).length"
+    )
+    assert rows == 6, "gradient norm and learning rate too"
+    reader.click("#in-workspace")
+    reader.until(lambda: reader.run(drawn) == "2", "both jobs in the workspace")
+
+    reader.open(f"{written.url}/jobs/{first}#tab=logs&rank=1&search=hello")
+    logged = "['log-rank', 'log-search'].map((name) => document.getElementById(name).value)"
+    reader.until(lambda: reader.run(logged) == ["1", "hello"], "the filter of the log")
+    assert reader.complaints() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,13 @@ from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
 from kit.worlds.kept_files import keep_files
-from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service
+from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service, point
+from shoal_service.control.spec_io import SpecFormat, parse_text
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
 from shoal_service.views import CheckpointState, JobView
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
 TABS = "[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)"
@@ -71,7 +74,7 @@ def test_the_files_of_a_job_are_listed_and_names_are_text(reader: Browser, writt
     keep_files(root, 0, {name: b"content", "last.pt": b"0" * 2048}, num_left_out=1)
     _open(reader, written, job, "files")
     reader.until(lambda: reader.count("#files tr") == 2, "the files")
-    assert reader.text("#files a") == "last.pt" and name in reader.text("#files")
+    assert reader.text("#files a") == f"last.pt {name}"
     reader.sees("#files-said", "2 files, 2.01 KiB; 1 file with 0 B not kept (outputs.max_gib)")
     [path] = [one for one in reader.run(_FILES) if "runs" in one]
     assert unquote(path) == f"/v1/jobs/{job.id}/files/{name}"
@@ -180,7 +183,7 @@ def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, 
         assert reader.run(shown) == 0, tab
     reader.click("#tab-overview")
     assert len(reader.run(NAMES)) < 8, "the other facts are behind a line that opens them"
-    reader.click("details summary")
+    reader.click("#about summary")
     reader.sees("#more-facts", job.id)
 
 
@@ -193,6 +196,48 @@ def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: 
     shown: list[str] = reader.run(order)
     assert shown.index("message") < shown.index("way-out") < shown.index("vital") < shown.index("actions")
     assert reader.run("document.querySelector('#message').className") == "bad"
+
+
+def test_a_failed_job_says_its_error_once_with_the_last_lines_of_the_rank(reader: Browser, written: Service) -> None:
+    job = written.add_job(name="square", retry={"max_failures": 0})
+    written.train(job)
+    failure = UserFailure(
+        type="KeyError", message="'square'", traceback="File shapes.py, line 66", phase="forward", ranks=(1,), step=12
+    )
+    message = "KeyError: 'square' (shapes.py:66 in loss())"
+    written.report(job, RUNNING, end=AttemptEnd(reason=EndReason.USER_ERROR, message=message, step=12, failure=failure))
+    _open(reader, written, job)
+    reader.sees("#message", f"Your code raised {message}. Not retried: retry.max_failures 0 is used up.")
+    reader.sees("#last-lines", "Rank 1, step 12\nhello from rank 1")
+    assert "rank 0" not in reader.text("#last-lines") and reader.text(".head").count("KeyError") == 1
+    assert not reader.run("document.querySelector('#traceback').open")
+    reader.click("#traceback summary")
+    reader.sees("#traceback", "Traceback: Rank 1, step 12\nFile shapes.py, line 66")
+    assert reader.complaints() == []
+
+
+def test_a_curve_marks_its_spike_and_where_it_is_not_finite(reader: Browser, written: Service) -> None:
+    job = written.add_job(name="diverges")
+    written.begin(job)
+    losses = [4.0] * 10 + [40.0] + [4.0] * 9 + [math.nan] * 5
+    written.report(job, RUNNING, series=tuple(point(step, loss) for step, loss in enumerate(losses, start=1)))
+    _open(reader, written, job)
+    reader.until(lambda: reader.count("#loss-chart .scatterlayer .trace"), "the curve of the loss")
+    marked = "document.getElementById('loss-chart').data.filter(({mode}) => mode === 'markers')"
+    marks = f"{marked}.map(({{name, x}}) => [name, ...x])"
+    assert reader.run(marks) == [["not finite", 21], ["spike: %{y:.5g}", 11]]
+
+
+def test_a_spec_is_shown_and_downloaded_as_yaml_with_what_was_set(reader: Browser, written: Service) -> None:
+    job = written.add_job(name="yaml", optimizer={"lr": 1e-7})
+    _open(reader, written, job, "spec")
+    reader.sees("#spec", "lr: 1.0e-07")
+    text = reader.text("#spec")
+    assert parse_text(text, SpecFormat.YAML) == job.spec and "schedule" not in text
+    assert (
+        reader.run("decodeURIComponent(document.querySelector('#download-spec').href)").partition(",")[2].strip()
+        == text
+    )
 
 
 def test_a_page_that_nobody_looks_at_gives_its_stream_up_and_is_whole_when_it_is_looked_at(

@@ -234,3 +234,14 @@ def test_every_chart_is_drawn_by_the_module_that_leaves_out_the_upload() -> None
     texts = {part.name: part.read_text() for part in STATIC.iterdir() if part.name.endswith(".js")}
     assert [name for name, text in texts.items() if "Plotly." in text and "window" in text] == ["plot.js"]
     assert "showSendToCloud: false" in texts["plot.js"] and 'plotlyServerURL: ""' in texts["plot.js"]
+
+
+def test_a_browser_gets_a_page_for_an_address_that_does_not_exist_and_a_program_gets_a_problem(service: Any) -> None:
+    page = service.http.get("/no-such-page", headers={"accept": "text/html,*/*"})
+    assert page.status_code == 404 and "There is no such page" in page.text
+    links = Links()
+    links.feed(page.text)
+    assert [source for source in links.sources if service.http.get(source).status_code != 200] == []
+    problem = service.http.get("/no-such-page", headers={"accept": "application/json"})
+    assert problem.status_code == 404 and problem.json()["type"].endswith("not-found")
+    assert service.http.get("/favicon.ico").headers["content-type"] == "image/svg+xml"

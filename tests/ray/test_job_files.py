@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kit.processes.server import PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
@@ -29,6 +31,7 @@ DOORS: dict[str, Callable[[str, str], dict[str, Any]]] = {
     },
 }
 NAMES = ["beside.txt", "mine.txt", "runs/x/events.txt"]
+NEW = ["new mine.txt", "new events.txt", "new beside.txt"]
 
 
 def content(client: Client, job_id: str, name: str) -> str:
@@ -41,34 +44,32 @@ def lines(client: Client, job_id: str, words: str) -> list[str]:
     return [line.text for line in client.logs(job_id) if re.search(words, line.text)]
 
 
-def test_two_jobs_with_one_code_at_once_share_nothing_that_can_be_written(client: Client, tmp_path: Path) -> None:
-    jobs: dict[str, str] = {}
-    for door, program in DOORS.items():
-        for number in (1, 2):
-            mark = f"{door}-{number}"
-            spec = {"name": mark, "code": {"working_dir": str(WRITERS)}, **program(mark, str(tmp_path))}
-            jobs[mark] = client.submit(spec).id
-
-    def all_have_written() -> bool:
+@pytest.mark.parametrize("door", DOORS)
+def test_two_jobs_with_one_code_at_once_share_nothing_that_can_be_written(
+    client: Client, tmp_path: Path, door: str
+) -> None:
+    marks = (f"{door}-1", f"{door}-2")
+    code = {"working_dir": str(WRITERS)}
+    jobs = {mark: client.submit({"name": mark, "code": code, **DOORS[door](mark, str(tmp_path))}).id for mark in marks}
+    try:
+        until(lambda: all((tmp_path / mark).exists() or _has_ended(client, jobs[mark]) for mark in marks), "the marks")
+        (tmp_path / "open").touch()
+        for mark, job_id in jobs.items():
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
+            said = lines(client, job_id, "^(read|found|new) |Relative files go to")
+            assert status.state is JobState.SUCCEEDED, (status, lines(client, job_id, ""))
+            assert f"read {mark}" in said and [line for line in said if line.startswith(("found", "new"))] == NEW, said
+            assert len([line for line in said if "Relative files" in line]) == 1, said
+            assert [file.name for file in client.files(job_id).items] == NAMES
+            assert {content(client, job_id, name) for name in NAMES} == {mark}
+    finally:
         for job_id in jobs.values():
-            status = client.job(job_id).status
-            assert not status.state.ended, (status, lines(client, job_id, ""))
-        return all((tmp_path / mark).exists() for mark in jobs)
+            if not _has_ended(client, job_id):
+                client.cancel(job_id)
 
-    until(all_have_written, "the marks of all jobs")
-    (tmp_path / "open").touch()
-    wrong: list[Any] = []
-    for mark, job_id in jobs.items():
-        status = client.wait(job_id, timeout_s=PATIENCE_S).status
-        said = lines(client, job_id, "^(read|mark|no) |Relative files go to")
-        if status.state is not JobState.SUCCEEDED or f"read {mark}" not in said:
-            wrong.append((mark, status, said))
-        if any(line.startswith("mark before") for line in said) or len([x for x in said if "Relative" in x]) != 1:
-            wrong.append((mark, said))
-        page = client.files(job_id)
-        if [file.name for file in page.items] != NAMES or {content(client, job_id, name) for name in NAMES} != {mark}:
-            wrong.append((mark, page))
-    assert wrong == []
+
+def _has_ended(client: Client, job_id: str) -> bool:
+    return client.job(job_id).status.state.ended
 
 
 def test_what_a_script_has_written_goes_with_it_and_survives_the_server(

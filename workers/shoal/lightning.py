@@ -170,14 +170,12 @@ class _Progress:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        return as_numbers(
-            {
-                "loops": trainer.fit_loop.state_dict(),
-                "callbacks": {name: one.state_dict() for name, one in self._callbacks.items()},
-                "attributes": self._attributes.state(),
-                "should_stop": trainer.should_stop,
-            }
-        )
+        return {
+            "loops": as_numbers(trainer.fit_loop.state_dict()),
+            "callbacks": {name: as_numbers(one.state_dict()) for name, one in self._callbacks.items()},
+            "attributes": self._attributes.state(),
+            "should_stop": trainer.should_stop,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, self._pending = self._trainer, state["attributes"]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import ray
 from shoal_workers import exit_status, stacks
-from shoal_workers.actor_process import exit_with_raylet, on_sigterm
+from shoal_workers.actor_process import exit_with_raylet, on_sigterm, use_named_temporary_directory
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.messages import (
@@ -135,6 +135,7 @@ class WorkerActor:
         self._meter = UseMeter(config.checkpoint_root, has_gpu=has_gpu, also=self._sample_links)
         self._meter.start()
         exit_with_raylet()
+        use_named_temporary_directory()
         self._crash_file = exit_status.record_crashes(raylet_socket())
         on_sigterm(self._give_notice)
         self._mask = Mask()

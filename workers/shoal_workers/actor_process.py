@@ -1,16 +1,20 @@
 """How the process of a Ray actor ends, apart from Ray: with its raylet at once, and on SIGTERM as the actor decides.
 
-Hidden here: that Ray notices the end of a raylet late or never, and what children inherit of a signal's handler. Called
-by WorkerActor, PollAgent and SupervisorActor.
+Hidden here: that Ray notices the end of a raylet late or never, what children inherit of a signal's handler, and what a
+killed process leaves behind. Called by WorkerActor, PollAgent and SupervisorActor.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from shoal_workers.ray_internals import raylet_pid
 from shoal_workers.sockets import shut_down_connections
@@ -41,6 +45,21 @@ def _wait_and_end(raylet: int) -> None:
     poll.poll()
     shut_down_connections()
     os._exit(1)
+
+
+def use_named_temporary_directory() -> None:
+    """Give `multiprocessing` a directory with this pid in its name, and remove those of processes that have ended.
+
+    It removes its directory (`pymp-...`) at the end of the interpreter, and a worker is killed: each that reads with a
+    DataLoader would leave a directory behind.
+    """
+    root = Path(tempfile.gettempdir())
+    prefix = f"pymp-shoal-{Path('/proc/self/ns/pid').stat().st_ino}-"  # pids of other containers are other processes
+    for left in root.glob(f"{prefix}*"):
+        if not Path("/proc", left.name.removeprefix(prefix).partition("-")[0]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    config: dict[str, str] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["tempdir"] = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root)
 
 
 _SIGTERM = {signal.SIGTERM}

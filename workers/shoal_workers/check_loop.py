@@ -129,8 +129,9 @@ def main() -> int:
 def _end_of_epoch(whole: Trial) -> int | None:
     """The step that ends the first epoch, if it can be reached soon."""
     steps = whole.steps_per_epoch
-    is_near = steps is not None and ENTERED_AFTER < steps <= _LONGEST_EPOCH
-    return steps if is_near and 3 * steps * whole.step_s < _LONGEST_EPOCH_S else None
+    if steps is None or not ENTERED_AFTER < steps <= _LONGEST_EPOCH:
+        return None
+    return steps if 3 * steps * whole.step_s < _LONGEST_EPOCH_S else None
 
 
 def _function_of(spec: JobSpec) -> Callable[[Run], None]:

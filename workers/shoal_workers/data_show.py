@@ -3,13 +3,13 @@
 The spec is read from standard input, as JSON; the document goes to standard output:
 
     {"task": ..., "remarks": [...], "splits": {
-        "train": {"samples": 12, "left_out": {"lines without an answer": 3}, "tokens": [least, median, most],
-                  "in_loss": [least, median, most], "num_cut": 2, "labels": {"good": 0.5}, "rows": [...]},
-        "validation": ... or null}}
+        "train": {"samples": 12, "left_out": {"lines without an answer": 3}, "num_cut": 2, "labels": {"good": 0.5},
+                  "tokens": [least, median, most], "in_loss": [least, median, most], "rows": [...]},
+        "validation": the same, with "validated", the number of samples that are drawn; or null}}
 
-The task prepares and opens its data as in a job. Lengths and labels are those of up to 1,000 samples of a split; rows
-are the samples that training reads first. The rows of each kind of task are in `tasks.shown`. Called by the command
-line, which loads no torch.
+The task prepares and opens its data as in a job. Samples are in the order of the training, and of the validation.
+Lengths are those of the first 1,000, rows the first of them. The rows of each kind of task are in `tasks.shown`. Called
+by the command line, which loads no torch.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import argparse
 import json
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal_workers.contract.batch_partition import sample_at
 from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.data.errors import DataError
 from shoal_workers.engine.length_buckets import LengthBuckets
-from shoal_workers.engine.task.task import LoadedTask, load_task
+from shoal_workers.engine.sample_order import training_order, validation_order
+from shoal_workers.engine.step.first_look import remarks_on_labels
+from shoal_workers.engine.task.task import load_task
 from shoal_workers.tasks.shown import SHOWN
 
 _MOST_COUNTED = 1_000
-_FEW = 1
-"""Tokens in the loss of a sample that are probably not meant to be so few."""
 
 
 def main() -> int:
@@ -58,11 +57,12 @@ def show(spec: JobSpec, num_rows: int) -> dict[str, Any]:
     task = load_task(spec)
     task.prepare(_say)
     task.open_data()
-    splits = {"train": task.train_data, "validation": task.validation_data}
-    shown = {name: None if data is None else _split(spec, task, data, num_rows) for name, data in splits.items()}
-    remarks = list(task.remarks)
-    for name, split in shown.items():
-        remarks += _doubts(name, split) if split is not None else ()
+    shown, remarks = {}, list(task.remarks)
+    for name, data in (("train", task.train_data), ("validation", task.validation_data)):
+        shown[name] = None if data is None else _split(spec, task.instance, name, data, num_rows)
+        remarks += [] if data is None else remarks_on_labels(data, name)
+        if num_few := (shown[name] or {}).get("num_few"):
+            remarks.append(f"{num_few:,} {name} samples have one token in the loss.")
     return {"task": spec.task, "remarks": remarks, "splits": shown}
 
 
@@ -70,47 +70,37 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _split(spec: JobSpec, task: LoadedTask, data: Any, num_rows: int) -> dict[str, Any]:
+def _split(spec: JobSpec, task: Any, name: str, data: Any, num_rows: int) -> dict[str, Any]:
     data = data.samples if isinstance(data, LengthBuckets) else data
-    size = len(data)
-    order = getattr(data, "samples_at", None)
-    positions = range(min(num_rows, size))
-    first = (
-        order(positions, spec.seed)
-        if order is not None
-        else [sample_at(position, num_samples=size, seed=spec.seed) for position in positions]
-    )
-    about = {"samples": size, "left_out": dict(getattr(data, "left_out", {})), "num_cut": getattr(data, "num_cut", 0)}
-    rows_of = SHOWN.get(spec.task)
-    if rows_of is None:
-        return {**about, "rows": []}
-    num_counted = min(size, _MOST_COUNTED)
-    counted = list(rows_of(task.instance, data, [number * size // num_counted for number in range(num_counted)]))
-    labels = Counter(row["label"] for row in counted if "label" in row)
+    if name == "train":
+        order = training_order(data, range(min(len(data), _MOST_COUNTED)), seed=spec.seed)
+    else:
+        order = validation_order(data, spec.validation.samples, seed=spec.seed)
+    counts = data.label_counts() if hasattr(data, "label_counts") else {}
+    names = task.classes()[0] if counts else ()
+    split: dict[str, Any] = {
+        "samples": len(data),
+        "validated": len(order) if name == "validation" else None,
+        "left_out": dict(getattr(data, "left_out", {})),
+        "num_cut": getattr(data, "num_cut", 0),
+        "labels": {names[label] if names else str(label): count / len(data) for label, count in counts.items()},
+        "rows": [],
+    }
+    if (rows_of := SHOWN.get(spec.task)) is None:
+        return split
+    rows = list(rows_of(task, data, order[:_MOST_COUNTED]))
     return {
-        **about,
-        "tokens": _range([row["tokens"] for row in counted]),
-        "in_loss": _range([row["in_loss"] for row in counted]),
-        "num_few": sum(row["in_loss"] <= _FEW for row in counted if "label" not in row),
-        "num_counted": num_counted,
-        "labels": {label: number / num_counted for label, number in labels.most_common()},
-        "rows": list(rows_of(task.instance, data, first)),
+        **split,
+        "tokens": _range([row["tokens"] for row in rows]),
+        "in_loss": _range([row["in_loss"] for row in rows]),
+        "num_few": sum(text["in_loss"] == 1 for row in rows for text in row["texts"] if spec.task in HF_TASKS),
+        "rows": rows[:num_rows],
     }
 
 
 def _range(values: Sequence[int]) -> list[int]:
     """Least, median and most."""
     return [min(values), statistics.median_low(values), max(values)]
-
-
-def _doubts(name: str, split: dict[str, Any]) -> list[str]:
-    """What is probably not meant."""
-    doubts = []
-    if split.get("num_few"):
-        doubts.append(f"{split['num_few']:,} of {split['num_counted']:,} {name} samples have 1 token in the loss.")
-    if len(split.get("labels", ())) == 1:
-        doubts.append(f"all {name} samples have the label {next(iter(split['labels']))!r}.")
-    return doubts
 
 
 if __name__ == "__main__":

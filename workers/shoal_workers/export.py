@@ -34,6 +34,7 @@ from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.reader import load, read_catalogue
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.model import TASK_STATE
 from shoal_workers.contract.optimizers import EMA
 from shoal_workers.export_manifest import Manifest
 
@@ -187,6 +188,8 @@ def _names(shapes: Mapping[str, torch.Tensor], renames: Any, without: str | None
     for name in shapes:
         if name.startswith(_PREFIX):
             given = name.removeprefix(_PREFIX)
+            if given.startswith(f"{TASK_STATE}."):
+                continue
             if without is not None and re.search(without, given):
                 continue
             for pattern, replacement in renames:

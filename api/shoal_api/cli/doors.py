@@ -2,7 +2,7 @@
 loop tracks is found by running it (trial.py).
 
     script   the program as it is, one process per worker; a lost worker costs the steps since its own last checkpoint
-    loop     the program keeps its loop and gives it to `shoal.run`; a lost worker costs one step at most
+    loop     the program keeps its loop and gives it to `shoal.run`; LOOP_COST says what a lost worker costs
     task     model, data and loss as a class; a lost worker costs one step at most, and its processes live on
 
 Parses the program and the modules beside it that it imports, and looks for calls by their full names, so that
@@ -22,6 +22,11 @@ from typing import Any
 from shoal_api.cli.errors import CliError
 from shoal_service.core.quantities import count_text
 
+LOOP_COST = (
+    "a lost worker costs the step under way; lost within an update, or with all workers of its node, it costs the "
+    "steps since the last copy of the state"
+)
+"""The loss of a loop in place, in the words of docs/loops.md and docs/porting.md."""
 _MAX_FILES = 200
 _MAX_PLACES = 4
 _CHECKPOINT_VARIABLE = "SHOAL_CHECKPOINT_DIR"
@@ -154,7 +159,7 @@ def describe(found: Findings) -> str:
         return (
             f"{found.program} gives its loop to shoal.run, so Shoal runs it in place: shoal submit {found.program} "
             "--workers 1:4\n"
-            "  a lost worker costs one step at most, and processes and memory are kept\n"
+            f"  {LOOP_COST}\n"
             "nothing was run, so it is not known whether it tracks all of its state; without --no-run it is tried"
         )
     launcher = f" --launcher {found.launcher}" if found.launcher == "accelerate" else ""
@@ -168,8 +173,8 @@ def describe(found: Findings) -> str:
     lines += [f"  distributed by {remark}" for remark in found.distributed]
     lines += [f"  a lost worker costs {found.cost}", *(f"  note: {remark}" for remark in found.notes)]
     lines += [
-        "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and a lost worker costs at most "
-        "one step: about ten lines change",
+        "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and about ten lines change: "
+        f"{LOOP_COST}",
         "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
         "every parallel layout is open",
     ]

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal_api.cli.doors import LOOP_COST
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_service.core.quantities import count_text
 
@@ -183,7 +184,7 @@ def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Ite
                 f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins and in one whose group "
                 f"breaks: losses are equal, and so is what it tracks ({tracked})"
             )
-        yield "  a lost worker costs one step at most, and processes and memory are kept"
+        yield f"  {LOOP_COST}"
         return
     yield f"{program} does not go on as the undisturbed run does; it tracks {tracked}"
     for one in trial["differences"]:

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from shoal_api.answers import Problem, ProblemType
+from shoal_api.http.page_files import served
 from shoal_service.control.code_archive import CodeArchiveError
 from shoal_service.control.job_storage import StorageAway
 from shoal_service.control.submission import CodeUnknown
@@ -324,6 +325,7 @@ PROBLEM_JSON = "application/problem+json"
 _MAX_ERRORS = 100
 _UNAVAILABLE = 503
 _COME_BACK_S = "2"
+_PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'"}
 _OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
 _OF_SERVICE: dict[type[Exception], Kind] = {
     JobNotFound: Kind.JOB_NOT_FOUND,
@@ -439,6 +441,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         Kind.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible for this path; see Allow.",
     }.get(kind, http.HTTPStatus(error.status_code).phrase)
     headers = dict(error.headers or {})
+    if kind is Kind.NOT_FOUND and "text/html" in request.headers.get("accept", ""):
+        return Response(served("missing.html")[0], 404, media_type="text/html", headers=_PAGE_HEADERS)
     if kind is Kind.METHOD_NOT_ALLOWED:
         headers["Allow"] = _allowed_methods(request) or headers.get("Allow", "GET")
     return problem_response(kind, detail=detail, instance=request.url.path, headers=headers)

@@ -88,7 +88,7 @@ _MISTAKEN = "The task cannot be trained as it is."
 """Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
 REPEATED = "repeated_end"
 """Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
-_OF_SCRIPTS = {"exit_status": "The script has failed.", REPEATED: "The script has failed."}
+_OF_SCRIPTS = {"exit_status": "The script has failed."}
 """The same for mistakes that only a script makes."""
 
 
@@ -131,7 +131,7 @@ def decide_retry(
     if ending.retry is Retry.NEVER:
         return RetryDecision(False, False, ending.words)
     if mistake == REPEATED:
-        return RetryDecision(False, True, f"{words} No other attempt: it would end in the same way again.")
+        return RetryDecision(False, True, "No other attempt: it would end in the same way again.")
     if step <= record.last_step and not has_run_long:
         return RetryDecision(
             False,

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from shoal_service.core.endings import AttemptEnd, FailureRecord, RetryDecision, decide_retry
+from shoal_service.core.endings import ENDINGS, AttemptEnd, FailureRecord, RetryDecision, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
 from shoal_service.core.lifecycle import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
@@ -257,6 +257,9 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.lose(end.reason, end.message, is_script=spec.script is not None)
     profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
+    if end.reason is EndReason.USER_ERROR and end.failure is not None and not mistake:
+        rest = decision.reason.removeprefix(ENDINGS[end.reason].words).strip()
+        words = (f"Your code raised {end.message.removesuffix('.')}.", rest)
     message, reason = " ".join(part for part in words if part), end.reason.value
     if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := why_pruned(edit.tx, job.num)):
         message, reason = why, PRUNED

@@ -174,6 +174,7 @@ class StackTaker:
         if standstill == self._standstill or self._waiting is not None:
             return
         self._standstill, self._taken = None, None  # it made progress since
+        self._reporter.show_standstill("")
         if hangs.standstill(state, self._clock.time()):
             self._standstill = standstill
             self._spawn(self._take_of_standstill(standstill))
@@ -186,6 +187,7 @@ class StackTaker:
         if standstill != self._standstill:
             return
         self._taken = stacks
+        self._reporter.show_standstill(stacks.summary)
         if self._waiting is not None:
             self._show(self._waiting, stacks)
 

@@ -73,3 +73,36 @@ def test_a_checkpoint_of_one_kind_is_read_by_the_other(
     ends = job.run(workers[: second.world_size], layout=second)
     assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * second.world_size
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
+def test_a_survivor_keeps_its_module_and_parameters_when_a_standby_takes_the_place_of_the_dead(
+    make_job: Any, reference: Any
+) -> None:
+    job = make_job(memory=True, **SPEC)
+    first, victim, spare = job.workers(3)
+    victim.strike("backward", 4, "kill")
+    job.start([first, victim], layout=plain(2))
+    assert victim.died()
+    exits = job.interrupt([first])
+    before = first.call("model_id")
+    source = job.in_memory(exits, [first])
+    ends = job.run([first, spare], layout=plain(2), restore_snapshot=source)
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    assert first.call("model_id") == before
+    assert job.reported([first], GroupFormed)[-1].start_step == 4
+    assert job.losses([first, spare]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_lost_node_costs_no_completed_step_and_needs_no_buddy(make_job: Any, reference: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    here, there = job.workers(1, "n1")[0], job.workers(1, "n2")[0]
+    there.strike("forward", 5, "kill")
+    job.start([here, there], layout=plain(2), buddy_of=lambda rank: None)
+    assert there.died()
+    source = job.in_memory(job.interrupt([here]), [here])
+    assert source.step == 5
+    (end,) = job.run([here], layout=plain(1), restore_snapshot=source)
+    assert (end.kind, end.error) == (ExitKind.FINISHED, None)
+    formed = job.reported([here], GroupFormed)[-1]
+    assert (formed.start_step, formed.remote_bytes) == (5, 0)
+    assert job.losses([here]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)

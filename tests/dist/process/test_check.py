@@ -66,6 +66,20 @@ def test_what_does_not_train_is_one_sentence(task: str, sentence: str) -> None:
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_one_small_text_file_trains_with_all_defaults_of_data_and_says_that_it_does_not_validate(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "text.txt").write_text("The sky is blue and the grass is green.\n" * 512)
+    spec = tmp_path / "job.json"
+    small = {"dim": 32, "num_layers": 1, "num_heads": 2}
+    data = {"paths": [str(tmp_path / "text.txt")]}
+    spec.write_text(json.dumps({"data": data, "model": small, "stop": {"steps": 1}}))
+    done = check(str(spec), HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "trains: build, three steps, save, load work" in done.stdout
+    assert done.stdout.count("the job does not validate, because its data has no validation split") == 1
+
+
 def test_the_place_of_a_crash_is_that_of_the_training_thread() -> None:
     stacks = (
         "Fatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n"

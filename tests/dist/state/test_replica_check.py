@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.processes.fleet import PATIENCE_S
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, plain
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
 
@@ -76,11 +76,12 @@ def test_a_flipped_bit_is_found_within_k_steps_and_the_result_is_that_of_the_und
     assert again == pytest.approx({step: expected[step] for step in range(5, STEPS + 1)}, abs=1e-5)
 
 
-def test_two_replicas_are_both_suspected(make_job: Any) -> None:
+@pytest.mark.parametrize("layout", [Layout(dp_replicate=2), plain(2)], ids=["fsdp", "plain"])
+def test_two_replicas_are_both_suspected(make_job: Any, layout: Layout) -> None:
     job = make_job(memory=True, **SPEC)
     workers = job.workers(2)
     workers[1].strike("forward", 1, "flip")
-    job.start(workers, layout=Layout(dp_replicate=2))
+    job.start(workers, layout=layout)
     found = wait_for_difference(workers)
     exits = job.interrupt(workers)
     assert {e.kind for e in exits} <= LEFT and [e.step for e in exits] == [EVERY] * 2
@@ -102,7 +103,9 @@ def test_a_bit_that_flips_after_the_last_comparison_is_found_before_the_result_i
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(dp_replicate=2, dp_shard=2), Layout(dp_replicate=4), Layout(dp_replicate=2)], ids=Layout.describe
+    "layout",
+    [Layout(dp_replicate=2, dp_shard=2), Layout(dp_replicate=4), Layout(dp_replicate=2), plain(3)],
+    ids=Layout.describe,
 )
 def test_an_honest_group_is_equal_at_each_comparison(make_job: Any, reference: Any, layout: Layout) -> None:
     job = make_job(memory=True, **SPEC)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kit.tasks.carrying_tasks import KEPT_IN
 from shoal_workers.contract.messages import ExitKind
 
@@ -42,3 +44,26 @@ def test_an_attribute_that_reaches_a_loss_or_a_gradient_is_refused_with_its_name
         if (CANNOT_BE_NAMED in log) != (kept_in == "closure"):
             differing.append((kept_in, "log", log[:200]))
     assert differing == []
+
+
+@pytest.mark.parametrize("kept_in", ["number", "tensor"])
+def test_the_state_of_a_task_is_that_of_a_plain_loop_equal_on_all_ranks_and_restored(
+    make_job: Any, reference: Any, kept_in: str
+) -> None:
+    """With one micro-batch in a step the bits of the plain loop are meant; with four the rule of buffers."""
+    task = {**SPEC, "task": "carrying_tasks:Declaring", "model": {"kept_in": kept_in}, "stop": {"steps": 6}}
+    task |= {"checkpoint": {"every_steps": 3}, "elasticity": {"max_workers": 2}}
+    whole = {**task, "batch": {"global_size": 8, "micro_size": 8}, "elasticity": {"max_workers": 1}}
+    losses = {}
+    for name, spec, world_size in (("whole", whole, 1), ("one", task, 1), ("two", task, 2)):
+        job = make_job(name, **spec)
+        ends = job.run(workers := job.workers(world_size))
+        assert [end.kind for end in ends] == [ExitKind.FINISHED] * world_size, ends
+        losses[name] = job.losses(workers)
+    assert losses["whole"] == pytest.approx(reference(6, **whole), rel=1e-6)
+    assert losses["two"] == pytest.approx(losses["one"], rel=1e-6)
+    (early,) = [directory for directory in job.committed if "step-000000000003" in directory]
+    resumed = make_job("resumed", **task)
+    (end,) = resumed.run(workers := resumed.workers(1), restore_from=early)
+    assert end.kind is ExitKind.FINISHED, end
+    assert resumed.losses(workers) == pytest.approx({step: losses["one"][step] for step in (4, 5, 6)}, rel=1e-6)

@@ -23,10 +23,12 @@ def _plain(layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_plain_replicas(description: Description) -> Description:
-    """The same task and events; the run before the change of the layout stays sharded, so that both kinds are read."""
+    """The same task and events. With the built-in optimizer, which can be sharded, the first group of the last life
+    stays sharded, so that each kind of layout reads what the other has written."""
     ways = description.ways
+    resumed = ways.resumed if description.optim.kind == "builtin" else _plain(ways.resumed)
     changed = None if ways.changed is None else _plain(ways.changed)
-    own = replace(ways, layout=_plain(ways.layout), survived=_plain(ways.survived), changed=changed)
+    own = Ways(_plain(ways.layout), resumed, ways.killed, _plain(ways.survived), changed)
     return replace(description, ways=own, deterministic=False)
 
 

@@ -105,6 +105,24 @@ def test_data_prepare_refuses_a_task_that_reads_its_own_data(offline: Any, spec_
     assert ran.code == 2
 
 
+def test_data_show_shows_what_the_task_reads_and_names_what_cannot_be_read(
+    offline: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, spec = tmp_path / "text.txt", tmp_path / "spec.json"
+    text.write_text("to be or not to be " * 40)
+    data = {"paths": [str(text)], "cache_dir": str(tmp_path / "cache"), "validation_fraction": 0}
+    spec.write_text(json.dumps({"data": data, "model": {"seq_len": 16}, "stop": {"steps": 1}}))
+    train = offline("data", "show", str(spec), "--samples", "1", "--json").json()["splits"]["train"]
+    assert train["samples"] == 47 and [row["in_loss"] for row in train["rows"]] == [16]
+    assert "train: 47 samples" in offline("data", "show", str(spec)).out
+    text.unlink()
+    ran = offline("data", "show", str(spec))
+    said = capfd.readouterr().err
+    assert ran.code == 1 and "text.txt' matches no file" in said and "Traceback" not in said
+    ran = offline("data", "show", str(spec), "--set", "script={file: train.py}", "--set", "task=null")
+    assert ran.code == 2
+
+
 def test_an_unknown_option_is_a_usage_error(offline: Any) -> None:
     assert offline("jobs", "--bogus").code == 2
 

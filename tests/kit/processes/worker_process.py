@@ -95,7 +95,7 @@ class WorkerProcess:
         """In the memory of a parameter of which this rank has a part."""
         tensors = self.engine._program.runtime.state.view.tensors()
         prefix = f"model.{parameter}"
-        own = [t.to_local() for name, t in tensors.items() if name.startswith(prefix) and isinstance(t, DTensor)]
+        own = [t.to_local() if isinstance(t, DTensor) else t for name, t in tensors.items() if name.startswith(prefix)]
         octets = next(t for t in own if t.numel()).detach().reshape(-1).view(torch.uint8)
         octets[2] ^= 1 << 6
 

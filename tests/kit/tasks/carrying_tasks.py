@@ -83,6 +83,17 @@ class Carrying:
         return functional.cross_entropy(logits, y) * factor
 
 
+class Declaring(Carrying):
+    """Declares all that it keeps."""
+
+    def state_dict(self):
+        return {"number": self.number, "mean": self.mean, "kept": {"ring": self.ring[:3]}, "words": "any"}
+
+    def load_state_dict(self, state):
+        self.number, self.mean = state["number"], state["mean"]
+        self.ring = [*state["kept"]["ring"], *self.ring[3:]]
+
+
 def later():
     number = 1.0
 

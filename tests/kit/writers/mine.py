@@ -8,7 +8,7 @@ PLACES = (Path("mine.txt"), Path("runs", "x", "events.txt"), Path(__file__).pare
 
 def leave(mark, gates):
     for place in PLACES:
-        print("mark" if place.exists() else "no", f"mark before {mark}: {place.name}", flush=True)
+        print("found" if place.exists() else "new", place.name, flush=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(mark)
     Path(gates, mark).touch()

@@ -70,6 +70,7 @@ def test_text_counts_from_its_second_token_on(tmp_path: Path) -> None:
     assert shown["splits"]["train"]["samples"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "t5", "bert, classes", "vit"])
 def test_other_built_in_tasks_are_shown(tmp_path: Path, name: str) -> None:
     write_data(tmp_path)
@@ -90,6 +91,6 @@ def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
     spec = small_spec("bert, classes", tmp_path)
     file = Path(spec["data"]["paths"][0])
     file.write_text("".join(line + "\n" for line in file.read_text().splitlines() if '"label": 1' in line))
-    assert "all train samples have the label '1'." in show(parse_spec(spec), 0)["remarks"]
+    assert "all 18 examples of the train split have the label 1." in show(parse_spec(spec), 0)["remarks"]
     shown, _ = _shown(tmp_path, SFT_TASK, [{"prompt": "is it?", "completion": ""}])
-    assert "1 of 1 train samples have 1 token in the loss." in shown["remarks"]
+    assert "1 train samples have one token in the loss." in shown["remarks"]

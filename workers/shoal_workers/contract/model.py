@@ -19,6 +19,9 @@ from pydantic import Field
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.plain_text import OfTask
 
+TASK_STATE = "_shoal_task_state"
+"""Module of a model that has what `state_dict` of its task returns. An export leaves it out."""
+
 
 class TensorStyle(StrEnum):
     """What tensor parallelism does with a module."""

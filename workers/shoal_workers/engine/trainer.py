@@ -436,11 +436,11 @@ class Trainer:
         generation.position.spent_on_data(self._batches.spent_s, in_phase=Phase.VALIDATING)
         self._validating_s += time.perf_counter() - start
         generation.check()
+        rule, keep = generation.spec.validation, generation.spec.checkpoint.keep_best
         if generation.rank == 0:
             generation.outbox.report(report)
-            for text in remarks_on_validation(report) if self._standing is None else ():
+            for text in remarks_on_validation(report, rule.metric) if self._standing is None else ():
                 generation.outbox.log_text(text)
-        rule, keep = generation.spec.validation, generation.spec.checkpoint.keep_best
         self._standing = judge(self._standing, rule, keep, step=step, loss=report.loss, metrics=report.metrics)
         return step in self._standing.kept_steps
 

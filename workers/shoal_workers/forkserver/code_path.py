@@ -24,7 +24,8 @@ _IMPORTED_LATE = frozenset({"attr", "google", "msgpack", "packaging", "requests"
 def leave_out_code() -> None:
     """Take the code directory off the path of this process. Ray has made it the current directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    code = os.environ.get(CODE) or (entries[0] if entries[0] == os.getcwd() else "")  # noqa: PTH109
+    is_here = bool(entries[0]) and os.path.realpath(entries[0]) == os.getcwd()  # noqa: PTH109
+    code = os.environ.get(CODE) or (entries[0] if is_here else "")
     if code:
         os.environ[CODE] = code
         sys.path[:] = [entry for entry in sys.path if entry != code]

@@ -26,6 +26,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from shoal_workers.contract.exception_causes import REFUSED, ErrorClass
+from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
@@ -51,7 +52,7 @@ from shoal_workers.script.event_files import EventFiles
 from shoal_workers.script.guardian import below
 from shoal_workers.script.hook import HookSocket, LoggedSteps, receive
 from shoal_workers.script.program import Task
-from shoal_workers.script.takeover import NothingToContinue, take_over
+from shoal_workers.script.takeover import NOT_OF_THE_SCRIPT, NothingToContinue, take_over
 from shoal_workers.script.written_files import WrittenFiles
 
 RAY_TRAIN_DOOR = "shoal_workers.ray_train.door"
@@ -104,7 +105,7 @@ class ScriptRunner:
         self._script_store: TCPStore | None = None
         """The store that the scripts of this generation use; on rank 0."""
         self._memory_kills = MemoryKills()
-        self._written = WrittenFiles((self._checkpoint_dir, str(Path.cwd())))
+        self._written = WrittenFiles((self._checkpoint_dir, str(Path.cwd())), NOT_OF_THE_SCRIPT | {MEDIA})
         """Used by rank 0."""
         self._is_prepared = False
 

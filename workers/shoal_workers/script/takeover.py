@@ -21,7 +21,7 @@ from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 
 MARK = ".continued"
 _STAGING = ".continuing"
-_NOT_OF_THE_SCRIPT = frozenset({MARK, _STAGING, OUTPUTS, "profiles", "tensorboard"})
+NOT_OF_THE_SCRIPT = frozenset({MARK, _STAGING, OUTPUTS, "profiles", "tensorboard"})
 _PIECE_BYTES = 16 * 1024**2
 
 
@@ -42,7 +42,7 @@ def take_over(origin: Path, own: Path, *, job: str, progress: Callable[[str], No
     """
     if (own / MARK).exists():
         return
-    names = sorted(name for name in _names(origin) - _NOT_OF_THE_SCRIPT if not _is_of_media(origin / name))
+    names = sorted(name for name in _names(origin) - NOT_OF_THE_SCRIPT if not _is_of_media(origin / name))
     if not names:
         raise NothingToContinue(
             f"continue_from.job {job}: the job has left no file in {origin}, so there is nothing to go on from. Submit "

@@ -47,6 +47,8 @@ class RowSamples(Dataset[dict[str, Tensor]]):
                 f"data has {len(examples):,} examples, and none of them is in the training split. Add some, or lower "
                 "data.validation_fraction."
             )
+        why = f"examples that cannot be read; the first: {examples.first_left_out}"
+        self.left_out = {why: examples.num_left_out} if examples.num_left_out and self._split is Split.TRAIN else {}
         described = f"{examples.content_hash} {split} {settings}"
         self.content_hash = hashlib.sha256(described.encode()).hexdigest()
 
@@ -69,7 +71,7 @@ class FlippedSamples(Dataset[dict[str, Tensor]]):
     def __init__(self, samples: RowSamples, seed: int) -> None:
         self._samples = samples
         self._seed = seed & 0xFFFFFFFFFFFFFFFF
-        self.label_counts = samples.label_counts
+        self.label_counts, self.left_out = samples.label_counts, samples.left_out
         self.content_hash = hashlib.sha256(f"{samples.content_hash} flipped {seed}".encode()).hexdigest()
 
     def __len__(self) -> int:

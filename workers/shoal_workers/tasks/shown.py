@@ -2,7 +2,7 @@
 
     SHOWN[task](task, dataset, numbers)  ->  a row for each of these samples:
 
-        {"texts": [{"title": "", "spans": [["The sky. Answer:", false], [" yes", true]]}, ...],
+        {"texts": [{"title": "", "spans": [["The sky. Answer:", false], [" yes", true]], "in_loss": 1}, ...],
          "tokens": 9, "in_loss": 1, "label": "good"}
 
 A span is true if its tokens count in the loss; `label` is there if the sample has a class. Each kind of task has one
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal_workers.contract.encoders import MASKED_TASK, SEQ2SEQ_TASK, TEXT_CLASS_TASK
+from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.rows import NO_LABEL
+from shoal_workers.tasks.shown_media import images, speech
 
 Row = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]
@@ -89,6 +90,8 @@ SHOWN: dict[str, Callable[[Any, Any, Sequence[int]], Iterator[Row]]] = {
     MASKED_TASK: masked,
     SEQ2SEQ_TASK: targets,
     TEXT_CLASS_TASK: labelled_texts,
+    IMAGE_CLASS_TASK: images,
+    SPEECH_TASK: speech,
 }
 
 
@@ -102,7 +105,10 @@ def _next_tokens(tokens: Tensor, labels: Tensor) -> tuple[list[int], list[bool]]
 
 def _row(texts: Sequence[tuple[str, list[int], list[bool]]], decode: Decode) -> Row:
     return {
-        "texts": [{"title": title, "spans": _spans(tokens, in_loss, decode)} for title, tokens, in_loss in texts],
+        "texts": [
+            {"title": title, "spans": _spans(tokens, in_loss, decode), "in_loss": sum(in_loss)}
+            for title, tokens, in_loss in texts
+        ],
         "tokens": sum(len(tokens) for _, tokens, _ in texts),
         "in_loss": sum(sum(in_loss) for _, _, in_loss in texts),
     }

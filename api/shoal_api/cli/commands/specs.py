@@ -228,7 +228,7 @@ def show(
         from shoal_api.cli.trial import read_task
 
         document, directory = read_task(spec, assignments or ())
-        if document.get("task") is None:
+        if document.get("script") is not None or document.get("loop") is not None:
             raise CliError("a script or a loop reads its own data; there is nothing to show", hint="submit it")
         document["code"] = {**document["code"], "working_dir": "."}
         command_line = [sys.executable, "-m", "shoal_workers.data_show", "--samples", str(samples)]
@@ -248,17 +248,19 @@ def describe_data(shown: dict[str, Any]) -> str:
         if split is None:
             lines.append(f"{name}: no samples")
             continue
-        lines.append(f"{name}: {count_text(split['samples'], 'sample')}")
+        drawn = f", of which {split['validated']:,} are drawn" if split["validated"] is not None else ""
+        lines.append(f"{name}: {count_text(split['samples'], 'sample')}{drawn}")
         lines += [f"  left out: {number:,} {reason}" for reason, number in split["left_out"].items()]
         if split["num_cut"]:
             lines.append(f"  cut at model.seq_len: {split['num_cut']:,}")
         for key, title in (("tokens", "tokens"), ("in_loss", "tokens in the loss")):
-            if key in split:
+            if any(split.get(key, ())):
                 lines.append("  {}: {:,} to {:,}, median {:,}".format(title, *(split[key][at] for at in (0, 2, 1))))
-        lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split.get("labels", {}).items()]
+        lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split["labels"].items()]
         for number, row in enumerate(split["rows"], 1):
             label = f", label {row['label']}" if "label" in row else ""
-            lines.append(f"  sample {number}: {row['tokens']:,} tokens, {row['in_loss']:,} in the loss{label}")
+            tokens = f"{row['tokens']:,} tokens, {row['in_loss']:,} in the loss" if row["tokens"] else "as it arrives"
+            lines.append(f"  sample {number}: {tokens}{label}")
             for text in row["texts"]:
                 marked = "".join(f"[[{part}]]" if counts else part for part, counts in text["spans"])
                 lines += [f"    {line}" for line in f"{text['title'] and text['title'] + ': '}{marked}".splitlines()]

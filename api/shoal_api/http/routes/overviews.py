@@ -26,6 +26,7 @@ from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.operated_clusters import clusters_of
 from shoal_api.http.routes.quotas import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
+from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission
 from shoal_service.core.selection import MAX_SELECTORS
 from shoal_service.fleet_views import FleetNode, FleetOverview, FleetTimeline
@@ -154,7 +155,7 @@ def routes(context: Context) -> APIRouter:
     async def spec_versions(job_id: JobId) -> Response:
         """Lists the versions, oldest first, with the time of acceptance."""
         found = await run_in_threadpool(store.reading(histories.spec_versions), job_id)
-        page = Page[SpecVersion](items=tuple(found))
+        page = Page(items=tuple(one.model_copy(update={"yaml": encode(one.spec)}) for one in found))
         return Response(page.model_dump_json(), media_type="application/json")
 
     return router

@@ -37,7 +37,7 @@ _OWN = {
     "Cache-Control": "no-cache",
 }
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
-_MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGES = {
     "/": "fleet.html",
     "/workspace": "workspace.html",
@@ -66,6 +66,8 @@ def routes(context: Context) -> APIRouter:
         router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
     for library in LIBRARIES:
         router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url, dependencies=[PUBLIC])
+
+    router.add_api_route("/favicon.ico", _own("favicon.svg"), methods=["GET"], name="favicon", dependencies=[PUBLIC])
 
     @router.get("/jobs/{job_id}", dependencies=[LOGGED_IN])
     async def job_page(request: Request, job_id: JobId) -> Response:

@@ -18,7 +18,7 @@ export function showActions(state) {
   const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]), "again", ...(isScript() ? [] : ["export"]), "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
-  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : "", "data-action": name, click: () => open(name) })));
+  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "", "data-action": name, click: () => open(name) })));
 }
 
 const HARMFUL = new Set(["cancel", "delete"]);

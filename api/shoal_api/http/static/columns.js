@@ -50,3 +50,22 @@ export function shares(samples) {
   return Object.fromEntries(names.map((name) => [name, samples.seconds[name].map((value, index) =>
     totals[index] > 0 ? Math.max(0, (value - (index ? samples.seconds[name][index - 1] : 0)) / totals[index]) : 0)]));
 }
+
+const BEFORE = 20, FEWEST = 5, FAR = 3;
+
+export function lastValue(values, index) {
+  let at = index;
+  while (at >= 0 && values[at] === null) at -= 1;
+  return values[at] ?? null;
+}
+
+// Indexes of the first of each run of values that are missing after a value, and of values above FAR times the median before them.
+export function anomalies(values) {
+  const gaps = [], spikes = [];
+  values.forEach((value, index) => {
+    if (value === null) { if (index && values[index - 1] !== null) gaps.push(index); return; }
+    const before = values.slice(Math.max(0, index - BEFORE), index).filter((one) => one !== null).sort((a, b) => a - b);
+    if (before.length >= FEWEST && before[0] > 0 && value > FAR * before[before.length >> 1]) spikes.push(index);
+  });
+  return { gaps, spikes };
+}

@@ -9,13 +9,22 @@ import { plot } from "./plot.js";
 import { flat } from "./differences.js";
 import { colours, onThemeChange, PALETTE } from "./theme.js";
 
-const ROWS = [["loss", "loss", 0.42], ["val_loss", "validation", 0.2], ["tokens_per_s", "tokens/s", 0.18], ["world_size", "world size", 0.14]];
-const ids = [...new Set((new URLSearchParams(location.search).get("jobs") || "").split(",").map((id) => id.trim()).filter(Boolean))];
+const ROWS = [["loss", "loss", 0.42], ["val_loss", "validation", 0.2], ["grad_norm", "gradient norm", 0.14], ["lr", "learning rate", 0.1], ["tokens_per_s", "tokens/s", 0.18], ["world_size", "world size", 0.14]];
+const address = new URLSearchParams(location.search);
+const ids = [...new Set((address.get("jobs") || "").split(",").map((id) => id.trim()).filter(Boolean))];
 const found = new Map();  // id -> overview
 const judged = new Map();  // id and number of ended jobs -> words of a comparison with the first job
 $("ids").value = ids.join(", ");
 $("pick").addEventListener("submit", (event) => { event.preventDefault(); location.search = `?jobs=${$("ids").value.split(/[\s,]+/).filter(Boolean).join(",")}`; });
-for (const name of ["axis", "smoothing", "log"]) $(name).addEventListener("input", draw);
+for (const name of ["axis", "smoothing", "log"]) {
+  if (address.has(name)) $(name)[name === "log" ? "checked" : "value"] = address.get(name);
+  $(name).addEventListener("input", () => {
+    address.set(name, name === "log" ? ($("log").checked ? "1" : "") : $(name).value);
+    history.replaceState(null, "", `?${address}`);
+    draw();
+  });
+}
+$("in-workspace").href = `/workspace?where=${encodeURIComponent(`id in (${ids.map((id) => JSON.stringify(id)).join(", ")})`)}`;
 onThemeChange(draw);
 
 // One stream for all jobs says which of them has changed; only the curves of that job are read again.
@@ -68,18 +77,26 @@ function showSpecs() {
 function draw() {
   const all = chosen(), axis = $("axis").value, weight = Number($("smoothing").value), colour = colours();
   if (!all.length) return;
+  const own = [...new Set(all.flatMap(({ series }) => ["metrics", "val_metrics"].flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`))))].sort();
+  const rows = [...ROWS, ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14])], whole = rows.reduce((sum, [, , share]) => sum + share, 0);
   const traces = all.flatMap(({ job, series }, index) => {
     const perStep = job.status.step ? job.status.tokens / job.status.step : 1, start = job.started_at ?? job.created_at;
     const x = axis === "time" ? series.at.map((at) => at - start) : positions(axis, series, perStep);
-    return ROWS.map(([name, title], place) => ({ type: "scatter", mode: name === "val_loss" ? "lines+markers" : "lines", name: `${job.name} ${title}`, x, yaxis: place ? `y${place + 1}` : "y",
-      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : series[name], connectgaps: true, marker: { size: 4 }, line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" }, hovertemplate: "%{y:.5g}" }));
+    return rows.map(([name, title], place) => ({ type: "scatter", mode: name === "val_loss" ? "lines+markers" : "lines", name: `${job.name} ${title}`, x, yaxis: place ? `y${place + 1}` : "y",
+      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : columnOf(series, name), connectgaps: true, marker: { size: 4 }, line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" }, hovertemplate: "%{y:.5g}" }));
   });
-  const layout = { height: 760, showlegend: false, hovermode: "x", hoversubplots: "axis",
-    uirevision: axis, xaxis: { title: { text: axis === "time" ? "seconds since the start" : axis }, anchor: `y${ROWS.length}`, gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: colour.dim, spikedash: "solid" } };
+  const layout = { height: 760 * whole, showlegend: false, hovermode: "x", hoversubplots: "axis",
+    uirevision: axis, xaxis: { title: { text: axis === "time" ? "seconds since the start" : axis }, anchor: `y${rows.length}`, gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: colour.dim, spikedash: "solid" } };
   let top = 1;
-  ROWS.forEach(([, title, share], place) => {
-    layout[`yaxis${place ? place + 1 : ""}`] = { domain: [Math.max(0, top - share), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: $("log").checked && place < 2 ? "log" : "linear" };
-    top -= share + 0.02;
+  rows.forEach(([, title, share], place) => {
+    layout[`yaxis${place ? place + 1 : ""}`] = { domain: [Math.max(0, top - 0.95 * share / whole), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: $("log").checked && place < 2 ? "log" : "linear" };
+    top -= share / whole;
   });
   plot("chart", traces, layout);
+}
+
+// Of the task's metrics the names are "metrics.NAME" and "val_metrics.NAME".
+function columnOf(series, name) {
+  const [kind, ...rest] = name.split(".");
+  return rest.length ? series[kind][rest.join(".")] ?? [] : series[name];
 }

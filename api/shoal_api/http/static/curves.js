@@ -3,7 +3,7 @@ import { $ } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
 import { number, plural, seconds, unitOf, words } from "./format.js";
-import { positions, shares, smooth, stepAt } from "./columns.js";
+import { anomalies, lastValue, positions, shares, smooth, stepAt } from "./columns.js";
 import { plot } from "./plot.js";
 import { bands } from "./bands.js";
 import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
@@ -23,17 +23,18 @@ export class Curves {
   }
 
   draw(now = false) {
-    if (document.hidden || this.isHidden() || !this.shown.job || !this.shown.series || !this.shown.samples) return;
+    if (document.hidden || !this.shown.job || !this.shown.series || !this.shown.samples) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.render(), now ? 0 : Math.max(0, this.drawn + PAUSE_MS - performance.now()));
   }
 
   // In a tab that is not open the chart has no width. It is drawn when the tab is opened.
-  isHidden() { return Boolean($("curves").closest("[hidden]:not(#curves)")); }
+  isHidden(id = "curves") { return Boolean($(id).closest(`[hidden]:not(#${id}, #loss-card)`)); }
 
   render() {
-    if (this.isHidden()) return;
     this.drawn = performance.now();
+    if (!this.isHidden("loss-chart")) this.renderLoss();
+    if (this.isHidden()) return;
     const isEmpty = !this.shown.series.step.length;
     $("uncurved").hidden = !isEmpty;
     $("curves").hidden = isEmpty;
@@ -49,6 +50,14 @@ export class Curves {
     plot("curves", traces, this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job), series)).then((chart) => this.listen(chart));
   }
 
+  renderLoss() {
+    const { series } = this.shown, colour = colours(), axes = { gridcolor: colour.line, zeroline: false };
+    const isEmpty = $("loss-card").hidden = series.loss.every((value) => value === null);
+    if (isEmpty) return;
+    const traces = this.values(series, series.step, colour).filter((trace) => trace.yaxis === axisName(0));
+    plot("loss-chart", traces, { height: 240, showlegend: false, hovermode: "x", xaxis: { ...axes, title: { text: "step" } }, yaxis: { ...axes, type: $("log").checked ? "log" : "linear" } });
+  }
+
   values(series, x, colour) {
     const weight = Number($("smoothing").value);
     const line = (row, name, y, ink, more = {}) => ({ type: "scatter", mode: "lines", name, x, y, yaxis: axisName(row), line: { color: ink, width: 1.6 }, hovertemplate: "%{y:.5g}", ...more });
@@ -56,7 +65,15 @@ export class Curves {
     return [...faint, line(0, "loss", smooth(series.loss, weight), colour.run),
       line(0, "validation", series.val_loss, colour.warn, { mode: "lines+markers", connectgaps: true, marker: { size: 4 } }),
       line(1, "tokens/s", smooth(series.tokens_per_s, weight), colour.accent), line(2, "gradient norm", smooth(series.grad_norm, weight), colour.purple),
-      line(3, "learning rate", series.lr, colour.blue)];
+      line(3, "learning rate", series.lr, colour.blue), ...this.marks(0, series.loss, x, colour), ...this.marks(2, series.grad_norm, x, colour)];
+  }
+
+  // Where a value is not finite, and where it is far above those before it. A script may leave steps out, so it has no gaps.
+  marks(row, values, x, colour) {
+    const { gaps, spikes } = anomalies(values);
+    const mark = (name, symbol, indexes) => indexes.length ? [{ type: "scatter", mode: "markers", name, x: indexes.map((index) => x[index]), y: indexes.map((index) => values[index] ?? lastValue(values, index)), yaxis: axisName(row),
+      marker: { symbol, size: 9, color: colour.bad }, hovertemplate: `${name}<extra></extra>` }] : [];
+    return [...mark("not finite", "x", this.shown.job.spec.script ? [] : gaps), ...mark("spike: %{y:.5g}", "triangle-up-open", spikes)];
   }
 
   accounts(x, colour) {

@@ -4,9 +4,9 @@ export const whole = (value) => value === null || value === undefined ? "–" : 
 export const percent = (share) => share === null || share === undefined ? "–" : `${number(100 * share, share < 0.1 ? 2 : 3)} %`;
 export const words = (name) => name.replaceAll("_", " ");
 export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
-export const clock = (at) => new Date(at * 1000).toLocaleTimeString();
-export const moment = (at) => at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
-export const brief = (at) => new Date(at * 1000).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+export const clock = (at) => moment(at).slice(11);
+export const moment = (at) => at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString("sv-SE");  // 2026-11-29 01:24:05, in the zone of the browser
+export const brief = (at) => moment(at).slice(0, 16);
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";

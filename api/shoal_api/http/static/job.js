@@ -2,12 +2,12 @@
 import { $, link } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { Live } from "./live.js";
-import { showHead, showTrend, titled } from "./job_head.js";
+import { showHead, titled } from "./job_head.js";
 import { Curves } from "./curves.js";
 import { append } from "./columns.js";
 import { showIncidents } from "./incidents.js";
 import { showWorkers } from "./layout_grid.js";
-import { addLines, downloadOf, goToLine } from "./logs.js";
+import { addLines, downloadOf, filters, goToLine, takeFilters } from "./logs.js";
 import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
 import { goToStep, showCheckpoints } from "./checkpoints.js";
@@ -46,7 +46,6 @@ const live = new Live({
   },
   series(part) {
     shown.series = append(shown.series, part, "step");
-    showTrend(shown.series);
     if (shown.series.step.length > MAX_POINTS) live.open(stream);  // from the beginning again: the service sends fewer points
     curves.draw();
   },
@@ -75,9 +74,12 @@ const mountOpen = () => {
 downloadOf(id);
 const openTab = setUpTabs($("tabs"), (name, more) => {
   mountOpen();
-  if (name === "curves") curves.draw(true);
+  if (name === "curves" || name === "overview") curves.draw(true);
   if (name === "checkpoints") goToStep(more.has("step") ? Number(more.get("step")) : null);
-  if (name === "logs") goToLine(Number(more.get("line")), (line) => openTab("logs", { line }));
+  if (name === "logs") {
+    takeFilters(more);
+    goToLine(Number(more.get("line")), (line) => openTab("logs", { ...filters(), line }));
+  }
 });
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;

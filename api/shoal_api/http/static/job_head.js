@@ -1,11 +1,12 @@
 // What the job is and does, in words and numbers.
 import { $, element, fillFacts } from "./dom.js";
-import { stepPage } from "./api.js";
+import { jobPath, request, stepPage } from "./api.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { sentence } from "./job_sentence.js";
 import { wayOut } from "./ways_out.js";
-import { spark } from "./spark.js";
+
+const LAST_LINES = 12;
 
 export function titled(job) { document.title = `${job.name}: ${job.status.state}`; }
 
@@ -29,14 +30,28 @@ export function showHead(job, shown) {
     ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
     ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
-  $("failure").hidden = !status.failure;
-  if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")}${status.failure.step || !job.spec.script ? ` at step ${status.failure.step}` : ""}\n${status.failure.traceback || status.failure.message}`;
+  showFailure(job);
 }
 
-// A small curve of the loss beside the name: the curves have a tab of their own.
-export function showTrend(series) {
-  const every = Math.max(1, Math.ceil(series.loss.length / 60));
-  $("trend").replaceChildren(spark(series.loss.filter((_, index) => index % every === 0), "loss"));
+// The error is in the message. Here is what the rank that failed printed last, and where in its code it was.
+function showFailure({ id, spec, status: { attempt, failure } }) {
+  $("failure").hidden = !failure;
+  if (!failure || $("failure").dataset.of === `${attempt}`) return;
+  $("failure").dataset.of = `${attempt}`;
+  const who = `${failure.ranks.length > 1 ? "Ranks" : "Rank"} ${failure.ranks.join(", ")}${failure.step || !spec.script ? `, step ${failure.step}` : ""}`;
+  $("traceback").hidden = !failure.traceback;
+  $("traceback").firstChild.textContent = `Traceback: ${who}`;
+  $("traceback").lastChild.textContent = failure.traceback;
+  const [rank] = failure.ranks, write = (lines) => { $("last-lines").textContent = `${who}\n${lines.map(({ text }) => text).join("\n")}`; };
+  write([]);
+  if (rank !== undefined) request(`${jobPath(id)}/logs?rank=${rank}&tail=${LAST_LINES}`).then(({ items }) => write(items), () => {});
+}
+
+// The name of a job that is known by its id; until it has been read, the id.
+const names = new Map();
+function named(id) {
+  if (!names.has(id)) { names.set(id, id); request(jobPath(id)).then(({ name }) => names.set(id, name), () => {}); }
+  return names.get(id);
 }
 
 // What matters now: of a job that trains its speed and its end, of one that has ended what came out.
@@ -58,10 +73,10 @@ const command = ({ script, loop }) => {
 const lost = (job) => reported(job, steps(job.status)) === "not reported" ? "lost steps not reported" : `${plural(job.status.steps_lost, "step")} lost`;
 // Those that have a value: a row of dashes says nothing.
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
-function queue({ queue: place, spec }) {
+function queue({ queue: place, spec, created_at: created }) {
   const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
-  const holders = (place?.holders ?? []).flatMap((id, index) => [...(index ? [", "] : []), element("a", id, { href: `/jobs/${encodeURIComponent(id)}` })]);
-  return [...(place ? [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)]] : []), ["Wants at least", wants], ["Priority", spec.priority],
+  const holders = (place?.holders ?? []).flatMap((id, index) => [...(index ? [", "] : []), element("a", named(id), { href: `/jobs/${encodeURIComponent(id)}` })]);
+  return [...(place ? [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)]] : []), ["Waiting since", moment(created)], ["Wants at least", wants], ["Priority", spec.priority],
     ...(holders.length ? [["Waiting for", element("span", holders)]] : [])];
 }
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.

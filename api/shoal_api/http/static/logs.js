@@ -12,8 +12,16 @@ const FILTERS = ["log-search", "log-rank", "log-level", "log-from", "log-events"
 let lines = [], filter = null, search = null, wanted = null, job = null;
 let isWhole = false, reading = null, isCatchingUp = false, wasSent = false;
 const list = new LineList($("lines"), $("log-lines"), lineElement, () => readOlder());
-for (const name of FILTERS) $(name).addEventListener("input", () => { again(); const line = shownOf(wanted?.number); if (line) list.reveal(line); readOlder(); });
+for (const name of FILTERS) $(name).addEventListener("input", () => { again(); history.replaceState(null, "", `#${new URLSearchParams({ tab: "logs", ...filters() })}`); const line = shownOf(wanted?.number); if (line) list.reveal(line); readOlder(); });
 $("follow").addEventListener("input", () => { if ($("follow").checked) list.toEnd(); });
+
+// What the filters hold, for the address; and from it. Each has the end of its id as its name.
+const IN_ADDRESS = ["search", "rank", "level", "from"];
+export const filters = () => Object.fromEntries(IN_ADDRESS.map((name) => [name, $(`log-${name}`).value]).filter(([, value]) => value));
+export function takeFilters(address) {
+  for (const name of IN_ADDRESS) if (address.has(name)) $(`log-${name}`).value = address.get(name);
+  again();
+}
 
 // The line that the address names, as soon as it is there; 0: none. `go(number)`: puts a line into the address.
 export async function goToLine(number, go) {

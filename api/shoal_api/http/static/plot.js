@@ -5,7 +5,8 @@ import { colours } from "./theme.js";
 const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, plotlyServerURL: "", modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d"] };
 
 export function plot(id, traces, layout, size = 11) {
-  const look = { margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colours().ink, size } };
+  const { ink, dim, accent } = colours(), clear = "rgba(0,0,0,0)";
+  const look = { margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: clear, plot_bgcolor: clear, font: { color: ink, size }, modebar: { bgcolor: clear, color: dim, activecolor: accent } };
   return window.Plotly.react($(id), traces.map(dotted), { ...look, ...layout }, { ...CONFIG, displayModeBar: innerWidth > 640 ? "hover" : false });
 }
 

@@ -6,6 +6,7 @@ import { differences } from "./differences.js";
 
 let versions = [], wanted = 0;
 for (const name of ["version", "against"]) $(name).addEventListener("change", show);
+$("copy-spec").addEventListener("click", () => navigator.clipboard.writeText($("spec").textContent).then(() => { $("spec-copied").textContent = "Copied."; }, (error) => { $("spec-copied").textContent = error.message; }));
 
 export async function showSpec(job) {
   if (wanted === job.spec_version) return;
@@ -21,7 +22,8 @@ function show() {
   const of = (name) => versions.find((one) => String(one.version) === $(name).value);
   const [now, before] = [of("version"), of("against")];
   if (!now) return;
-  $("spec").textContent = JSON.stringify(now.spec, null, 2);
+  $("spec").textContent = now.yaml;
+  $("download-spec").href = `data:application/yaml,${encodeURIComponent(now.yaml)}`;
   const changes = before && before !== now ? differences(before.spec, now.spec) : [];
   $("changes").replaceChildren(...changes.map(([path, from, to]) => element("li", [element("code", path), " ", element("span", from, { class: "minus" }), " → ", element("span", to, { class: "plus" })])));
 }

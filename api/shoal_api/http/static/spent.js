@@ -10,7 +10,7 @@ export function showSpent({ projects, edges }) {
   $("spent-words").textContent = spent.length ? `${brief(edges[0])} to ${brief(edges.at(-1))}, of jobs that have started. A bar is ${seconds(edges[1] - edges[0])}; all have the same scale.` : "No job that has started wanted workers in this time.";
   fill("causes", CATEGORIES.filter((name) => spent.some((one) => one.seconds[name])).map((name) => key(name)));
   const most = Math.max(1e-9, ...spent.flatMap((one) => sums(one, edges)));
-  fill("spent", spent.map((one) => row([element("td", said(one.project), { class: "title" }), percent((one.seconds.productive ?? 0) / one.total), seconds(one.total), element("td", [stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`), element("div", listed(one), { class: "small dim" })], { class: "text" }), element("td", bars(one, edges, most), { class: "text" })], { "data-project": one.project })));
+  fill("spent", spent.map((one) => row([element("td", said(one.project), { class: "title" }), percent((one.seconds.productive ?? 0) / one.total), seconds(one.total - (one.seconds.queued ?? 0)), element("td", [stripe(parts(one), 300, 16, `Worker time of ${one.project} by cause`), element("div", listed(one), { class: "small dim" })], { class: "text" }), element("td", bars(one, edges, most), { class: "text" })], { "data-project": one.project })));
 }
 
 const parts = (one) => CATEGORIES.map((name) => [name, one.seconds[name] ?? 0]).filter(([, amount]) => amount > 0);

@@ -5,7 +5,7 @@ import { jobPage } from "./api.js";
 import { brief, clock, moment, plural, seconds, whole } from "./format.js";
 import { badge, COLOURS } from "./states.js";
 
-const WIDTH = 1000, HEIGHT = 30, FEW = 50;
+const WIDTH = 1000, HEIGHT = 30, FEW = innerWidth > 640 ? 50 : 8;
 const LOOKS = ["run", "warn", "queue", "done", "bad", "dim", "busy"];
 let changes = [], is_whole = false;
 $("all-decisions").addEventListener("click", () => { is_whole = true; showChanges(); });

@@ -1,4 +1,4 @@
-// The workspace: curves of many jobs in panels that share their axis. Its address holds the condition, or the name of a view.
+// The workspace: curves of many jobs in panels that share their axis. Its address holds all that is chosen, or the name of a view.
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 import { Live } from "./live.js";
@@ -7,7 +7,7 @@ import { positions, indexAt, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
 import { isMetric, offerNames, setUpNewPanel } from "./new_panel.js";
 import { groupsOf, RunList } from "./run_list.js";
-import { apply, find, initial, loadViews, offerProjects, setUpViews, showViews } from "./workspace_views.js";
+import { apply, applyAddress, find, initial, loadViews, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
 
 const PAUSE_MS = 300, DETAIL_MS = 250, COARSE = 8, POINTS = 60;
 const state = initial(), jobs = new Map();  // id -> { job, curve, detail }
@@ -71,14 +71,15 @@ function forgetTyping() { clearTimeout(typing); typing = null; }
 function remember() {
   const kept = new URLSearchParams(view ? { view } : {});
   if (!view) for (const name of ["where", "project", "search"]) if (state[name]) kept.set(name, state[name]);
-  const address = `/workspace${kept.size ? `?${kept}` : ""}`;
-  if (address !== location.pathname + location.search) history.replaceState(null, "", address);
+  const address = `/workspace${kept.size ? `?${kept}` : ""}${view ? "" : toText(state)}`;
+  if (address !== location.pathname + location.search + location.hash) history.replaceState(null, "", address);
 }
 
 function zoomTo(range) {
   if (range && !(range[1] > range[0])) return;
   state.zoom = range;
   $("unzoom").disabled = !range;
+  remember();
   if (!range) dropDetail();
   grid.redraw();
   detail();
@@ -131,17 +132,16 @@ async function open(key) {
 $("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(changed, PAUSE_MS); });
 $("conditions").addEventListener("submit", (event) => event.preventDefault());
 $("axis").addEventListener("change", () => { state.axis = $("axis").value; state.zoom = null; dropDetail(); changed(); });
-for (const [name, event] of [["smoothing", "input"], ["band", "change"]]) $(name).addEventListener(event, () => { state[name] = name === "band" ? $(name).value : Number($(name).value); workspace.version += 1; grid.redraw(); });
+for (const [name, event] of [["smoothing", "input"], ["band", "change"]]) $(name).addEventListener(event, () => { state[name] = name === "band" ? $(name).value : Number($(name).value); workspace.version += 1; remember(); grid.redraw(); });
 $("project").addEventListener("change", () => { state.project = $("project").value; showViews(view, state.project); changed(); });
 $("limit").addEventListener("change", () => { if ($("limit").reportValidity()) { state.limit = Number($("limit").value); changed(); } });
-$("log-x").addEventListener("change", () => { state.log_x = $("log-x").checked; grid.redraw(); });
+$("log-x").addEventListener("change", () => { state.log_x = $("log-x").checked; remember(); grid.redraw(); });
 $("group").addEventListener("change", () => { state.group = $("group").value.trim(); state.hidden.clear(); state.colours = {}; changed(); });
 $("unzoom").addEventListener("click", () => zoomTo(null));
 setUpNewPanel(state, changed, problem);
 for (const listen of [onThemeChange, (redraw) => addEventListener("resize", redraw)]) listen(() => grid.redraw());
 setUpViews(state, open, (key) => { view = key; remember(); });
-const address = new URLSearchParams(location.search), named = address.get("view");
-for (const name of ["where", "project", "search"]) state[name] = address.get(name) ?? "";
+const named = applyAddress(state, location);
 (named ? open(named) : changed()).then(async () => {
   if (!named) await loadViews(view, state.project);
   await offerProjects();

@@ -26,6 +26,22 @@ export function toView(state, before) {
   return { ...(before ?? {}), where, search, archived, workspace: { panels, axis, smoothing, log_x, group, band, project, limit, hidden: [...hidden], colours, zoom } };
 }
 
+// What differs from a new workspace, as the last part of an address.
+export function toText(state) {
+  const now = toView(state).workspace, usual = toView(initial()).workspace;
+  const changed = Object.entries(now).filter(([name, value]) => name !== "project" && JSON.stringify(value) !== JSON.stringify(usual[name]));
+  return changed.length ? `#${encodeURIComponent(JSON.stringify(Object.fromEntries(changed)))}` : "";
+}
+
+// Takes over what the address holds; returns the view that it names. An address that was cut off has no last part.
+export function applyAddress(state, { search, hash }) {
+  const address = new URLSearchParams(search), given = Object.fromEntries(["where", "project", "search"].map((name) => [name, address.get(name) ?? ""]));
+  let workspace = {};
+  try { workspace = JSON.parse(decodeURIComponent(hash.slice(1)) || "{}"); } catch { /* as without it */ }
+  apply(state, { ...given, archived: false, workspace: { ...workspace, project: given.project } });
+  return address.get("view");
+}
+
 export const find = (project, name) => views.find((one) => one.project === project && one.name === name);
 
 // Views of the project that is chosen, or of all; the one that is shown is always among them.

@@ -40,6 +40,8 @@ SCRIPT_S = 300.0
 """Least threshold of a script. It shows less of its progress than a task: that it uses CPU time, writes, or reports."""
 _SHOWN_S, _SHOWN_SHARE = 1.0, 1 / 3
 """A standstill is shown once it has lasted this long, and for this share of the threshold."""
+SHOWN_SCRIPT_S = 30.0
+"""A standstill of a script is shown after this time at the latest: most are calls that one rank makes alone."""
 
 _STAGING_S = 30.0
 _SAVING = (Phase.SAVING, Phase.COMMITTING)
@@ -128,7 +130,10 @@ def standstill(state: Attempt, now: float) -> Decision:
     if state.stage is not Stage.RUNNING or not in_run or not state.progress.stamps:
         return Decision(False, "no group is running")
     stood_s, (threshold, _) = now - newest_progress(state), _threshold(state, in_run)
-    if stood_s < max(_SHOWN_S, _SHOWN_SHARE * threshold):
+    shown_after_s = max(_SHOWN_S, _SHOWN_SHARE * threshold)
+    if state.target.is_script:
+        shown_after_s = min(shown_after_s, SHOWN_SCRIPT_S)
+    if stood_s < shown_after_s:
         return Decision(False, "the group makes progress")
     index = min(in_run, key=lambda i: _stood_still_at(state, i))
     return Decision(

@@ -7,6 +7,7 @@ kills only those that the verdict blames.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import assert_never
 
@@ -52,6 +53,9 @@ _LAST_SAVES = 5
 """Number of tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the
 storage must not cost a whole training run."""
 
+_PACKAGE = re.compile(r"/\S*/_ray_pkg_[0-9a-f]+/")
+"""Where Ray unpacks a job's code: in a traceback its paths begin at the directory of the code."""
+
 
 def consider(turn: Turn) -> None:
     """Decide how the attempt continues, once no worker is in `run` any more."""
@@ -75,7 +79,8 @@ def consider(turn: Turn) -> None:
                 return
             if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
                 failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
-            turn.end(EndReason.USER_ERROR, failure.sentence + scripts.early_ends(turn.state, decision.exits), failure)
+            message = scripts.with_early_ends(turn.state, decision.exits, failure.sentence)
+            turn.end(EndReason.USER_ERROR, message, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{verdict.words_of_error(decision.exits[0])} ({decision.reason})"
@@ -104,8 +109,8 @@ def consider(turn: Turn) -> None:
         case Outcome.LOST:
             if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
                 _exclude_source(turn)
-            if turn.target.is_script and (failure := scripts.repeated_end(turn)) is not None:
-                turn.end(EndReason.USER_ERROR, failure.message, failure)
+            if turn.target.is_script and (repeated := scripts.repeated_end(turn)) is not None:
+                turn.end(EndReason.USER_ERROR, repeated.message, repeated)
             else:
                 _re_form(turn)
         case _:
@@ -375,7 +380,7 @@ def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
     return UserFailure(
         type=error.type,
         message=error.message,
-        traceback=error.traceback,
+        traceback=_PACKAGE.sub("", error.traceback),
         phase=error.phase,
         ranks=tuple(sorted(e.rank for e in largest)),
         step=largest[0].step,

@@ -78,15 +78,17 @@ def repeated_end(turn: Turn) -> UserFailure | None:
 
 def final(failure: UserFailure, sentence: str) -> UserFailure:
     """The failure as one after which no other attempt follows."""
-    message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content"
+    message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content."
     return failure.model_copy(update={"mistake": REPEATED, "message": message})
 
 
-def early_ends(state: Attempt, exits: tuple[WorkerExit, ...]) -> str:
-    """Which ranks of a script had ended with status 0 when these ranks failed; empty if none had."""
+def with_early_ends(state: Attempt, exits: tuple[WorkerExit, ...], sentence: str) -> str:
+    """The sentence about these exits, and which ranks of a script had ended with status 0 before."""
     first = min(e.at for e in exits)
     ranks = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
-    return f". Before, {ranks_text(ranks)} had ended with status 0" if ranks and state.target.is_script else ""
+    if not ranks or not state.target.is_script:
+        return sentence
+    return f"{sentence.rstrip('.')}. Before, {ranks_text(ranks)} had ended with status 0."
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -100,22 +102,21 @@ def _end_of_program(state: Attempt) -> UserFailure | None:
     script, incident = state.target.spec.script, state.incident
     if script is None or incident is None or verdict.is_of_a_loss(state):
         return None
-    ends = [e for e in state.group.exits.values() if e.kind in (ExitKind.FINISHED, ExitKind.COLLECTIVE_FAILED)]
-    broken = [e for e in ends if e.error is not None]
-    first = min(ends, key=lambda e: e.at, default=None)
-    if first is not None and first.error is None:
-        done = [e.rank for e in ends if e.error is None]
-        waited = "".join(f" (rank {e.rank} was at {e.error.line})" for e in broken[:1] if e.error and e.error.line)
+    ends = sorted(state.group.exits.values(), key=lambda e: e.at)
+    broken = ((e.rank, e.error) for e in ends if e.kind is ExitKind.COLLECTIVE_FAILED and e.error is not None)
+    rank, error = next(broken, (0, None))
+    done = [e.rank for e in ends if e.kind is ExitKind.FINISHED]
+    if done:
         place = "status 0"
+        waited = f" (rank {rank} was at {error.line})" if error is not None and error.line else ""
         sentence = f"{ranks_text(done)} of {script.words} ended with status 0 while others still trained{waited}"
-    elif first is not None and first.error is not None:
-        done, error = [first.rank], first.error
-        place, sentence = f"{error.type} {error.line}", f"{error.sentence.rstrip('.')}, on rank {first.rank}"
+    elif error is not None:
+        done, place = [rank], f"{error.type} {error.line}"
+        sentence = f"{error.sentence.rstrip('.')}, on rank {rank}"
     elif incident.cause is IncidentCause.HUNG:
         done, place, sentence = list(incident.ranks), "hung", incident.message
     else:
         return None
-    error = broken[0].error if broken else None
     return UserFailure(
         type=place,
         message=sentence,

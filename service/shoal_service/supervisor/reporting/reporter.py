@@ -130,6 +130,10 @@ class Reporter:
                 case _:
                     assert_never(item)
 
+    def show_standstill(self, summary: str) -> None:
+        """Where the ranks of a group stand that stands still; empty when it makes progress."""
+        self._readings.standstill = summary
+
     def _add_point(self, point: SeriesPoint) -> None:
         self._outbox.add(point)
         self.backlog.add(point)

@@ -41,6 +41,8 @@ class Readings:
 
     step: StepReport | None = None
     validation: ValidationReport | None = None
+    standstill: str = ""
+    """Where the ranks of a group stand that stands still, by their stacks; empty if none were taken."""
     step_s: float | None = None
     """Moving average of the seconds of a step at the current world size."""
     communication_share: float | None = None
@@ -300,7 +302,9 @@ def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> 
         busy_with = next((p.note for p in group if p.phase in _NOTED and p.note), "")
         if state.stage is not Stage.RUNNING:
             return ""
-        return still.reason if still else busy_with or (short.message if short is not None else "")
+        if still:
+            return "; ".join(filter(None, (still.reason, readings.standstill)))
+        return busy_with or (short.message if short is not None else "")
     forms = state.stage is Stage.FORMING
     busy = state.group.ranks.keys() if forms else {w.index for w in state.pool.workers if not w.warm}
     notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal_api.cli.doors import (
+    LOOP_COST,
     Findings,
     RayTrain,
     Remark,
@@ -158,6 +159,11 @@ def test_the_batch_size_is_spoken_of_where_the_program_does_not_know_how_many_it
 ) -> None:
     notes = _examined(tmp_path, source).notes
     assert any("divide by WORLD_SIZE" in one.words for one in notes) is is_said
+
+
+def test_one_sentence_says_what_a_loop_loses() -> None:
+    docs = Path(__file__).parents[4] / "docs"
+    assert [page for page in ("loops.md", "porting.md") if LOOP_COST not in (docs / page).read_text("utf-8")] == []
 
 
 def test_lightning_on_one_device_is_no_training_of_several(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.endings import ENDINGS, FailureRecord, Retry, decide_retry
+from shoal_service.core.endings import ENDINGS, REPEATED, FailureRecord, Retry, decide_retry
 from shoal_workers.contract.job import EndReason, JobState
 
 BUDGETED = [reason for reason, ending in ENDINGS.items() if ending.retry is Retry.BUDGET]
@@ -77,6 +77,13 @@ def test_a_script_that_has_run_for_long_is_tried_again_without_a_step() -> None:
     assert decision.again and "after a minute or more" in decision.reason
     spent = FailureRecord(failures=2, last_step=0, max_failures=2)
     assert not decide_retry(EndReason.USER_ERROR, 0, spent, has_run_long=True).again
+
+
+def test_an_end_that_repeats_itself_is_final_whatever_the_budget_is() -> None:
+    record = FailureRecord(failures=0, last_step=0, max_failures=5)
+    decision = decide_retry(EndReason.USER_ERROR, 15, record, mistake=REPEATED, has_run_long=True)
+    assert (decision.again, decision.charged) == (False, True)
+    assert decision.reason == "No other attempt: it would end in the same way again."
 
 
 def test_the_last_allowed_retry_is_said_as_one() -> None:

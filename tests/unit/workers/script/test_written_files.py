@@ -12,7 +12,8 @@ def test_only_a_new_content_counts(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "a.pt").write_bytes(b"one")
-    files = WrittenFiles((str(folder), str(tmp_path / "missing"), "s3://bucket/job"))
+    (folder / "job-files").mkdir()
+    files = WrittenFiles((str(folder), str(tmp_path / "missing"), "s3://bucket/job"), {"job-files"})
 
     def is_new(name: str, content: bytes) -> bool:
         files.begin()
@@ -22,6 +23,7 @@ def test_only_a_new_content_counts(tmp_path: Path) -> None:
     seen = {
         "same content, later": is_new("a.pt", b"one"),
         "same content, another name": is_new("b.pt", b"one"),
+        "a file of Shoal's": is_new("job-files/index.json", b"12:00"),
         "a log": is_new("train.log", b"12:00 step 1"),
         "an event file": is_new("events.out.tfevents.17.host.1", b"12:00"),
         "another content": is_new("a.pt", b"two"),

@@ -14,13 +14,16 @@ import torch
 
 from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_data
 from kit.worlds.hugging_face_configs import small_config
+from shoal_api.cli.commands.specs import describe_data
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingTextError
+from shoal_workers.data_show import show
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
+from shoal_workers.tasks.shown_media import images, speech
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*token_id.*")
@@ -465,3 +468,47 @@ def test_a_decoder_that_classifies_needs_a_token_for_padding(folder: Path) -> No
     document["model"]["config"]["pad_token_id"] = 260
     parsed, task, _ = _loaded(document)
     assert task.evaluate(task.build_model(), _batch(parsed, task)).loss.isfinite()
+
+
+def test_a_trained_head_of_an_encoder_is_read_whatever_its_config_says_of_it(folder: Path, tmp_path: Path) -> None:
+    _, config, _ = MODELS["bert"]
+    untied = transformers.AutoConfig.for_model(**{**config, "tie_word_embeddings": False})
+    network = transformers.AutoModelForMaskedLM.from_config(untied)
+    network.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    document = small_spec("bert", folder)
+    document["model"] = {"path": str(tmp_path), "seq_len": 32}
+    model: Any = load_task(parse_spec(document)).build_model()
+    torch.testing.assert_close(model.network.get_output_embeddings().weight, network.get_output_embeddings().weight)
+
+
+def test_images_and_labels_are_shown_as_they_arrive(folder: Path, tmp_path: Path) -> None:
+    image = np.zeros((16, 16, 3), np.uint8)
+    image[:8, :8] = 255
+    for name, num in (("cat", 3), ("dog", 1)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(num):
+            np.save(tmp_path / "images" / name / f"{number}.npy", image)
+    spec = small_spec("vit", folder)
+    del spec["model"]["num_labels"]
+    spec["data"] = {"folder": str(tmp_path / "images"), "validation_fraction": 0, "cache_dir": str(tmp_path / "cache")}
+    _, task, own = _loaded(spec)
+    first, *_, last = images(own, task.train_data, range(4))
+    assert (first["label"], last["label"]) == ("cat", "dog")
+    numbers, picture = [text["spans"] for text in first["texts"]]
+    assert numbers == [["3 x 16 x 16, -1 to 1, mean -0.5", False]]
+    assert picture == [["\n".join(["@@@@@@@@"] * 4 + [""] * 4), False]]
+    assert task.train_data.label_counts() == {0: 3, 1: 1}
+    (tmp_path / "images" / "cat" / "bad.npy").write_bytes(b"no image")
+    spec["data"]["bad_rows"] = "skip"
+    lines = describe_data(json.loads(json.dumps(show(parse_spec(spec), 2)))).splitlines()
+    left_out = [line for line in lines if "the first: " in line and "cat/bad.npy is no image that can be" in line]
+    assert [line.split()[0] for line in left_out] == ["left", "note:"], "the note is in the job's log too"
+    assert {"  label cat: 75.0 %", "  label dog: 25.0 %", "    pixels: 3 x 16 x 16, -1 to 1, mean -0.5"} <= {*lines}
+    assert lines.count("    @@@@@@@@") == 8
+    assert any(line.startswith("  sample 2: as it arrives, label ") for line in lines)
+    _, task, own = _loaded(small_spec("whisper", folder))
+    [row] = speech(own, task.train_data, [0])
+    assert row["texts"][0]["spans"][0][0].startswith("16 x 100, ")
+    assert (row["texts"][1], row["in_loss"]) == ({"title": "text", "spans": [["tone 0<end>", True]], "in_loss": 7}, 7)

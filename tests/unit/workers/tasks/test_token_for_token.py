@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal_workers.data.errors import DataError
 from shoal_workers.tasks.conversations import answer_of, load_encoder, preference_of
 from shoal_workers.tasks.lm import LanguageModel
 from shoal_workers.tasks.rows import NO_LABEL
@@ -260,4 +261,27 @@ def test_other_tasks_have_the_tokens_of_transformers(
         }
         expected = {"language model": flat, "classes": cut, "sources": cut, "targets": short}
         failures += [(layout, task, found[task], tokens) for task, tokens in expected.items() if found[task] != tokens]
+    assert failures == []
+
+
+def test_a_line_that_a_template_does_not_render_is_named(directories: dict[str, Path]) -> None:
+    refuses = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('begin with the user') }}{% endif %}"
+    picture = {"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "what"}]}
+    failures = []
+    for name, template, record, words in (
+        ("raises", refuses + CHATML, {"messages": [{"role": "tool", "content": "2"}]}, "begin with the user"),
+        ("raises, marked", refuses + TEMPLATES["marked"], {"messages": [{"role": "tool", "content": "2"}]}, "the user"),
+        ("an image", CHATML, {"messages": [picture, ASSISTANT]}, "a list with other parts than texts"),
+        ("an image, marked", TEMPLATES["marked"], {"messages": [picture, ASSISTANT]}, "with other parts than texts"),
+        ("tools that are no JSON", CHATML, {"messages": [USER, ASSISTANT], "tools": "f("}, "tools is not JSON"),
+        ("tools that are no list", CHATML, {"messages": [USER, ASSISTANT], "tools": [3]}, "does not render it"),
+        ("nothing said", CHATML, {"messages": [USER, {"role": "assistant", "content": None}]}, "the keys 'messages'"),
+    ):
+        (directories["trimmed"] / "chat_template.jinja").write_text(template)
+        try:
+            answer_of(load_encoder(str(directories["trimmed"])), json.dumps(record).encode(), "lines:7")
+            failures.append((name, "not refused"))
+        except DataError as error:
+            if words not in str(error) or not str(error).startswith("lines:7"):
+                failures.append((name, str(error)))
     assert failures == []

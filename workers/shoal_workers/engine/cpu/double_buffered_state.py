@@ -359,20 +359,15 @@ class DoubleBufferedState:
         optimizer = self.update.optimizer
         records = self._assembly.records()
         for name, parameter in self._assembly.named_parameters():
-            local_parameter, record, part = (
-                self.update.local_parameter(parameter),
-                records.get(id(parameter)),
-                parameter,
-            )
-            if isinstance(parameter, DTensor):
-                part = local_of(parameter)
+            local_parameter = self.update.local_parameter(parameter)
+            part: Tensor = local_of(parameter) if isinstance(parameter, DTensor) else parameter
             state = {} if local_parameter is None else optimizer.state.get(local_parameter, {})
             own_state = {
                 key: value for key, value in state.items() if isinstance(value, Tensor) and value.shape == part.shape
             }
             moved = _MovedParameter(
                 names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
-                record=record,
+                record=records.get(id(parameter)),
                 parameter=parameter,
                 local=part,
                 local_parameter=local_parameter,

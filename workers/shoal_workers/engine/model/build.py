@@ -47,6 +47,7 @@ from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.parameter_groups import freeze, groups_of, groups_of_spec
+from shoal_workers.engine.step.task_state import attach_task_state
 from shoal_workers.engine.step.update import build_update, default_update
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.machine_limits import available_bytes
@@ -100,6 +101,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
             groups = groups_of(whole, model)
             # This optimizer refers to all parameters, and would keep the whole model in memory.
             del whole
+        attach_task_state(task.instance, model, generation.layout)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
     if weights is not None and reloads:
         assembly = replace(assembly, reloaded=weights.frozen)

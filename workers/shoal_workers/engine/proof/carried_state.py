@@ -13,6 +13,7 @@ remembered as that of a proof. Called by `TaskProgram` on all ranks.
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.plain_state import MODULE_ATTRIBUTES, has_no_state, is_plain
+from shoal_workers.engine.step.task_state import has_declared_state
 from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 
 _REMEMBERED = "carried state"
@@ -84,16 +86,17 @@ class _Trial:
         self._model = copy_of(task.build_model, generation.spec.seed, generation.device, smaller)
         self._parameters = {name: value.detach().clone() for name, value in self._model.named_parameters()}
         self._buffers = {name: value.clone() for name, value in self._model.named_buffers()}
-        self._state_dict: Callable[[], Any] | None = getattr(task.instance, "state_dict", None)
 
     def run(self) -> str:
         owners: dict[str, object] = {"the task": self._generation.task.instance}
         own = {name: module for name, module in self._model.named_modules() if not has_no_state(module)}
         owners |= {f"{name or 'the model'}": module for name, module in own.items()}
         attributes = _Attributes(owners)
-        first, declared = self._compute(), self._state_dict
-        if declared is not None:  # it is restored, so what it holds is not compared
-            attributes.set_back(only="the task")
+        task: Any = self._generation.task.instance
+        declared = copy.deepcopy(task.state_dict()) if has_declared_state(task) else None
+        first = self._compute()
+        if declared is not None:  # it is part of the state
+            task.load_state_dict(declared)
         changed = attributes.changed()
         again = self._compute()
         if _is_same(first, again):
@@ -144,14 +147,13 @@ class _Attributes:
             if place not in now or place not in self._before or not _is_equal(self._before[place][0], now[place])
         ]
 
-    def set_back(self, only: str = "") -> None:
+    def set_back(self) -> None:
         for owner, key in self.changed():
-            if only in ("", owner):
-                target = vars(self._owners[owner])
-                if (owner, key) in self._before:
-                    target[key] = self._before[owner, key][1]()
-                else:
-                    del target[key]
+            target = vars(self._owners[owner])
+            if (owner, key) in self._before:
+                target[key] = self._before[owner, key][1]()
+            else:
+                del target[key]
 
 
 def _values_of(owner: object) -> dict[str, Any]:
@@ -178,8 +180,8 @@ def _copied(value: Any) -> Any:
 def _saved(value: Any) -> Callable[[], Any]:
     """Returns what gives the object its content back, and returns it."""
     if is_plain(value):
-        copy = value.clone()
-        return lambda: _filled(value, copy)
+        clone = value.clone()
+        return lambda: _filled(value, clone)
     if type(value) is dict:
         items = {key: _saved(one) for key, one in value.items()}
         return lambda: _refilled(value, value.update, {key: one() for key, one in items.items()})
@@ -195,8 +197,8 @@ def _saved(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
-def _filled(tensor: Tensor, copy: Tensor) -> Tensor:
-    tensor.data.copy_(copy)
+def _filled(tensor: Tensor, values: Tensor) -> Tensor:
+    tensor.data.copy_(values)
     return tensor
 
 

@@ -56,12 +56,7 @@ class Batches:
         try:
             read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
             batch = read[0] if read is not None else self._read_training(spec, step, micro_batch)
-            if step == 0 and self._first_look is not None:
-                first_look, self._first_look = self._first_look, None
-                states = generator_states()
-                seed_everything(randomness_seed(spec.seed, step, micro_batch))
-                first_look(batch, self._read_training(spec, step, micro_batch))
-                set_generator_states(states)
+            self._look(batch, spec, step, micro_batch, lambda: self._read_training(spec, step, micro_batch))
             return self._moved(batch)
         finally:
             self.spent_s += time.perf_counter() - start
@@ -70,13 +65,19 @@ class Batches:
         """The samples of several micro-batches of a step as one batch, read on the training thread. Each sample is read
         with the random numbers of its own micro-batch; `collate` gets those of the first."""
         start = time.perf_counter()
-        samples: list[Any] = []
-        for micro_batch in micro_batches:
-            seed_everything(randomness_seed(spec.seed, step, micro_batch))
-            samples += [self._sample(index) for index in _indices(self._task, self._data, spec, step, micro_batch)]
-        seed_everything(randomness_seed(spec.seed, step, micro_batches[0]))
+
+        def read() -> Any:
+            samples: list[Any] = []
+            for micro_batch in micro_batches:
+                seed_everything(randomness_seed(spec.seed, step, micro_batch))
+                samples += [self._sample(index) for index in _indices(self._task, self._data, spec, step, micro_batch)]
+            seed_everything(randomness_seed(spec.seed, step, micro_batches[0]))
+            return self._task.collate(samples)
+
         try:
-            return self._moved(self._task.collate(samples))
+            batch = read()
+            self._look(batch, spec, step, micro_batches[0], read)
+            return self._moved(batch)
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -88,6 +89,16 @@ class Batches:
             return self._moved(read[0] if read is not None else self._read(indices))
         finally:
             self.spent_s += time.perf_counter() - start
+
+    def _look(self, batch: Any, spec: JobSpec, step: int, micro_batch: int, read: Callable[[], Any]) -> None:
+        """The first time, in step 0. The generators stay as they are."""
+        if step or self._first_look is None:
+            return
+        first_look, self._first_look = self._first_look, None
+        states = generator_states()
+        seed_everything(randomness_seed(spec.seed, step, micro_batch))
+        first_look(batch, read())
+        set_generator_states(states)
 
     def _read_training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
         return self._read(_indices(self._task, self._data, spec, step, micro_batch))

@@ -35,6 +35,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.plain_state import PlainState
+from shoal_workers.engine.step.task_state import TaskState
 from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 
@@ -136,6 +137,8 @@ class StepBuffers:
         """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated."""
         self._caches: dict[str, Tensor] = {}
         self._plain_state = PlainState(generation, assembly)
+        modules = (module for part in assembly.parts for module in part.modules())
+        self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
         self._find(assembly)
         self._norms = list({id(slot.norm): slot.norm for slot in self._slots if slot.norm is not None}.values())
         self._in_experts: set[int] = set()
@@ -183,6 +186,9 @@ class StepBuffers:
         with self._lent(slots):
             with self._plain_state.watched(part):
                 yield
+            if self._task_state is not None:
+                with self._generation.user_code:
+                    self._task_state.store()
             # A padding micro-batch also changes copies only. They are dropped.
             if micro_batch.weight:
                 with self._generation.user_code:
@@ -250,6 +256,9 @@ class StepBuffers:
         try:
             for slot in slots:
                 self._lend(slot)
+            if self._task_state is not None:
+                with self._generation.user_code:
+                    self._task_state.load()
             yield
         finally:
             handle.remove()

@@ -89,8 +89,11 @@ def remarks_on_labels(data: Any, split: str) -> Iterator[str]:
         yield f"all {count:,} examples of the {split} split have the label {label}."
 
 
-def remarks_on_validation(report: ValidationReport) -> Iterator[str]:
-    """Sentences about the first validation of a job."""
+def remarks_on_validation(report: ValidationReport, metric: str) -> Iterator[str]:
+    """Sentences about the first validation of a job. `metric`: `validation.metric`."""
+    if metric not in ("loss", *report.metrics):
+        has = ", ".join(("loss", *report.metrics))
+        yield f"validation.metric {metric!r} is not in the first validation, which has {has}: it counts as no better."
     for name, value in report.metrics.items():
         if "acc" in name.lower() and value == _ONE:
             yield (

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.task_state import has_declared_state
 from shoal_workers.torch_internals import is_compiled, tree_leaves, without_torch_function
 
 _WATCHED_PASSES = 3
@@ -160,7 +161,7 @@ class PlainState:
         modules = [module for module in self._parts[part].modules() if not has_no_state(module)]
         numbers = _numbers_of(modules)
         owners: list[object] = [*modules]
-        if not has_no_state(task := self._generation.task.instance):
+        if not has_no_state(task := self._generation.task.instance) and not has_declared_state(task):
             owners.append(task)
         attributes = [
             _Attribute.watch(owner, name, value)

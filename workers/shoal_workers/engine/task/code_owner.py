@@ -28,7 +28,8 @@ def owner_of(file: str) -> FrameOwner:
         return FrameOwner.TASK
     if file.startswith(ENGINE):
         return FrameOwner.ENGINE
-    return FrameOwner.LIBRARY if file.startswith((*_LIBRARIES, "<frozen ")) else FrameOwner.TASK
+    is_installed = "/site-packages/" in file  # also of another environment, which a .pth file names
+    return FrameOwner.LIBRARY if is_installed or file.startswith((*_LIBRARIES, "<frozen ")) else FrameOwner.TASK
 
 
 def line_in(file: str, number: int, function: str) -> str:

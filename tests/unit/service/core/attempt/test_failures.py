@@ -14,9 +14,13 @@ from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 
 NewWorld = Callable[..., Any]
 
+_UNPACKED = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_0a1b2c3d"
+
 
 def raised(message: str) -> ErrorReport:
-    return ErrorReport(type="ValueError", message=message, traceback=f"tb of {message}", phase=Phase.FORWARD)
+    return ErrorReport(
+        type="ValueError", message=message, traceback=f'File "{_UNPACKED}/a.py": {message}', phase=Phase.FORWARD
+    )
 
 
 def test_an_error_of_the_users_code_is_grouped_over_ranks(new_world: NewWorld) -> None:
@@ -32,7 +36,7 @@ def test_an_error_of_the_users_code_is_grouped_over_ranks(new_world: NewWorld) -
     world.deliver_all()
     assert world.end.reason is EndReason.USER_ERROR
     assert world.end.message == "ValueError: shape mismatch"
-    assert world.end.failure.ranks == (1, 2) and world.end.failure.traceback == "tb of shape mismatch"
+    assert world.end.failure.ranks == (1, 2) and world.end.failure.traceback == 'File "a.py": shape mismatch'
     assert world.end.failure.step == 5
     assert world.incidents() == [], "no worker was lost"
 

@@ -299,7 +299,11 @@ def test_a_script_hangs_no_sooner_than_after_five_minutes(new_world: NewWorld) -
     for index in range(3):
         world.beat(index, beat=1, step=0, phase=Phase.SCRIPT)
     assert hangs.threshold_s(world.state) == hangs.SCRIPT_S == 300.0
-    world.pass_time(299.0)
+    world.pass_time(29.0)
+    assert not hangs.standstill(world.state, world.now)
+    world.pass_time(1.5)
+    assert hangs.standstill(world.state, world.now).reason.startswith("rank 0 has made no progress for 30.5 s")
+    world.pass_time(268.5)
     assert world.state.stage is Stage.RUNNING
     world.pass_time(1.5)
     assert world.state.incident.cause is IncidentCause.HUNG
@@ -371,7 +375,7 @@ def test_the_same_end_of_a_script_three_times_in_a_row_ends_the_job_however_long
     assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
     assert world.end.message == (
         "rank 1 of train.py ended with status 0 while others still trained (rank 0 was at train.py:8), 3 times in a "
-        "row without a new step or a file with new content"
+        "row without a new step or a file with new content."
     )
     assert world.end.failure.ranks == (1,)
 
@@ -419,7 +423,7 @@ def test_a_fault_that_comes_a_third_time_is_final(new_world: NewWorld) -> None:
     assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
     assert world.end.message == (
         "OSError: no space left on device, on rank 0, 3 times in a row without a new step or a file with new content. "
-        "Before, rank 1 had ended with status 0"
+        "Before, rank 1 had ended with status 0."
     )
 
 

@@ -26,6 +26,7 @@ def test_an_incident_of_a_group_that_stood_still_keeps_what_every_rank_did() -> 
         await bench.start_and_train()
         bench.worker(0).stack, bench.worker(1).stack = at("wait"), at("read")
         await stand_still(bench)
+        await bench.advance_until(lambda: "wait" in bench.status.note and "read" in bench.status.note)
         await bench.advance_until(lambda: bench.reports.incidents, limit_s=120.0)
         bench.worker(0).stack = bench.worker(1).stack = at("interrupted")
         await until(lambda: "worker.stacks" in bench.events())

@@ -65,6 +65,9 @@ def test_an_accuracy_of_1_in_the_first_validation_is_remarked() -> None:
     report = ValidationReport(
         generation=1, step=2, at=0.0, loss=0.5, samples=256, bits_per_byte=None, metrics={"accuracy": 1.0, "f1": 1.0}
     )
-    [remark] = remarks_on_validation(report)
+    [remark] = remarks_on_validation(report, "f1")
     assert remark.startswith("accuracy is 1 in the first validation, after step 2, on 256 samples.")
-    assert list(remarks_on_validation(report.model_copy(update={"metrics": {"accuracy": 0.999}}))) == []
+    assert list(remarks_on_validation(report.model_copy(update={"metrics": {"accuracy": 0.999}}), "loss")) == []
+    assert list(remarks_on_validation(report.model_copy(update={"metrics": {"f1": 0.9}}), "accuracy")) == [
+        "validation.metric 'accuracy' is not in the first validation, which has loss, f1: it counts as no better."
+    ]
