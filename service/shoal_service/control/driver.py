@@ -28,7 +28,7 @@ from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, Sup
 from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.hardware_profiles import measured_profile
-from shoal_service.control.market.build import is_preempted
+from shoal_service.control.market.build import is_preempted, named_cluster
 from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
@@ -492,6 +492,7 @@ class Driver:
             version=WIRE_VERSION,
             granted=row.granted_workers or self._last_grant,
             is_preempted=self._moves or is_preempted(row),
+            moves_to=named_cluster(row.spec) if self._moves else "",
             desired=row.desired,
             elasticity=row.spec.elasticity,
             parallelism=row.spec.parallelism,

@@ -77,6 +77,7 @@ ENDINGS: dict[EndReason, Ending] = {
     ),
     EndReason.SERVER_STOPPED: Ending(JobState.FAILED, Retry.FREE, "The server that runs the Ray cluster was stopped."),
     EndReason.PREEMPTED: Ending(JobState.FAILED, Retry.FREE, "Its workers went to another job."),
+    EndReason.MOVED: Ending(JobState.FAILED, Retry.FREE, "It moves to another cluster."),
     EndReason.CLUSTER_LOST: Ending(JobState.FAILED, Retry.FREE, "The Ray cluster was lost."),
     EndReason.SUPERVISOR_LOST: Ending(JobState.FAILED, Retry.FREE, "The job's supervisor was lost."),
     EndReason.INTERNAL: Ending(JobState.FAILED, Retry.BUDGET, "A fault inside Shoal; please report it."),

@@ -10,7 +10,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import EndReason
 
 _LOSSES = (EndReason.SUPERVISOR_LOST, EndReason.CLUSTER_LOST)
-_SAVING = (EndReason.SERVER_STOPPED, EndReason.PREEMPTED)
+_SAVING = (EndReason.SERVER_STOPPED, EndReason.PREEMPTED, EndReason.MOVED)
 """Nothing is lost, unless the storage could not be written."""
 
 

@@ -243,8 +243,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         if known.stop is not None and spec.stop is not None and is_outdated_end(done, known.stop, spec.stop):
             why = f"It had ended before it knew of version {job.spec_version} of its spec, and goes on."
             decision = RetryDecision(again=True, charged=False, reason=why)
-    if end.reason is EndReason.PREEMPTED and job.granted_workers and spec.worker.cluster != ANY_CLUSTER:
-        # the scheduler preempts with a grant of 0, so this attempt has ended because the job moves
+    if end.reason is EndReason.MOVED and spec.worker.cluster != ANY_CLUSTER:
         words_of_move = f"It moves to the cluster {spec.worker.cluster} with {count_text(done, 'step')} kept."
         decision = RetryDecision(again=True, charged=False, reason=words_of_move)
     standing = step(edit.standing, AttemptEnded(end.reason, decision.again))

@@ -108,7 +108,10 @@ class Directive(Frozen):
     server_stops: bool = False
     """Whether the server ends this cluster: the attempt saves and ends, and the job returns to the queue."""
     is_preempted: bool = False
-    """Whether another job gets the workers: the attempt saves and ends, and the job returns to the queue."""
+    """Whether another job gets the workers, or the job moves: the attempt saves and ends, and the job returns to the
+    queue."""
+    moves_to: str = ""
+    """The cluster in which the job goes on; empty if it does not move."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
     settings: TrainingSettings | None = None

@@ -523,6 +523,7 @@ def _directed(directive: Directive) -> Directed:
         code=directive.code,
         server_stops=directive.server_stops,
         is_preempted=directive.is_preempted,
+        moves_to=directive.moves_to,
         pinned=directive.pinned,
     )
 

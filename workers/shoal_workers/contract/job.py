@@ -61,6 +61,8 @@ class EndReason(StrEnum):
     SERVER_STOPPED = "server_stopped"
     PREEMPTED = "preempted"
     """Another job got the workers; the attempt saved its state before."""
+    MOVED = "moved"
+    """The job goes on in another cluster; the attempt saved its state before."""
     CLUSTER_LOST = "cluster_lost"
     SUPERVISOR_LOST = "supervisor_lost"
     INTERNAL = "internal"

@@ -13,6 +13,7 @@ const WAYS = {
   workers_failed: "If memory was short, Run again with a smaller batch.micro_size or more elasticity.min_workers. If a node is at fault, drain it, then Retry.",
   server_stopped: "Retry: the job is not at fault.",
   preempted: "Retry: the job is not at fault.",
+  moved: "Retry: the job is not at fault.",
   cluster_lost: "Retry when the cluster is back: the job is not at fault.",
   supervisor_lost: "Retry: the job is not at fault.",
   internal: "Retry, and please report it with the log.",

@@ -38,7 +38,7 @@ def avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
 
 def _preempt(turn: Turn, wanted: Directed) -> None:
     if wanted.is_preempted != turn.target.is_preempted:
-        turn.target = replace(turn.target, is_preempted=wanted.is_preempted)
+        turn.target = replace(turn.target, is_preempted=wanted.is_preempted, moves_to=wanted.moves_to)
         _end_without_group(turn)
 
 

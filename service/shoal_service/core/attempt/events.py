@@ -126,9 +126,11 @@ class Directed:
     server_stops: bool
     """The server ends the cluster once the attempt is saved; False after True: another server has taken over."""
     is_preempted: bool
-    """Another job gets the workers once the attempt is saved."""
+    """Another job gets the workers once the attempt is saved, or the job moves."""
     pinned: tuple[str, ...]
     """Names of the checkpoints that retention does not delete."""
+    moves_to: str = ""
+    """The cluster in which the job goes on; empty if it does not move."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,10 @@ def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
 def _why_it_ends(state: Attempt) -> str:
     if state.target.desired is Desired.PAUSE:
         return "pause"
-    return "the server stops" if state.target.server_stops else "another job gets the workers"
+    if state.target.server_stops:
+        return "the server stops"
+    to = state.target.moves_to
+    return f"it moves to the cluster {to}" if to else "another job gets the workers"
 
 
 def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:

@@ -130,7 +130,8 @@ class Turn:
         if self.target.desired is Desired.PAUSE:
             self.end(EndReason.PAUSED, "paused on request")
         else:
-            reason = EndReason.SERVER_STOPPED if self.target.server_stops else EndReason.PREEMPTED
+            left = EndReason.MOVED if self.target.moves_to else EndReason.PREEMPTED
+            reason = EndReason.SERVER_STOPPED if self.target.server_stops else left
             saved, step = self.checkpoints.durable_step, self.progress.step
             words = f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
             if self.target.is_script:

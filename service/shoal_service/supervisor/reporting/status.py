@@ -271,7 +271,7 @@ def _reason(state: Attempt) -> str:
             if state.target.server_stops:
                 return str(EndReason.SERVER_STOPPED)
             if state.target.is_preempted:
-                return str(EndReason.PREEMPTED)
+                return str(EndReason.MOVED if state.target.moves_to else EndReason.PREEMPTED)
             return str(state.incident.cause) if state.incident else ""
 
 
@@ -279,6 +279,8 @@ def _message(state: Attempt, now: float) -> str:
     """Says what the attempt waits for: the reason of the decision that forms the group, otherwise what went wrong."""
     if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
+    if state.target.moves_to:
+        return f"The job moves to the cluster {state.target.moves_to}: it saves its state and goes on there."
     if state.target.is_preempted:
         return "The job gives its workers back: it saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):

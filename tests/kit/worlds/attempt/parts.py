@@ -59,6 +59,7 @@ def directed(target: Target, **changes: Any) -> Directed:
         code=target.spec.code.archive or "",
         server_stops=target.server_stops,
         is_preempted=target.is_preempted,
+        moves_to=target.moves_to,
         pinned=target.pinned,
     )
     return replace(same, **changes)

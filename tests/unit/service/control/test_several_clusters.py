@@ -56,7 +56,7 @@ def saved(supervisor: FakeSupervisor, step: int) -> None:
 
 
 def ended(supervisor: FakeSupervisor, step: int) -> None:
-    supervisor.end(AttemptEnd(reason=EndReason.PREEMPTED, message=f"saved at step {step}.", step=step))
+    supervisor.end(AttemptEnd(reason=EndReason.MOVED, message=f"saved at step {step}.", step=step))
 
 
 async def training(bench: ControlBench, job_id: str, cluster: str = "west") -> FakeSupervisor:
@@ -165,7 +165,7 @@ async def test_a_job_moves_on_request_once_it_has_saved(
 ) -> None:
     bench.store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
     await bench.clock.advance(2.0)
-    assert supervisor.directives[-1].is_preempted
+    assert (supervisor.directives[-1].is_preempted, supervisor.directives[-1].moves_to) == (True, "default")
     assert bench.cluster.asked_storage == [(f"/checkpoints/{job_id}", "step-000000000007-a1-g1")]
     assert bench.state(job_id) is JobState.RUNNING and not bench.cluster.supervisors
     saved(supervisor, 9)

@@ -60,7 +60,9 @@ class Target:
     server_stops: bool = False
     """The server is about to end the cluster, so the attempt saves and ends, whatever `desired` is."""
     is_preempted: bool = False
-    """Another job gets the workers, so the attempt saves and ends, whatever `desired` is."""
+    """Another job gets the workers, or the job moves, so the attempt saves and ends, whatever `desired` is."""
+    moves_to: str = ""
+    """The cluster in which the job goes on; empty if it does not move."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
 

@@ -70,6 +70,7 @@ def test_a_preempted_attempt_saves_the_step_under_way_and_ends(new_world: NewWor
     assert world.state.stage is Stage.SWITCHING and world.state.current.durable
     world.run(1)
     assert world.end.reason is EndReason.PREEMPTED and world.end.message == "saved at step 6."
+
     assert world.state.checkpoints.durable_step == world.end.step == 6
 
 
@@ -107,3 +108,9 @@ def test_a_preempted_attempt_that_may_keep_its_workers_trains_on(new_world: NewW
     world.form()
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING and world.state.progress.step == 6
+
+
+def test_a_move_is_said_as_one(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.direct(is_preempted=True, moves_to="west")
+    assert world.end.reason is EndReason.MOVED and world.end.message == "it had not begun to train."
