@@ -18,7 +18,9 @@ def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(
     assert report == service.store.reading(histories.parity)(a, b, max_points=10)
     assert (report.max_rel_diff, report.max_rel_diff_step, report.steps_only_in_job) == (0.5, 2, 1)
     assert [point.step for point in report.points] == [1, 2]
-    assert service.client.parity(a, b, tolerance=0.6).within_tolerance
+    assert not service.client.parity(a, b, tolerance=0.6).within_tolerance, "one has a step that the other has not"
+    c = supervise(series=points({1: 1.0, 2: 0.1}))
+    assert service.client.parity(c, b, tolerance=0.6).within_tolerance
     assert service.client.parity(a, a).bit_identical
 
 

@@ -131,7 +131,7 @@ class Kind(Enum):
         "job-ended",
         409,
         "The job has ended",
-        "A job that has ended can be read but not changed, except its labels and annotations.",
+        "A job that has ended can be read but not changed, except its name, labels and annotations.",
     )
     REQUEST_CONFLICT = (
         "request-conflict",
