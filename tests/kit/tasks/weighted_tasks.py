@@ -33,7 +33,7 @@ class Wayward(Uneven):
     """What it returns is wrong in the way that `model.way` names."""
 
     calls = 0
-    ways = itertools.cycle((True, False))
+    ways = itertools.cycle((True, False, False))
     """Not a number: of one that changes a loss the first trial of the task would say it."""
 
     def loss(self, model, batch):
