@@ -25,8 +25,7 @@ LATER = (
     "tests/chaos/",
     "tests/dist/",
     "tests/http/cli/",
-    "tests/http/clusters/test_all_joined",
-    "tests/http/clusters/test_gateway_process",
+    "tests/http/clusters/",
     "tests/ray/",
     "tests/unit/deploy/",
     "tests/unit/workers/data/test_prepare",
@@ -54,7 +53,6 @@ CORE_OF_DIST = (
     "step/test_buffers",
     "step/test_global_norm",
     "step/test_parity",
-    "step/test_weights",
     "tasks/test_drawn_tasks",
 )
 """Folders and modules of tests/dist that `make test` runs too: slots, checkpoint format, group store, fence, waking

@@ -18,8 +18,6 @@ from shoal_service.views import IncidentView, JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import Frame, Phase, WorkerStack
 
-pytestmark = pytest.mark.first
-
 FRAME = Frame(function="__getitem__", file="shapes.py", line=41)
 STACKS = cluster(
     [

@@ -49,6 +49,7 @@ def reaped_by(cluster: BlockingCluster, gateway: RunningGateway) -> bool:
     return ("j", 1) in gateway.ray.reaped
 
 
+@pytest.mark.first
 def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: BlockingCluster, make_gateway: Make) -> None:
     gateway = make_gateway()
     gateway.ray.packages = [PACKAGES]
