@@ -100,7 +100,7 @@ def with_matrix(page: str) -> str:
     before, rest = page.split(_MATRIX_BEGIN)
     _, after = rest.split(_END, 1)
     table_and_reasons = "\n".join(
-        [*lines, "", "● in `make test` and `make test-all`, ○ in `make test-all`.", "", *reasons, ""]
+        [*lines, "", "● in `make test-slow` and `make test-all`, ○ in `make test-all`.", "", *reasons, ""]
     )
     return f"{before}{_MATRIX_BEGIN}\n{table_and_reasons}{_END}{after}"
 
