@@ -130,5 +130,6 @@ def test_a_line_of_the_log_has_an_address_also_if_it_is_older_than_what_the_page
     reader.fill("#log-search", "number 599")
     reader.until(lambda: reader.count("#lines .line") == 11, "older ones too")
     reader.driver.find_element("css selector", "#lines a").click()
-    reader.until(lambda: reader.run("location.hash").startswith("#tab=logs&line="), "its address")
+    reader.until(lambda: "line=" in reader.run("location.hash"), "its address")
+    assert "search=number+599" in reader.run("location.hash"), "the view has the filter too"
     assert reader.complaints() == []
