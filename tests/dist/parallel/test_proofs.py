@@ -92,7 +92,7 @@ def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_an
     )
     words = "the layout cp2 trains another model than one process: the output of 'norm' differs by"
     assert done.returncode == 1 and words in done.stderr and "step 1 " not in done.stdout, done.stdout + done.stderr
-    (remembered,) = proofs.iterdir()
+    (remembered,) = proofs.glob("*.json")
     assert words in LayoutProof.model_validate_json(remembered.read_text()).words
 
 

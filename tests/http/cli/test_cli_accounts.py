@@ -162,7 +162,9 @@ def test_losses_over_the_tolerance_end_with_1_and_name_the_steps(shoal: Any, tra
     assert ran.code == 1
     for word in ("NO PARITY", "0.0909 at step 3", "0.1 at step 3", f"1 only in {other}", "seed"):
         assert word in ran.out
-    assert shoal("parity", job, "--against", other, "--tolerance", "0.2").code == 0
+    assert shoal("parity", job, "--against", other, "--tolerance", "0.2").code == 1, "one has a step more"
+    third = trained(3.0, 2.0, 1.1, name="c")
+    assert shoal("parity", job, "--against", third, "--tolerance", "0.2").code == 0
     ran = shoal("parity", job, "--against", other, "--json")
     assert ran.code == 1
     assert ran.json()["first_step_over_tolerance"] == 3

@@ -158,11 +158,11 @@ def check(
             try_task,
         )
 
-        session.output.say(_FILES, "dim")
         if (program := read_program(task, assignments or ())) is not None:
             doors = examine(*program)
             if not doors.is_loop or no_run:
                 session.output.document(doors.document(), lambda: describe_script(doors))
+                session.output.say(_FILES, "dim")
                 return
             document = loop_document(task, program[0], arguments or (), assignments or ())
             trial = try_loop(document, program[1], doors.program, timeout)
@@ -171,6 +171,7 @@ def check(
             )
             if not trial["is_whole"]:
                 raise typer.Exit(ExitCode.FAILED)
+            session.output.say(_FILES, "dim")
             return
         if arguments:
             raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
@@ -178,6 +179,7 @@ def check(
         refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
         found = try_task(document, directory)
         session.output.document(found, lambda: describe_task(document["task"], found))
+        session.output.say(_FILES, "dim")
 
 
 def schema(as_json: JsonFlag = False) -> None:
