@@ -1,6 +1,7 @@
 """Keeps the user's code out of the imports of Ray and Shoal: a `secrets.py` of the user's must not become theirs.
 
-    start of a worker's process    leave_out_code       Ray has put the code directory first; it is taken off the path
+    start of a worker's process    leave_out_code       Ray has put the code directory first; it becomes the last entry,
+                                                        where actors that a task starts itself find their modules
     worker of a task or a loop     admit_code           everything is imported; the code is first, but for the names
                                                         that Python, Ray and Shoal use
     process of a script            restore_code         as Python has it: the code is first for every name
@@ -22,18 +23,20 @@ _IMPORTED_LATE = frozenset({"attr", "google", "msgpack", "packaging", "requests"
 
 
 def leave_out_code() -> None:
-    """Take the code directory off the path of this process. Ray has made it the current directory."""
+    """Make the code directory the last entry of the path. Ray has made it the current directory."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     is_here = bool(entries[0]) and os.path.realpath(entries[0]) == os.getcwd()  # noqa: PTH109
     code = os.environ.get(CODE) or (entries[0] if is_here else "")
     if code:
         os.environ[CODE] = code
-        sys.path[:] = [entry for entry in sys.path if entry != code]
+        sys.path[:] = [*(entry for entry in sys.path if entry != code), code]
 
 
 def restore_code() -> None:
     """Put what PYTHONPATH names back, behind the folder of the program, as Python would have it."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    code = os.environ.get(CODE, "")
+    sys.path[:] = [entry for entry in sys.path if entry != code or not code]
     sys.path[1:1] = [entry for entry in dict.fromkeys(entries) if entry and entry not in sys.path]
 
 
