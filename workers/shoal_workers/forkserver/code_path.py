@@ -36,7 +36,7 @@ def restore_code() -> None:
     """Put what PYTHONPATH names back, behind the folder of the program, as Python would have it."""
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     code = os.environ.get(CODE, "")
-    sys.path[:] = [entry for entry in sys.path if entry != code or not code]
+    sys.path[1:] = [entry for entry in sys.path[1:] if entry != code]
     sys.path[1:1] = [entry for entry in dict.fromkeys(entries) if entry and entry not in sys.path]
 
 
