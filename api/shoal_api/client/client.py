@@ -420,7 +420,7 @@ class Client(Histories, Fleet, Artifacts):
         return JobView.model_validate_json(response.content)
 
     def take(self, job_id: str, step: int) -> JobView:
-        """Let a job go on from the checkpoint of this step, and delete the later ones; 0: it starts over."""
+        """Choose the checkpoint to go on from, and delete the later ones. Step 0 starts the job over."""
         body, path = TakeRequest(step=step).model_dump_json().encode(), f"{job_path(job_id)}/take"
         response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, wait_s=_DELETE_S)
         return JobView.model_validate_json(response.content)

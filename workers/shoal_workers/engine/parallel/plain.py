@@ -79,7 +79,7 @@ class PlainReplica:
             self._buckets.give(1.0)
 
     def sum_nothing(self) -> None:
-        raise NotImplementedError("exact sums are those of shards; such a layout is not legal")
+        raise AssertionError("no legal layout sums whole gradients exactly: deterministic mode shards the model")
 
     def used_parameters(self) -> set[int]:
         return self._used
