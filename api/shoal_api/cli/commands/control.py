@@ -162,7 +162,9 @@ def delete_checkpoint(
 
 def take(
     job: JobArgument,
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="Step of the checkpoint to go on from. 0 starts the job over.")],
+    step: Annotated[
+        int, typer.Argument(metavar="STEP", min=0, help="Step of the checkpoint to go on from. 0 starts the job over.")
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,

@@ -250,7 +250,9 @@ def describe_data(shown: dict[str, Any]) -> str:
         if split is None:
             lines.append(f"{name}: no samples")
             continue
-        drawn = f", {split['validated']:,} of them are read in each validation" if split["validated"] is not None else ""
+        drawn = (
+            f", {split['validated']:,} of them are read in each validation" if split["validated"] is not None else ""
+        )
         lines.append(f"{name}: {count_text(split['samples'], 'sample')}{drawn}")
         lines += [f"  left out: {number:,} {reason}" for reason, number in split["left_out"].items()]
         if split["num_cut"]:
