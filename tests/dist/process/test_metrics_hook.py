@@ -17,6 +17,8 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.process.secrets import Mask
 from shoal_workers.metrics_hook.process import HookProcess, job_of
 
+_PATIENCE_S = 240.0
+"""For a new process that imports a tracker."""
 SPEC = JobSpec.model_validate({"task": "m:T", "stop": {"steps": 9}, "name": "digits", "labels": {"lr": "3e-4"}})
 TASKS = str(Path(__file__).parents[2] / "kit" / "tasks")
 
@@ -42,7 +44,7 @@ def entries(record: Path, kind: str) -> list[object]:
 
 def until(hook: HookProcess, batch: MetricsBatch, holds: Callable[[MetricsProgress], bool], life: int = 1) -> None:
     """As a supervisor does it: the same batch again, until its progress is as it should be."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + _PATIENCE_S
     while not holds(progress := hook.forward(batch, life)):
         assert time.monotonic() < deadline, progress
         time.sleep(0.02)

@@ -183,9 +183,12 @@ class Job:
         steps. Returns all three, and what the first two go on from: no completed step is lost."""
         group = [worker for node in range(3) for worker in self.workers(1, f"n{node}")]
         survivors, victim = group[:2], group[2]
+        for worker in survivors:  # the victim may be in the next step before they have ended this one
+            worker.strike("forward", step, "report")
         victim.strike("forward", step, "hold")
         self.start(group, layout=Layout(dp_shard=3), restore_from=None, buddy_of=lambda rank: group[(rank + 1) % 3])
-        victim.reached()
+        for worker in group:
+            worker.reached()
         victim.poll()
         victim.kill()
         source = self.in_memory(self.interrupt(survivors), survivors)
