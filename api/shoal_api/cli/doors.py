@@ -112,7 +112,7 @@ class RayTrain:
     """`FailureConfig(max_failures=...)`."""
 
 
-def ray_train_of(script: Path, directory: Path) -> RayTrain | None:
+def read_ray_train(script: Path, directory: Path) -> RayTrain | None:
     """What a script says to Ray Train; None: it has no `TorchTrainer`.
 
     Raises:

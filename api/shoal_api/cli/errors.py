@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from shoal_api.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from shoal_api.client import ApiError
 
 
@@ -43,6 +45,13 @@ class CliError(Exception):
                 "exit_code": int(self.exit_code),
             }
         }
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a document: its key, and what is wrong with the value."""
+    problem = error.errors(include_url=False)[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, problem["loc"])), message)))
 
 
 def explain(error: Exception, url: str) -> CliError | None:

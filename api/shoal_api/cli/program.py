@@ -130,7 +130,7 @@ _TORCHRUN_FLAGS = frozenset({"standalone", "use_env"})
 def _of_torchrun(words: Sequence[str]) -> Program:
     found = _options("torchrun", words, _TORCHRUN_FLAGS, (*_TORCHRUN_COUNTS, *_TORCHRUN_NOT_NEEDED), _OF_TORCHRUN)
     per_node = _count("torchrun --nproc-per-node", found.values.get("nproc_per_node", "1"))
-    least, most = workers_of("torchrun --nnodes", found.values.get("nnodes", "1"))
+    least, most = parse_workers("torchrun --nnodes", found.values.get("nnodes", "1"))
     program = found.program
     if found.values.keys() & set(_TORCHRUN_COUNTS):
         program = replace(program, workers=(least * per_node, most * per_node))
@@ -281,7 +281,7 @@ def _count(option: str, text: str) -> int:
     raise CliError(f"{option} {text!r} is not a number of processes", hint="name one, or give --workers")
 
 
-def workers_of(option: str, text: str) -> tuple[int, int]:
+def parse_workers(option: str, text: str) -> tuple[int, int]:
     """Read `N` or `MIN:MAX`. Raises CliError."""
     least, colon, most = text.partition(":")
     numbers = [least, most if colon else least]
@@ -316,7 +316,7 @@ def code_directory(program: Program) -> Path:
     return program.file.resolve().parent
 
 
-def spec_of(program: Program, max_workers: int | None = None, *, in_place: bool = False) -> dict[str, Any]:
+def make_spec(program: Program, max_workers: int | None = None, *, in_place: bool = False) -> dict[str, Any]:
     """Return the job spec of a program, not yet validated. `max_workers`: as the option of `shoal submit` says.
     `in_place`: it gives a loop of its own to Shoal."""
     directory = code_directory(program)

@@ -124,12 +124,12 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
     """Return the valid spec of a loop. `source`: the spec, or the program itself. Raises CliError, SpecError."""
     from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import Program, spec_of
+    from shoal_api.cli.program import Program, make_spec
     from shoal_api.cli.spec_file import completed, load_spec
     from shoal_workers.contract.checks.spec_errors import parse_spec
 
     if source.endswith(".py"):
-        document = completed(spec_of(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
+        document = completed(make_spec(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
     elif arguments:
         raise CliError("the spec has the arguments of the program", hint="change it with --set loop.args=[...]")
     else:

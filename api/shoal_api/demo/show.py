@@ -140,7 +140,7 @@ def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -
             output.say(line, "bad")
         output.line(outcome.document(), "")
     else:
-        output.document(None, lambda: report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
+        output.document(None, report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
     return not broken
 
 

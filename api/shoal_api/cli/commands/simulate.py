@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+import yaml
+from rich.progress import Progress as Bar
 
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, command
-
-if TYPE_CHECKING:
-    from shoal_service.core.scheduling.market import Project
-    from shoal_service.simulator.engine import Progress
-    from shoal_service.simulator.traces import Capacity, Trace
+from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+from shoal_api.cli.session import Session, command
+from shoal_service.core.scheduling.market import Project
+from shoal_service.simulator.engine import Costs, Market, Progress
+from shoal_service.simulator.metrics import measure
+from shoal_service.simulator.picture import Panel, draw
+from shoal_service.simulator.policies import POLICIES
+from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
 _POLICIES = (
@@ -24,7 +29,9 @@ _POLICIES = (
 )
 
 
+@command(url=False)
 def simulate(
+    session: Session,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
     policies: Annotated[
         list[str] | None,
@@ -57,44 +64,35 @@ def simulate(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
     ] = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Replay a job trace under the scheduler's policy and under others, and compare completion times.
 
     Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
     """
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
-        from shoal_service.simulator.engine import Costs, Market
-        from shoal_service.simulator.metrics import measure
-        from shoal_service.simulator.picture import Panel, draw
-        from shoal_service.simulator.policies import POLICIES
-
-        names = _known(policies, list(POLICIES))
-        market = Market(
-            capacity=_capacity(capacity, nodes, workers_per_node),
-            costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
-            projects=_projects(projects),
-            every_s=every_s,
-        )
-        read = _read_trace(trace)
-        found = []
-        for name in names:
-            with _progress(session, name, len(read.jobs)) as progress:
-                run = POLICIES[name].run(read.jobs, market, use_rules=True, progress=progress)
-            found.append(Simulated(name, run, measure(run, market)))
-        if picture is not None:
-            picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")
-        session.output.document(
-            documents(read, market, found), lambda: simulation_page(read, market, found, restart_costs=restart_costs)
-        )
-        if any(one.metrics.num_unfinished for one in found):
-            raise typer.Exit(ExitCode.FAILED)
+    names = _check_policies(policies, list(POLICIES))
+    market = Market(
+        capacity=_capacity(capacity, nodes, workers_per_node),
+        costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
+        projects=_projects(projects),
+        every_s=every_s,
+    )
+    jobs = _read_trace(trace)
+    results = []
+    for name in names:
+        with _progress(session, name, len(jobs.jobs)) as progress:
+            run = POLICIES[name].run(jobs.jobs, market, use_rules=True, progress=progress)
+        results.append(Simulated(name, run, measure(run, market)))
+    if picture is not None:
+        panels = [Panel(title(result), result.run) for result in results]
+        picture.write_text(draw(panels, market.capacity), encoding="utf-8")
+    session.show(
+        documents(jobs, market, results), lambda _: simulation_page(jobs, market, results, restart_costs=restart_costs)
+    )
+    if any(result.metrics.num_unfinished for result in results):
+        raise typer.Exit(ExitCode.FAILED)
 
 
-def _known(given: list[str] | None, names: list[str]) -> list[str]:
-    from shoal_api.cli.errors import CliError
-
+def _check_policies(given: list[str] | None, names: list[str]) -> list[str]:
     for name in given or ():
         if name not in names:
             raise CliError(f"--policy {name}: there is no such policy", hint=f"known are {', '.join(names)}")
@@ -102,9 +100,6 @@ def _known(given: list[str] | None, names: list[str]) -> list[str]:
 
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import Capacity, read_capacity
-
     if path is None:
         return Capacity.constant(nodes or _NODES, workers_per_node)
     if nodes is not None:
@@ -114,11 +109,6 @@ def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Ca
 
 
 def _projects(path: Path | None) -> Mapping[str, Project]:
-    import yaml
-
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import parse_projects
-
     if path is None:
         return {}
     with _reading(path):
@@ -130,8 +120,6 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
 
 
 def _read_trace(path: Path) -> Trace:
-    from shoal_service.simulator.traces import read_trace
-
     with _reading(path):
         return read_trace(path)
 
@@ -139,9 +127,6 @@ def _read_trace(path: Path) -> Trace:
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn errors of files and of their content into errors of the command line."""
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import TraceError
-
     try:
         yield
     except FileNotFoundError:
@@ -159,7 +144,6 @@ def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress |
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import Progress as Bar
 
     with Bar(console=console, transient=True) as bar:
         task = bar.add_task(name, total=num_jobs)

@@ -53,6 +53,11 @@ _SPARKLINE_WIDTH = 40
 _TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
 
 
+def job_line(job: JobView, *facts: str) -> str:
+    """Return id, name, state and further facts in one line: what commands print that change a job."""
+    return "  ".join((job.id, job.name, job.status.state, *facts))
+
+
 def jobs_table(
     jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = (), *, has_filter: bool = False
 ) -> Table | Text:

@@ -9,7 +9,7 @@ import datetime
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,16 @@ def _named(name: str, cell: Text) -> Text:
     return Text.assemble((f"{name} " if name else "", "dim"), value)
 
 
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> Listing | Text:
+    """Make a table of rows whose cells are texts or numbers; `empty` is shown if there are no rows."""
+    table = new_table(*columns)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
+    return table if table.row_count or not empty else Text(empty, style="dim")
+
+
 def new_table(*columns: str) -> Listing:
-    """Make a table. Columns whose name starts with ">" are aligned to the right."""
+    """Make a table without rows. Columns whose name starts with ">" are aligned to the right."""
     table = Listing(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_api.cli.commands.check import examine
+from shoal_api.cli.commands.doctor import examine
 from shoal_api.cli.doctor import (
     GIB,
     Finding,
