@@ -17,14 +17,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal_api.cli.doors import LOOP_COST
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_service.core.quantities import count_text
-
-if TYPE_CHECKING:
-    from shoal_api.cli.errors import CliError
+from shoal_api.cli.program import Program, code_directory, make_spec
+from shoal_api.cli.render.terminal import number
+from shoal_api.cli.spec_file import apply_overrides, completed, load_spec
+from shoal_service.core.quantities import count_text, size_text
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.exit_status import ExitStatus, place_of_crash
 
 _MAX_STACK_CHARS = 100_000
 """Characters that are kept of what the program printed, from its end."""
@@ -32,9 +35,6 @@ _MAX_STACK_CHARS = 100_000
 
 def describe_task(task: str, found: dict[str, Any]) -> str:
     """Say to people what was found."""
-    from shoal_api.cli.render.terminal import number
-    from shoal_service.core.quantities import size_text
-
     validation = "" if found["val_loss"] is None else f"; validation loss {found['val_loss']:.4g}"
     lines = [
         f"{task} trains: build, three steps, save, load{'' if found['val_loss'] is None else ' and validation'} work",
@@ -62,11 +62,6 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
 def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] | None:
     """Return the file of a script or loop that `source` is or whose spec it is, and the directory of its code; None: it
     is a task. Raises CliError, SpecError."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import Program, code_directory
-    from shoal_api.cli.spec_file import load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     path = Path(source)
     if source.endswith(".py"):
         if not path.is_file():
@@ -91,9 +86,6 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """Return the validated spec as a document, and the directory of its code."""
-    from shoal_api.cli.spec_file import apply_overrides, load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     module, colon, name = task.partition(":")
     if colon and name.isidentifier() and not Path(task).exists() and "/" not in module:
         document = apply_overrides({"task": task, "stop": {"steps": 3}, "code": {"working_dir": "."}}, assignments)
@@ -106,8 +98,6 @@ def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Pa
 def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Run the program, in a separate process because the command line never loads torch, and because the task may crash
     it."""
-    from shoal_api.cli.errors import CliError
-
     if not directory.is_dir():
         raise CliError(
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
@@ -123,11 +113,6 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
     """Return the valid spec of a loop. `source`: the spec, or the program itself. Raises CliError, SpecError."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import Program, make_spec
-    from shoal_api.cli.spec_file import completed, load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     if source.endswith(".py"):
         document = completed(make_spec(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
     elif arguments:
@@ -143,8 +128,6 @@ def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s:
     Raises:
         CliError: the loop fails, or takes longer.
     """
-    from shoal_api.cli.errors import CliError
-
     answer, code, text = _answer_of(
         "shoal_workers.check_loop",
         {**document, "code": {**document["code"], "working_dir": "."}},
@@ -251,8 +234,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _refused(task: str, failed: dict[str, Any]) -> CliError:
-    from shoal_api.cli.errors import CliError
-
     if not failed["is_the_tasks"]:
         words = f"{task} was not tried to the end: {failed['sentence']}"
         return CliError(words, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
@@ -267,9 +248,6 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
 
 def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
     """The process ended without an answer: by a signal, or because it could not begin."""
-    from shoal_api.cli.errors import CliError
-    from shoal_workers.exit_status import ExitStatus, place_of_crash
-
     status = ExitStatus(signal=-code, place=place_of_crash(printed)) if code < 0 else ExitStatus(code=code)
     when = f", {last['phase']} {last['note']}".rstrip() if last and not status.place else ""
     return CliError(

@@ -80,31 +80,31 @@ class ApiError(ClientError):
 
 
 class BadRequest(ApiError):
-    pass
+    """400, 413, 415, 421 or 422: the request is not valid."""
 
 
 class InvalidSpec(BadRequest):
-    pass
+    """The spec is not valid; `problem.errors` lists everything that is wrong."""
 
 
 class Unauthenticated(BadRequest):
-    pass
+    """401: no token, or one that is not valid."""
 
 
 class Forbidden(BadRequest):
-    pass
+    """403: the token may not do this."""
 
 
 class NotFound(ApiError):
-    pass
+    """404: there is no such resource."""
 
 
 class Conflict(ApiError):
-    pass
+    """409: the state of the resource does not allow it."""
 
 
 class PreconditionFailed(ApiError):
-    pass
+    """412: the resource was changed in the meantime."""
 
 
 class TooManyRequests(ApiError):
@@ -114,7 +114,7 @@ class TooManyRequests(ApiError):
 
 
 class ServerError(ApiError):
-    pass
+    """5xx: the service failed, or is not ready."""
 
 
 def error_of(response: httpx.Response) -> ApiError:

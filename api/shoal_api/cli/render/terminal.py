@@ -123,6 +123,17 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empt
     return table if table.row_count or not empty else Text(empty, style="dim")
 
 
+def facts_grid(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Make two columns, names and facts; a fact that is empty has no row."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, fact in rows:
+        if str(fact):
+            grid.add_row(name, fact if isinstance(fact, Text) else Text(fact))
+    return grid
+
+
 def new_table(*columns: str) -> Listing:
     """Make a table without rows. Columns whose name starts with ">" are aligned to the right."""
     table = Listing(box=None, padding=(0, _GAP, 0, 0), header_style="bold")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_api.cli.errors import CliError
-from shoal_api.cli.program import read_program, make_spec, parse_workers
+from shoal_api.cli.program import make_spec, parse_workers, read_program
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 
