@@ -108,26 +108,26 @@ def _from_problem(error: ApiError, url: str) -> CliError:
         f"{problem.title}: {problem.detail}",
         hint=hint,
         exit_code=exit_code,
-        details=tuple(f"{one.path}: {one.message}" if one.path else one.message for one in problem.errors),
+        details=tuple(f"{item.path}: {item.message}" if item.path else item.message for item in problem.errors),
     )
 
 
 def _refused_token(url: str) -> CliError | None:
-    """Say what to do about a token that the server does not accept, by where it came from; None if none was shown."""
-    from shoal_api.client.credentials import TokenSource, logins_path, owner_file, source_of_token
+    """Say what to do about a token that the server does not accept, by where it came from. None if there is none."""
+    from shoal_api.client.credentials import TokenSource, find_token_source, logins_path, owner_file
 
-    ended = "is not valid: it has expired or was revoked, or it is another server's"
-    match source_of_token(url):
+    invalid = "is not valid: it has expired or was revoked, or it is another server's"
+    match find_token_source(url):
         case None:
             return None
         case TokenSource.ENVIRONMENT:
-            message = f"the token in SHOAL_TOKEN {ended}"
+            message = f"the token in SHOAL_TOKEN {invalid}"
             hint = "set SHOAL_TOKEN to another one, or unset it; an admin makes one with `shoal token create`"
         case TokenSource.LOGIN:
-            message = f"the token that `shoal login` has stored for {url} ({logins_path()}) {ended}"
+            message = f"the token that `shoal login` has stored for {url} ({logins_path()}) {invalid}"
             hint = "`shoal login` with another one, or `shoal logout` to forget it"
         case TokenSource.OWNER:
-            message = f"the token of the server's owner, in {owner_file()}, {ended}"
+            message = f"the token of the server's owner, in {owner_file()}, {invalid}"
             hint = (
                 "restart `shoal serve`, which replaces a revoked one; if this server has another state directory, set "
                 "SHOAL_STATE_DIR to it"

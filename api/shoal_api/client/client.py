@@ -25,7 +25,7 @@ from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
-from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
+from shoal_api.client.spec_document import read_document, with_absolute_checkpoint, with_archive, with_user
 from shoal_api.client.transport import DEFAULT_RETRY, Credentials, RetryPolicy, Transport, job_path
 from shoal_service.control.code_archive import CodeArchive, pack
 from shoal_service.fleet_views import DeletionView, DryRun, SweepView
@@ -132,7 +132,7 @@ class Client(Histories, Fleet, Artifacts):
             SpecError: the file is not valid YAML or JSON.
             CodeArchiveError: the working directory cannot be packed.
         """
-        document, base = document_of(spec)
+        document, base = read_document(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
         upload = partial(self.upload_code, on_packed=on_packed)
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
@@ -168,7 +168,7 @@ class Client(Histories, Fleet, Artifacts):
 
         Raises: as `submit`.
         """
-        document, base = document_of(spec)
+        document, base = read_document(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
         packed = with_archive(document, base, lambda directory: _packed(directory, on_packed).sha256)
         params = {"uploads": packed is not document}
@@ -176,7 +176,7 @@ class Client(Histories, Fleet, Artifacts):
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        document = with_absolute_checkpoint(document_of(spec)[0], self.base_url, Path.cwd())
+        document = with_absolute_checkpoint(read_document(spec)[0], self.base_url, Path.cwd())
         return self._call("POST", "/v1/specs/validate", SpecCheck, body=document)
 
     def plan(
@@ -200,7 +200,7 @@ class Client(Histories, Fleet, Artifacts):
         from shoal_service.control.planning import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
 
         request = PlanRequest(
-            spec=document_of(spec)[0],
+            spec=read_document(spec)[0],
             workers=workers,
             gpus=gpus,
             gpu=gpu,

@@ -25,7 +25,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from shoal_api.client.errors import Disconnected, ServerError, error_of, retry_after_s
+from shoal_api.client.errors import Disconnected, ServerError, parse_error, retry_after_s
 
 _UNAVAILABLE = 503
 _TOO_MANY = 429
@@ -117,7 +117,7 @@ class Transport:
                 # after 429 nothing was done
                 again = response.status_code == _TOO_MANY or (idempotent and response.status_code == _UNAVAILABLE)
                 if not again or failures >= self._retry.num_retries:
-                    raise error_of(response)
+                    raise parse_error(response)
                 if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
                     self._closed.wait(retry_after_s(response))  # not a sleep: `close` ends it
             self.back_off(failures)
@@ -130,7 +130,7 @@ class Transport:
         with self._http.stream("GET", path, params=_given(params), headers=headers, timeout=timeout) as response:
             if response.status_code >= 400:
                 response.read()
-                raise error_of(response)
+                raise parse_error(response)
             yield response
 
     def back_off(self, failures: int) -> None:
@@ -251,7 +251,7 @@ def follow_stream(transport: Transport, path: str, params: Mapping[str, Any]) ->
         cause = "the stream ended early"
         try:
             with transport.stream(path, params=params, headers=headers) as response:
-                for event in parse_stream(lines_of(response.iter_bytes())):
+                for event in parse_stream(split_lines(response.iter_bytes())):
                     if event.event == "end":
                         return
                     failures = 0
@@ -292,7 +292,7 @@ def parse_stream(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             event_id = value
 
 
-def lines_of(chunks: Iterator[bytes]) -> Iterator[str]:
+def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
     """Split at LF only: the text may contain other characters that Unicode defines as line ends."""
     rest = b""
     for chunk in chunks:

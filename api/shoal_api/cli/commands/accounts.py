@@ -17,7 +17,7 @@ from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
-from shoal_api.cli.render.accounts import find, goodput_page, incident_page, incidents_table, name_of, parity_page
+from shoal_api.cli.render.accounts import find, goodput_page, incident_name, incident_page, incidents_table, parity_page
 from shoal_api.cli.session import Session, command
 from shoal_service.core.goodput import Goodput
 from shoal_service.views import IncidentView
@@ -80,7 +80,7 @@ def _find_incident(incidents: Sequence[IncidentView], name: str) -> IncidentView
     matches = find(incidents, name)
     if len(matches) == 1:
         return matches[0]
-    names = ", ".join(name_of(incident) for incident in matches or incidents)
+    names = ", ".join(incident_name(incident) for incident in matches or incidents)
     if matches:
         raise CliError(f"several attempts have an incident {name}", hint=f"one of {names}")
     hint = f"the job has {names}" if names else "the job has no incidents"

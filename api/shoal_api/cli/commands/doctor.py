@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.doctor import Finding, Verdict, checks_of, worst
+from shoal_api.cli.doctor import Finding, Verdict, list_checks, worst
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session, command
@@ -27,7 +27,7 @@ def doctor(
     """Check this machine and the server. Exit code 1 if something would prevent jobs from running."""
     colours = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad"}
     findings: list[Finding] = []
-    for finding in examine(session.output, checks_of(session.url, database_url)):
+    for finding in examine(session.output, list_checks(session.url, database_url)):
         findings.append(finding)
         if not session.output.as_json:
             session.output.line(

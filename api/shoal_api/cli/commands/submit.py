@@ -19,7 +19,7 @@ from shoal_api.cli.render.jobs import job_line, job_page
 from shoal_api.cli.render.progress import screen_for
 from shoal_api.cli.render.queue import dry_run_page
 from shoal_api.cli.session import Session, command
-from shoal_api.cli.spec_file import apply_overrides, completed, load_spec
+from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.control.code_archive import CodeArchive
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -147,7 +147,7 @@ def _make_document(
                 f"{words[0] if words else 'the job'} has no script, so --launcher and --grace change nothing",
                 hint="leave them out",
             )
-        document = completed(document, (), options)
+        document = complete(document, (), options)
     else:
         if program.config_file is not None:
             session.output.say(f"read {program.config_file}", "dim")
@@ -165,7 +165,7 @@ def _make_document(
                 "for scripts",
                 hint="leave them out",
             )
-        document = completed(document, assignments, options)
+        document = complete(document, assignments, options)
     parse_spec(document)
     refuse_function_as_task(document)
     return document

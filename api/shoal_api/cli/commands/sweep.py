@@ -20,7 +20,8 @@ from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
 from shoal_service.control.sweeps import members, specs_of, with_name
 from shoal_service.core.quantities import count_text
-from shoal_service.core.sweeps import InvalidGrid, label_names, parse_axis, parse_interval, words
+from shoal_service.core.sweeps import InvalidGrid, label_names, parse_axis, parse_interval
+from shoal_service.core.sweeps import words as describe_labels
 from shoal_service.views import SweepRequest
 
 
@@ -162,14 +163,17 @@ def _try_sweep(session: Session, request: SweepRequest) -> None:
     except InvalidGrid as error:
         raise CliError(str(error)) from None
     results = [session.client.dry_run(job.document) for job in jobs]
-    lines = [*(words(job.labels) for job in jobs), f"{count_text(len(results), 'job')}; nothing was submitted"]
-    session.show(results, "\n".join(lines))
+    lines = [describe_labels(job.labels) for job in jobs]
+    session.show(results, "\n".join([*lines, f"{count_text(len(results), 'job')}; nothing was submitted"]))
 
 
 def _submit_sweep(session: Session, request: SweepRequest) -> None:
     view = session.client.submit_sweep(request)
-    names = list(label_names([*request.grid, *request.ranges]).values())
-    lines = [f"{job.id}  {job.name}  {words({name: job.labels.get(name, '-') for name in names})}" for job in view.jobs]
+    names = label_names([*request.grid, *request.ranges]).values()
+    lines = []
+    for job in view.jobs:
+        labels = {name: job.labels.get(name, "-") for name in names}
+        lines.append(f"{job.id}  {job.name}  {describe_labels(labels)}")
     lines += [f"shoal sweep show {view.name}", f"shoal sweep stop {view.name}"]
     session.show({"sweep": view.name, "jobs": [job.id for job in view.jobs]}, "\n".join(lines))
 

@@ -128,7 +128,7 @@ def incidents_table(incidents: Sequence[IncidentView]) -> RenderableType:
         ),
         [
             (
-                name_of(incident),
+                incident_name(incident),
                 clock(incident.at),
                 Text(incident.cause, style="red"),
                 _ranks(incident),
@@ -148,7 +148,7 @@ def incidents_table(incidents: Sequence[IncidentView]) -> RenderableType:
 
 
 def incident_page(incident: IncidentView) -> list[Any]:
-    title = (f"incident {name_of(incident)}", "bold")
+    title = (f"incident {incident_name(incident)}", "bold")
     head = Text.assemble(title, "  ", (incident.cause, "red"), f"  {incident.message}")
     facts = facts_grid(
         [
@@ -172,14 +172,14 @@ def incident_page(incident: IncidentView) -> list[Any]:
     return [head, facts, *_timeline(incident), *stacks]
 
 
-def name_of(incident: IncidentView) -> str:
+def incident_name(incident: IncidentView) -> str:
     """Return `attempt.id`: incidents are numbered within an attempt."""
     return f"{incident.attempt}.{incident.id}"
 
 
 def find(incidents: Sequence[IncidentView], name: str) -> list[IncidentView]:
     """Return the incidents that match `name`, which is `attempt.id` or an id."""
-    return [incident for incident in incidents if name in (name_of(incident), str(incident.id))]
+    return [incident for incident in incidents if name in (incident_name(incident), str(incident.id))]
 
 
 def _timeline(incident: IncidentView) -> list[Any]:

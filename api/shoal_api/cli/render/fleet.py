@@ -233,8 +233,8 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
 
 def _use_of_others(node: NodeView) -> str:
     used = ((node.cpus_of_others, "CPU"), (node.gpus_of_others, "GPU"))
-    words = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
-    return f"others have reserved {words}" if words else ""
+    amounts = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
+    return f"others have reserved {amounts}" if amounts else ""
 
 
 def webhooks_table(hooks: Sequence[WebhookView], now: float) -> RenderableType:

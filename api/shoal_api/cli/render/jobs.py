@@ -196,7 +196,7 @@ def verification_line(view: VerificationView) -> str:
     return f"{view.name} is {view.state}: {view.message}"
 
 
-def unit_of(job: JobView) -> str:
+def token_unit(job: JobView) -> str:
     """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
     status = job.status
     if job.spec.program is not None:
@@ -230,7 +230,7 @@ def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
 def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
     """The page of `shoal show`."""
     status = job.status
-    unit, now_unknown = unit_of(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
+    unit, now_unknown = token_unit(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
@@ -327,8 +327,8 @@ def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
 
 
 def _where(failure: UserFailure) -> str:
-    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none, and one of a script no step that
-    it has not reported."""
+    """Return `in forward, step 4, ranks 0, 2`, without what is not known: ranks before they were given, and the step of
+    a script that reported none."""
     ranks = ", ".join(str(rank) for rank in failure.ranks)
     of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
     step = f", step {failure.step}" if failure.step or failure.phase != Phase.SCRIPT else ""
@@ -364,13 +364,13 @@ def _origin(job: JobView) -> str:
 
 
 def _cluster(job: JobView) -> str:
-    """Say where the job runs or has run, and where the spec wants it."""
-    there, wanted = job.status.cluster, job.spec.worker.cluster
-    if wanted == ANY_CLUSTER:
-        return there or "any"
-    if there in ("", wanted):
-        return f"{wanted} (from the spec)"
-    return f"{there}; the spec says {wanted}"
+    """Say where the job runs or has run, and where the spec puts it."""
+    current, requested = job.status.cluster, job.spec.worker.cluster
+    if requested == ANY_CLUSTER:
+        return current or "any"
+    if current in ("", requested):
+        return f"{requested} (from the spec)"
+    return f"{current}; the spec says {requested}"
 
 
 def _checkpoint(job: JobView) -> str:
@@ -389,12 +389,12 @@ def _validation(job: JobView) -> str:
 
 
 def _best(job: JobView) -> str:
-    standing = job.status.best
-    if standing is None or not standing.best:
+    ranking = job.status.best
+    if ranking is None or not ranking.best:
         return ""
-    first, patience = standing.best[0], job.spec.validation.patience
-    left = f", {standing.num_since} of {patience} validations without an improvement" if patience is not None else ""
-    return f"{standing.metric} {first.value:.4g} after step {first.step}{left}"
+    first, patience = ranking.best[0], job.spec.validation.patience
+    left = f", {ranking.num_since} of {patience} validations without an improvement" if patience is not None else ""
+    return f"{ranking.metric} {first.value:.4g} after step {first.step}{left}"
 
 
 def _snapshots(job: JobView) -> str:
@@ -458,17 +458,17 @@ def _workers_after(job: JobView) -> str:
     limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
     if not now:
         some = count_text(elastic.max_workers, "worker")
-        words = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
-        return f"{words} when it starts {limits}"
+        amount = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
+        return f"{amount} when it starts {limits}"
     if following < now:
-        words = f"{now} -> {following} at the next step boundary; no step is lost"
+        change = f"{now} -> {following} at the next step boundary; no step is lost"
     elif following > now:
-        words = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
+        change = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
     elif following < elastic.max_workers:
-        words = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
+        change = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
     else:
-        words = f"{now}, as before"
-    return f"{words} {limits}"
+        change = f"{now}, as before"
+    return f"{change} {limits}"
 
 
 def _layout_after(job: JobView, layout: str) -> str:

@@ -74,7 +74,7 @@ def _host(need: HostNeed) -> Text:
     if need.build:
         parts["the whole model while it is built"] = need.build
     text = f"host memory of a worker: {need.alone / GIB:.2f} GiB ("
-    text += ", ".join(f"{words} {size / GIB:.2f}" for words, size in parts.items() if size) + ")"
+    text += ", ".join(f"{use} {size / GIB:.2f}" for use, size in parts.items() if size) + ")"
     if copies := need.sent + need.kept + need.log:
         text += f"; on several machines up to {copies / GIB:.2f} GiB more for copies"
         text += f", of which the gradient log {need.log / GIB:.2f}" if need.log else ""
@@ -154,16 +154,16 @@ def _links(prediction: Prediction) -> str:
 
 def _bytes(prediction: Prediction) -> str:
     largest = sorted(prediction.bytes.items(), key=lambda item: -item[1])
-    shown = [(part, size) for part, size in largest if size >= 5 * _LEAST_SHARE * prediction.memory_bytes]
-    return " ".join(f"{_SHORT_BYTES[part]} {size / GIB:.1f}" for part, size in shown)
+    large = [(part, size) for part, size in largest if size >= 5 * _LEAST_SHARE * prediction.memory_bytes]
+    return " ".join(f"{_SHORT_BYTES[part]} {size / GIB:.1f}" for part, size in large)
 
 
 def _seconds(prediction: Prediction) -> str:
     largest = sorted(prediction.seconds.items(), key=lambda item: -item[1])
-    shown = [
+    large = [
         (part, share)
         for part, seconds in largest
         if part not in (SecondsPart.COMPUTE, SecondsPart.BUBBLE)
         and (share := seconds / prediction.step_s) >= _LEAST_SHARE
     ]
-    return " ".join(f"{part} {share:.0%}" for part, share in shown)
+    return " ".join(f"{part} {share:.0%}" for part, share in large)

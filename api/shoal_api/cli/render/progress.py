@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
-from shoal_api.cli.render.jobs import is_silent, step_text, steps_lost_text, unit_of
+from shoal_api.cli.render.jobs import is_silent, step_text, steps_lost_text, token_unit
 from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
@@ -137,7 +137,7 @@ def progress_line(job: JobView) -> str:
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
-        parts.append(f"{number(status.tokens_per_s, 0)} {unit_of(job)}/s")
+        parts.append(f"{number(status.tokens_per_s, 0)} {token_unit(job)}/s")
     parts.append(f"{status.workers}/{count_text(status.desired_workers, 'worker')}")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")

@@ -37,9 +37,9 @@ STATE_STYLE = {
     JobState.CANCELLED: "red",
 }
 _GAP = 2
-_LEAST_SENTENCE = 40
+_MIN_SENTENCE_COLUMNS = 40
 """Columns that a sentence at the end of a row needs to be readable."""
-_MOST = 40
+_MAX_VALUE_COLUMNS = 40
 """Columns of a value that is not the last one; a longer one is folded."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCK = "█"
@@ -50,7 +50,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 NOT_REPORTED = "not reported"
-"""What a script has not said of itself."""
+"""What a script has not reported."""
 
 
 def steps(step: int, total_steps: int | None) -> str:
@@ -77,20 +77,20 @@ class Listing(Table):
     and values; so no id is broken and no sentence is squeezed."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = [max([cell_len(str(one.header)), *(_width(cell) for cell in one.cells)]) for one in self.columns]
-        *first, last = [min(width, _MOST) for width in widths[:-1]] + widths[-1:]
-        if sum(first) + _GAP * len(first) + min(last, _LEAST_SENTENCE) <= options.max_width:
+        widths = [max(_width(cell) for cell in (str(column.header), *column.cells)) for column in self.columns]
+        *first, last = [min(width, _MAX_VALUE_COLUMNS) for width in widths[:-1]] + widths[-1:]
+        if sum(first) + _GAP * len(first) + min(last, _MIN_SENTENCE_COLUMNS) <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
         kept = first[:1]
         while len(kept) < len(first) and sum(kept) + first[len(kept)] + _GAP * len(kept) <= options.max_width:
             kept.append(first[len(kept)])
-        yield self._line(kept, [Text(str(one.header), style="bold") for one in self.columns])
+        yield self._line(kept, [Text(str(column.header), style="bold") for column in self.columns])
         for index, row in enumerate(self.rows):
-            cells = [_text(next(iter(list(one.cells)[index : index + 1]), "")) for one in self.columns]
+            cells = [_text(next(iter(list(column.cells)[index : index + 1]), "")) for column in self.columns]
             yield self._line(kept, cells)
             rest = zip(self.columns[len(kept) :], cells[len(kept) :], strict=True)
-            others = [_named(str(one.header), cell) for one, cell in rest if cell.plain not in ("", "-")]
+            others = [_named(str(column.header), cell) for column, cell in rest if cell.plain not in ("", "-")]
             if others:
                 yield Padding(Text(", ", style=row.style or "").join(others), (0, 0, 0, 2 * _GAP))
 
