@@ -1,5 +1,5 @@
-"""Where the supervisors of a cluster reach this server. Called once by `serve.py`, when it listens; apart from it,
-since that module only wires things together. Hidden here: which of the server's addresses the hosts of the cluster
+"""Where the supervisors of a cluster reach this server. Apart from `serve.py`, since
+that module only wires things together. Hidden here: which of the server's addresses the hosts of the cluster
 reach, and which certificate it has there.
 """
 

@@ -2,7 +2,7 @@
 
 HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
 Its own cluster and the gateway of that are children, and the gateway dials in as one from elsewhere does: no Ray here.
-Called by `shoal serve`. It decides nothing.
+It decides nothing.
 """
 
 from __future__ import annotations

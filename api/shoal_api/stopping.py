@@ -1,4 +1,4 @@
-"""How `shoal serve` stops: what a signal means, and what the terminal says while jobs are saved. Called by `serve.py`.
+"""How `shoal serve` stops: what a signal means, and what the terminal says while jobs are saved.
 
     first signal    every attempt saves at its next step boundary, then the cluster and the server end
     second signal   they end at once; what was not saved is an incident of the next attempt

@@ -6,7 +6,7 @@
     machine_rank, main_process_ip, gpu_ids ...      left out: Shoal brings the processes together itself
     deepspeed_config, fp8_config, SageMaker ...     refused by name
 
-Hides the keys and which variable each becomes. Opens that one file. Called by program.py.
+Hides the keys and which variable each becomes. Opens no other file.
 """
 
 from __future__ import annotations

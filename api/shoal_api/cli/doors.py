@@ -7,8 +7,7 @@ loop tracks is found by running it (trial.py).
 
 Parses the program and the modules beside it that it imports, and looks for calls by their full names, so that
 `DDP(model)` is found under every name that it was imported as. What it does not find may still be there (a name made at
-run time), so its words are about what was found, with lines. Called by `shoal check`, and by `shoal submit` for a task
-that is a function.
+run time), so each remark names the lines that it is about.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ CliError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.cli.exit_codes import ExitCode
@@ -45,6 +48,17 @@ class CliError(Exception):
                 "exit_code": int(self.exit_code),
             }
         }
+
+
+@contextmanager
+def reading(path: Path, hint: str) -> Iterator[None]:
+    """Turn the errors of reading a file into CliError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"cannot read {path}: {error}", hint=hint) from None
 
 
 def first_problem(error: ValidationError) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 T = TypeVar("T")
-Text: TypeAlias = "RenderableType | list[RenderableType]"
+Printable: TypeAlias = "RenderableType | list[RenderableType]"
 """What rich prints: a table, a text, or several of them below each other."""
 _PIPED_WIDTH = 200
 """Columns when standard output is not a terminal: a table that wraps at 80 columns cannot be searched with grep."""
@@ -48,7 +48,7 @@ class Output:
         """Standard output is a terminal, so moving elements are allowed."""
         return not self.as_json and self.stdout.is_terminal
 
-    def document(self, value: T, text: Text | Callable[[T], Text]) -> None:
+    def document(self, value: T, text: Printable | Callable[[T], Printable]) -> None:
         """Write the result of a command: `text`, or what it makes of the value; with `--json` the value."""
         if self.as_json:
             self._write(json.dumps(plain(value), indent=2))

@@ -7,7 +7,7 @@
 
 Hides which options of which launcher mean what: numbers of processes become workers, what only brings processes
 together is noted as not needed, and every other option is refused by name. Opens no file but the configuration of
-accelerate. Called by `shoal submit` and `shoal check`.
+accelerate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads `/readyz` of a server, without the retries of the client. Called by the doctor and the demo."""
+"""Reads `/readyz` of a server, without the retries of the client."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import typer
 from shoal_api.cli.errors import CliError, explain
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.options import DEFAULT_URL, JsonFlag, UrlOption
-from shoal_api.cli.output import Output, Text
+from shoal_api.cli.output import Output, Printable
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
@@ -67,7 +67,7 @@ class Session:
         if not self.url.startswith(("http://", "https://")):
             raise CliError(f"--url {self.url!r} is not a valid URL", hint=f"for example: --url {DEFAULT_URL}")
 
-    def show(self, result: T, text: Text | Callable[[T], Text]) -> None:
+    def show(self, result: T, text: Printable | Callable[[T], Printable]) -> None:
         """Write the result of the command: `text`, or what it makes of the result; with `--json` the result."""
         self.output.document(result, text)
 

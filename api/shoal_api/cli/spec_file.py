@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, reading
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -107,13 +106,8 @@ def decode_spec(text: str, source: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", hint="give a readable YAML or JSON file") from None
+    with reading(path, "give a readable YAML or JSON file"), path.open(encoding="utf-8") as file:
+        return file.read(_MAX_BYTES + 1)
 
 
 def _with_absolute_code(document: dict[str, Any], base: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Tries a task or a loop on this machine, within seconds, before it is submitted: that a task trains, and that a loop
-tracks all of its state. Called by `shoal check`.
+tracks all of its state.
 
 `shoal_workers.check` and `shoal_workers.check_loop` do it in a process of its own, because the command line never loads
 torch, and because what is tried may crash its process or never end. Hidden here: that process, and what its end means.

@@ -272,9 +272,9 @@ class Client(Histories, Fleet, Artifacts):
         """Give the sources of a job's mixture other weights, while it trains.
 
         Args:
-            weights: of each source, by its name or path; 0: it is not read any more.
-            at_step: the first step with them. None: the service chooses the first one of which all workers learn in
-                time; `spec.data["changes"]` of the answer names it.
+            weights: of each source, by its name or path. A source with weight 0 is not read any more.
+            at_step: the first step with them. By default the service chooses the first one of which all workers learn
+                in time; `spec.data["changes"]` of the answer names it.
         """
         return self.patch(job_id, JobPatch(data=DataPatch(weights=dict(weights), at_step=at_step)))
 

@@ -80,7 +80,7 @@ class Fleet(Endpoint):
         return self._get("/v1/curves", Curves, params)
 
     def views(self, project: str | None = None) -> tuple[SavedView, ...]:
-        """Return the saved views of the table of jobs; `project` None: of all projects."""
+        """Return the saved views of the table of jobs; `project` None means all projects."""
         return self._get("/v1/views", Page[SavedView], {"project": project}).items
 
     def save_view(self, project: str, name: str, view: TableView) -> SavedView:
@@ -145,7 +145,7 @@ class Fleet(Endpoint):
         self._transport.send("DELETE", api_path("maintenance-windows", window_id), idempotent=False)
 
     def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
-        """Return the deletions of jobs, newest first; `project` None: those of all projects."""
+        """Return the deletions of jobs, newest first; `project` None means all projects."""
         return self._get("/v1/deletions", Page[DeletionView], {"project": project, "limit": limit}).items
 
     def gc(self, *, dry_run: bool = False) -> GcView:
@@ -154,8 +154,8 @@ class Fleet(Endpoint):
         return self._call("POST", "/v1/gc", GcView, params={"dry_run": dry_run}, wait_s=_DELETE_S)
 
     def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> tuple[WebhookView, ...]:
-        """Return what the webhooks that concern a job have delivered. None: those of the settings over all jobs, and at
-        most `limit` hooks of specs that fail."""
+        """Return what the webhooks that concern a job have delivered. Without a job, those of the settings over all
+        jobs, and at most `limit` hooks of specs that fail."""
         params = {"job": job_id, "limit": limit}
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
@@ -218,7 +218,7 @@ class Fleet(Endpoint):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[SweepSummary]:
-        """Return a page of sweeps, newest first; `project` and `name` None: those of all."""
+        """Return a page of sweeps, newest first; without `project` and `name` all of them."""
         params = {"project": project, "name": name, "limit": limit, "cursor": cursor}
         return self._get("/v1/sweeps", Page[SweepSummary], params)
 

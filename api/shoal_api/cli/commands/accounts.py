@@ -46,10 +46,7 @@ def incidents(
 
 
 @command()
-def goodput(
-    session: Session,
-    job: JobArgument,
-) -> None:
+def goodput(session: Session, job: JobArgument) -> None:
     """Show which share of the workers' time was productive, and how the rest was spent."""
     view = session.client.job(session.job_id(job))
     session.show(view.status.goodput or Goodput(), goodput_page(view, time.time()))

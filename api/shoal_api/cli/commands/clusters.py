@@ -41,20 +41,13 @@ def cordon(
 
 
 @command()
-def uncordon(
-    session: Session,
-    name: NameArgument,
-) -> None:
+def uncordon(session: Session, name: NameArgument) -> None:
     """End the cordon of a cluster."""
     session.show(session.client.uncordon_cluster(name), _cluster_table)
 
 
 @command()
-def label(
-    session: Session,
-    name: NameArgument,
-    changes: ChangesArgument = None,
-) -> None:
+def label(session: Session, name: NameArgument, changes: ChangesArgument = None) -> None:
     """Change labels of a cluster, which its nodes have too: `shoal clusters label west region=eu draft-`."""
     labels = parse_changes("clusters label", changes or [])
     cluster = session.client.label_cluster(name, labels) if labels else session.client.joined_cluster(name)
@@ -75,10 +68,7 @@ def remove(
 
 
 @command()
-def tokens(
-    session: Session,
-    name: NameArgument,
-) -> None:
+def tokens(session: Session, name: NameArgument) -> None:
     """List the tokens of a cluster, also those that have ended. `shoal token create --cluster` makes one."""
     session.show(session.client.cluster_tokens(name), lambda tokens: tokens_table(tokens, time.time()))
 

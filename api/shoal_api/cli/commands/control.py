@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from shoal_api.cli.commands.several import JobSelection, change_each
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.options import JobArgument, WhereOption, YesFlag
+from shoal_api.cli.options import JobArgument, WhereOption, YesFlag, given
 from shoal_api.cli.render.jobs import change_page, checkpoints_table, job_line, next_workers, verification_line
 from shoal_api.cli.session import Session, command
 from shoal_api.client import ApiError
@@ -47,11 +47,10 @@ def scale(
     standby: Annotated[int | None, typer.Option("--standby", min=0, help="New elasticity.standby.")] = None,
 ) -> None:
     """Change how far a job may shrink and grow. The job follows at its next step boundary and loses no step."""
-    options = {"min_workers": least, "max_workers": most, "standby": standby}
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    if not given:
+    limits = given(min_workers=least, max_workers=most, standby=standby)
+    if not limits:
         raise CliError("scale needs --min, --max or --standby", hint=f"shoal scale {job} --max 4")
-    _patch(session, job, JobPatch(elasticity=ElasticityPatch(**given)))
+    _patch(session, job, JobPatch(elasticity=ElasticityPatch(**limits)))
 
 
 @command()
@@ -97,11 +96,7 @@ def pin(
 
 
 @command()
-def verify(
-    session: Session,
-    job: JobArgument,
-    step: StepArgument,
-) -> None:
+def verify(session: Session, job: JobArgument, step: StepArgument) -> None:
     """Verify a checkpoint: read every byte of it, and compare it with what was written. Training is not touched."""
     job_id = session.job_id(job)
     name = _find_checkpoint(session, job_id, step, "committed", "damaged").name
@@ -113,12 +108,7 @@ def verify(
 
 
 @command()
-def delete_checkpoint(
-    session: Session,
-    job: JobArgument,
-    step: StepArgument,
-    yes: YesFlag = False,
-) -> None:
+def delete_checkpoint(session: Session, job: JobArgument, step: StepArgument, yes: YesFlag = False) -> None:
     """Delete a checkpoint from the storage. It cannot be undone. Refused for a pinned one, and for the newest one of a
     job that has not ended."""
     job_id = session.job_id(job)
@@ -258,10 +248,7 @@ def extend(
 
 
 @command()
-def retry(
-    session: Session,
-    job: JobArgument,
-) -> None:
+def retry(session: Session, job: JobArgument) -> None:
     """Let a failed job try again, in place, from its newest checkpoint."""
     view = session.client.retry(session.job_id(job))
     session.show(view, job_line(view, f"goes on after step {view.status.step}"))
@@ -294,11 +281,7 @@ def label(
 
 
 @command()
-def annotate(
-    session: Session,
-    job: JobArgument,
-    changes: ChangesArgument = None,
-) -> None:
+def annotate(session: Session, job: JobArgument, changes: ChangesArgument = None) -> None:
     """Change annotations of a job, also of one that has ended: `shoal annotate JOB why="Is 3e-4 too much?"`."""
     annotations = parse_changes("annotate", changes or [])
     _show_keys(session, job, JobPatch(annotations=annotations) if annotations else None, "annotations")

@@ -156,11 +156,7 @@ def logs(
 
 
 @command()
-def events(
-    session: Session,
-    job: JobArgument,
-    follow: FollowFlag = False,
-) -> None:
+def events(session: Session, job: JobArgument, follow: FollowFlag = False) -> None:
     """Print the events of a job. With --json: one list, or with --follow one line per event."""
     job_id = session.job_id(job)
     history = session.client.events(job_id, follow=follow)

@@ -68,11 +68,7 @@ def alias(
 
 
 @command()
-def remove(
-    session: Session,
-    reference: Reference,
-    project: ProjectOption = "default",
-) -> None:
+def remove(session: Session, reference: Reference, project: ProjectOption = "default") -> None:
     """Take a version out of the registry. Its checkpoint stays until the job's retention deletes it."""
     version = _find_version(session, project, reference)
     session.client.remove_model(project, version.name, version.version)

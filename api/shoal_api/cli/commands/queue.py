@@ -102,10 +102,7 @@ def set_quota(
 
 
 @command()
-def delete_quota(
-    session: Session,
-    project: ProjectArgument,
-) -> None:
+def delete_quota(session: Session, project: ProjectArgument) -> None:
     """Delete the quotas of a project. Its jobs go on under those of the project `default`."""
     session.client.delete_project(project)
     session.show(None, f"{project} has no quotas of its own any more")
@@ -154,10 +151,7 @@ def set_user(
 
 
 @command()
-def delete_user(
-    session: Session,
-    user: UserArgument,
-) -> None:
+def delete_user(session: Session, user: UserArgument) -> None:
     """Delete the limits of a user. Those of the user `default` then apply."""
     session.client.delete_user(user)
     session.show(None, f"{user} has no limits of their own any more")

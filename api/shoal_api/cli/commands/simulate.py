@@ -11,7 +11,7 @@ import typer
 import yaml
 from rich.progress import Progress as Bar
 
-from shoal_api.cli.errors import CliError
+from shoal_api.cli.errors import CliError, reading
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
 from shoal_api.cli.session import Session, command
@@ -104,14 +104,14 @@ def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Ca
         return Capacity.constant(nodes or _NODES, workers_per_node)
     if nodes is not None:
         raise CliError("--nodes cannot be combined with --capacity", hint="the file has the number of nodes")
-    with _reading(path):
+    with _reading_trace(path):
         return read_capacity(path, workers_per_node)
 
 
 def _projects(path: Path | None) -> Mapping[str, Project]:
     if path is None:
         return {}
-    with _reading(path):
+    with _reading_trace(path):
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -120,19 +120,16 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
 
 
 def _read_trace(path: Path) -> Trace:
-    with _reading(path):
+    with _reading_trace(path):
         return read_trace(path)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading_trace(path: Path) -> Iterator[None]:
     """Turn errors of files and of their content into errors of the command line."""
     try:
-        yield
-    except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", hint="give a readable file") from None
+        with reading(path, "give a readable file"):
+            yield
     except TraceError as error:
         raise CliError(str(error), hint="docs/simulation.md explains the files of a simulation") from None
 

@@ -104,11 +104,7 @@ def write_template(template: Traversable, directory: Path, model: Path | None) -
 
 
 @command(url=False)
-def validate(
-    session: Session,
-    spec: SpecArgument,
-    assignments: SetOption = None,
-) -> None:
+def validate(session: Session, spec: SpecArgument, assignments: SetOption = None) -> None:
     """Check a spec without a server, and show how each world size would split a step."""
     try:
         parsed = parse_spec(load_spec(spec, assignments or ()))
@@ -186,11 +182,7 @@ def schema(session: Session) -> None:
 
 
 @command(url=False)
-def prepare(
-    session: Session,
-    spec: SpecArgument,
-    assignments: SetOption = None,
-) -> None:
+def prepare(session: Session, spec: SpecArgument, assignments: SetOption = None) -> None:
     """Tokenise the spec's text on this machine before the training. A second call resumes an interrupted one."""
     document = load_spec(spec, assignments or ())
     parsed = parse_spec(document)

@@ -209,10 +209,7 @@ def _size_reporter(session: Session, document: dict[str, Any]) -> Callable[[Code
 
 
 @command()
-def watch(
-    session: Session,
-    job: JobArgument,
-) -> None:
+def watch(session: Session, job: JobArgument) -> None:
     """Follow a job from its first event until it ends. Ctrl-C detaches; the job continues."""
     _show_until_end(session, session.job_id(job), follow=True)
 

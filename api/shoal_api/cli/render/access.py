@@ -1,4 +1,4 @@
-"""The tables of `shoal token list` and `shoal audit`. Called by cli/commands/access.py."""
+"""The tables of `shoal token list` and `shoal audit`."""
 
 from __future__ import annotations
 

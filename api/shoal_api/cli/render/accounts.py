@@ -1,5 +1,5 @@
 """Where the time of a job went, as pages for a terminal: goodput, incidents by phase, profiled steps, stacks of ranks;
-and how its losses differ from another job's. Called by `shoal goodput`, `incidents`, `profiles`, `stacks` and `parity`.
+and how its losses differ from another job's.
 
 Pure: every function takes views and returns objects that rich prints.
 """

@@ -1,4 +1,4 @@
-"""Shows a followed job: a live panel in a terminal, one line per event elsewhere. Called by cli/follow.py and `events`.
+"""Shows a followed job: a live panel in a terminal, one line per event elsewhere.
 
 Never requests anything from the server. `LiveScreen` keeps the panel at the bottom of the terminal and scrolls events
 above it. The server sends the words and the severity of an event with it (shoal_service/core/events), so an older

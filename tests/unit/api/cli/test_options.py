@@ -6,8 +6,10 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from shoal_api.cli import commands
 from shoal_api.cli.main import COMMANDS, load_function
 
 
@@ -30,3 +32,15 @@ def test_a_parameter_that_is_not_read_is_seen() -> None:
         return job
 
     assert unread(command) == ["project"]
+
+
+def test_every_command_has_a_line_in_the_table() -> None:
+    folder = Path(commands.__file__).parent
+    decorated = {
+        f"{module.stem}.{node.name}"
+        for module in folder.glob("*.py")
+        for node in ast.parse(module.read_bytes()).body
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(decorator).startswith(("command(", "_for_each_job(")) for decorator in node.decorator_list)
+    }
+    assert decorated == set(COMMANDS.values())
