@@ -136,9 +136,6 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "nodes": nodes.nodes,
         "drain": nodes.drain,
         "cordon": nodes.cordon,
-        "maintenance list": nodes.list_windows,
-        "maintenance add": nodes.add_window,
-        "maintenance cancel": nodes.cancel_window,
         "quota list": queue.list_quotas,
         "quota set": queue.set_quota,
         "quota delete": queue.delete_quota,
@@ -152,7 +149,6 @@ _GROUPS: dict[str, Callable[..., None]] = {
     "data": specs.data,
     "model": models.model,
     "quota": queue.quota,
-    "maintenance": nodes.maintenance,
     "token": access.token,
     "clusters": clusters.clusters,
 }

@@ -28,7 +28,6 @@ from shoal_service.fleet_views import (
     DrainRequest,
     FleetOverview,
     FleetTimeline,
-    Foresight,
     GcView,
     JobField,
     JobFields,
@@ -44,8 +43,6 @@ from shoal_service.fleet_views import (
     TableView,
     UserRules,
     UserView,
-    WindowRequest,
-    WindowView,
 )
 from shoal_service.views import Page, WebhookView
 
@@ -133,23 +130,6 @@ class Fleet(Endpoint):
         path = f"{node_path(node)}/preemption-notice"
         response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body)
         return Page[NodeView].model_validate_json(response.content).items
-
-    def maintenance_windows(self) -> tuple[WindowView, ...]:
-        """Return the maintenance windows, the earliest first."""
-        return self._get("/v1/maintenance-windows", Page[WindowView]).items
-
-    def plan_maintenance(self, window: WindowRequest) -> WindowView:
-        """Plan a window: its nodes are drained in time for it, and used again after it."""
-        body = window.model_dump_json().encode()
-        response = self._transport.send(
-            "POST", "/v1/maintenance-windows", headers=JSON_CONTENT, content=body, idempotent=False
-        )
-        return WindowView.model_validate_json(response.content)
-
-    def cancel_maintenance(self, window_id: str) -> None:
-        """Cancel a window; its nodes are used again."""
-        path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
-        self._transport.send("DELETE", path, idempotent=False)
 
     def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
         """Return the deletions of jobs, newest first; `project` None: those of all projects."""
@@ -258,12 +238,6 @@ class Fleet(Endpoint):
         body = rules.model_dump_json().encode()
         response = self._transport.send("PUT", _project_path(name), headers=JSON_CONTENT, content=body)
         return ProjectView.model_validate_json(response.content)
-
-    def try_project(self, name: str, rules: ProjectRules) -> Foresight:
-        """Return which jobs would have other workers with these quotas. Nothing is stored."""
-        body = rules.model_dump_json().encode()
-        response = self._transport.send("POST", f"{_project_path(name)}/dry-run", headers=JSON_CONTENT, content=body)
-        return Foresight.model_validate_json(response.content)
 
     def delete_project(self, name: str) -> None:
         """Delete the quotas of a project; its jobs go on under those of the project `default`."""

@@ -1,4 +1,4 @@
-"""Commands for maintenance of machines: nodes, drain, cordon, and maintenance list, add and cancel."""
+"""Commands for the nodes of the clusters: nodes, drain and cordon."""
 
 from __future__ import annotations
 
@@ -64,68 +64,6 @@ def cordon(
             node_id = match_node(node, client.nodes()).node_id
             view = client.undo_cordon(node_id) if undo else client.cordon(node_id, reason=reason)
         session.output.document(view, lambda: nodes_table((view,)))
-
-
-def maintenance() -> None:
-    """Plan, list and cancel maintenance windows of nodes."""
-
-
-def list_windows(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """List the maintenance windows, and when their nodes begin to drain."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.render.fleet import windows_table
-
-        with session.open_client() as client:
-            found = client.maintenance_windows()
-        session.output.document(found, lambda: windows_table(found))
-
-
-def add_window(
-    nodes: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE...", help="Ids or addresses; an address also names the machine after a restart."),
-    ],
-    begins: Annotated[str, typer.Option("--from", metavar="TIME", help="When the nodes have to be empty.")],
-    ends: Annotated[str, typer.Option("--to", metavar="TIME", help="When they are used again.")],
-    reason: Annotated[str, typer.Option("--reason", help="Shown with the nodes.")] = "maintenance",
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Plan a maintenance window. TIME is as in 2030-01-31T18:00:00Z, or seconds since 1970."""
-    with command(url, as_json) as session:
-        from pydantic import ValidationError
-
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.fleet import windows_table
-        from shoal_service.fleet_views import WindowRequest
-
-        with session.open_client() as client:
-            known = client.nodes()
-            named = [one if any(node.ip == one for node in known) else match_node(one, known).node_id for one in nodes]
-            times = {"begins_at": _moment(begins), "ends_at": _moment(ends)}
-            try:
-                wanted = WindowRequest.model_validate({"nodes": named, "reason": reason, **times})
-            except ValidationError as error:
-                message = error.errors()[0]["msg"].removeprefix("Value error, ")
-                raise CliError(message, hint="shoal maintenance add --help") from None
-            view = client.plan_maintenance(wanted)
-        session.output.document(view, lambda: windows_table((view,)))
-
-
-def cancel_window(
-    window: Annotated[str, typer.Argument(metavar="WINDOW", help="Id of a window.")],
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Cancel a maintenance window; its nodes are used again."""
-    with command(url, as_json) as session:
-        with session.open_client() as client:
-            client.cancel_maintenance(window)
-        session.output.document(None, lambda: f"{window} is cancelled")
-
-
-def _moment(text: str) -> str | float:
-    return float(text) if text.replace(".", "", 1).isdecimal() else text
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:

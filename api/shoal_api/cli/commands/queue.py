@@ -92,15 +92,12 @@ def set_quota(
     parent: Annotated[
         str | None, typer.Option("--parent", metavar="PROJECT|none", help="The project that it is a part of.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show which jobs would have other workers; change nothing.")
-    ] = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
     """Define a project, or change its quotas. What is not given stays as it is."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.queue import foresight_page, projects_table
+        from shoal_api.cli.render.queue import projects_table
 
         given: dict[str, Any] = {
             key: v for key, v in {"weight": weight, "guaranteed": guaranteed}.items() if v is not None
@@ -113,10 +110,6 @@ def set_quota(
         with session.open_client() as client:
             known = next((one for one in client.projects() if one.name == project and one.is_defined), None)
             rules = _rules(known, given)
-            if dry_run:
-                foresight = client.try_project(project, rules)
-                session.output.document(foresight, lambda: foresight_page(foresight))
-                return
             view = client.set_project(project, rules)
         session.output.document(view, lambda: projects_table((view,)))
 

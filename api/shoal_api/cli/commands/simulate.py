@@ -1,4 +1,4 @@
-"""`simulate` replays a job trace under scheduling policies in virtual time. It needs no server."""
+"""`simulate` replays a job trace under the scheduler's policy in virtual time. It needs no server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,10 @@ if TYPE_CHECKING:
     from shoal_service.simulator.traces import Capacity, Trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
-_POLICIES = (
-    "A policy to simulate; may be repeated: shoal (the service's own), first-come, fifo-gang, srtf-gang, tiresias, "
-    "max-min, optimus, elastic-srpt. Default: all."
-)
 
 
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
-    policies: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=_POLICIES),
-    ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
     workers_per_node: Annotated[
         int, typer.Option("--workers-per-node", min=1, help="Workers for which a node has room.")
@@ -59,18 +51,18 @@ def simulate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Replay a job trace under the scheduler's policy and under others, and compare completion times.
+    """Replay a job trace under the scheduler's policy, and show completion times.
 
-    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
+    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a job waits for ever.
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+        from shoal_service.core.scheduling.decide import decide
         from shoal_service.simulator.engine import Costs, Market
+        from shoal_service.simulator.engine import simulate as replay
         from shoal_service.simulator.metrics import measure
         from shoal_service.simulator.picture import Panel, draw
-        from shoal_service.simulator.policies import POLICIES
 
-        names = _known(policies, list(POLICIES))
         market = Market(
             capacity=_capacity(capacity, nodes, workers_per_node),
             costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
@@ -78,27 +70,17 @@ def simulate(
             every_s=every_s,
         )
         read = _read_trace(trace)
-        found = []
-        for name in names:
-            with _progress(session, name, len(read.jobs)) as progress:
-                run = POLICIES[name].run(read.jobs, market, use_rules=True, progress=progress)
-            found.append(Simulated(name, run, measure(run, market)))
+        with _progress(session, len(read.jobs)) as progress:
+            run = replay(read.jobs, decide, market, progress=progress)
+        simulated = Simulated("shoal", run, measure(run, market))
         if picture is not None:
-            picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")
+            picture.write_text(draw([Panel(title(simulated), run)], market.capacity), encoding="utf-8")
         session.output.document(
-            documents(read, market, found), lambda: simulation_page(read, market, found, restart_costs=restart_costs)
+            documents(read, market, [simulated]),
+            lambda: simulation_page(read, market, [simulated], restart_costs=restart_costs),
         )
-        if any(one.metrics.num_unfinished for one in found):
+        if simulated.metrics.num_unfinished:
             raise typer.Exit(ExitCode.FAILED)
-
-
-def _known(given: list[str] | None, names: list[str]) -> list[str]:
-    from shoal_api.cli.errors import CliError
-
-    for name in given or ():
-        if name not in names:
-            raise CliError(f"--policy {name}: there is no such policy", hint=f"known are {', '.join(names)}")
-    return list(dict.fromkeys(given or names))
 
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
@@ -153,7 +135,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress | None]:
+def _progress(session: Session, num_jobs: int) -> Iterator[Progress | None]:
     """Show the progress as a moving line on standard error, if that is a terminal."""
     console = session.output.stderr
     if not console.is_terminal:
@@ -162,5 +144,5 @@ def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress |
     from rich.progress import Progress as Bar
 
     with Bar(console=console, transient=True) as bar:
-        task = bar.add_task(name, total=num_jobs)
+        task = bar.add_task("shoal", total=num_jobs)
         yield lambda now, finished: bar.update(task, completed=finished)

@@ -1,5 +1,4 @@
-"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes`, `maintenance` and
-`webhooks`.
+"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes` and `webhooks`.
 
 Pure: the command asks the server and decides how often.
 """
@@ -17,7 +16,7 @@ from rich.text import Text
 from shoal_api.cli.render.jobs import in_several_clusters
 from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, steps, worker_bar
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, WindowView
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.views import JobSummary, WebhookView
 from shoal_workers.contract.job import JobState
 
@@ -191,16 +190,6 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
     return table
 
 
-def windows_table(windows: Sequence[WindowView]) -> Table | Text:
-    if not windows:
-        return Text("no maintenance windows; `shoal maintenance add` plans one", style="dim")
-    table = new_table("window", "drains at", "from", "to", "nodes", "reason")
-    for one in windows:
-        nodes = ", ".join(node[:15] for node in one.nodes)
-        table.add_row(one.window_id, clock(one.drains_at), clock(one.begins_at), clock(one.ends_at), nodes, one.reason)
-    return table
-
-
 def _node_state(node: NodeView) -> tuple[Text, str]:
     """Return the state of a node in one word, and its reason."""
     if not node.alive:
@@ -212,10 +201,9 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
         return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
-    planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
     if node.cordon is not None:
-        return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
-    return Text("alive", style="green"), "; ".join(filter(None, (_use_of_others(node), planned)))
+        return Text("cordoned", style="yellow"), node.cordon.reason
+    return Text("alive", style="green"), _use_of_others(node)
 
 
 def _use_of_others(node: NodeView) -> str:

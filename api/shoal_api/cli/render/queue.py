@@ -12,7 +12,6 @@ from shoal_api.cli.render.terminal import clock, command_text, new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import (
     DryRun,
-    Foresight,
     HeldBackJob,
     ProjectView,
     QueuedJob,
@@ -114,20 +113,6 @@ def _most(limit: int | None) -> str:
 
 def _of(count: int, most: int | None) -> str:
     return str(count) if most is None else f"{count} of {most}"
-
-
-def foresight_page(found: Foresight) -> list[Any]:
-    """Return which jobs would have other workers with other quotas."""
-    if not found.known:
-        return [Text("Not known: this server does not schedule at the moment. Nothing was changed.", style="dim")]
-    if not found.changes:
-        return [Text("No job would have other workers. Nothing was changed.")]
-    table = new_table("id", "name", "project", ">workers", "when", "why")
-    for one in found.changes:
-        workers = f"{one.before} -> {one.after}"
-        when = f"within {duration_text(one.within_s)}" if one.within_s else "at once"
-        table.add_row(one.job, one.name, one.project, workers, when, one.reason)
-    return [table, Text("Nothing was changed.")]
 
 
 def dry_run_page(found: DryRun, now: float) -> Table:

@@ -13,7 +13,6 @@ from shoal_api.cli.render.terminal import new_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
 _HOUR_S = 3600.0
@@ -52,7 +51,6 @@ def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *,
             f"{metrics.num_preemptions:,}",
         )
     lines: list[Any] = [_head(trace, market, unit, restart_costs=restart_costs), table]
-    lines += [Text(f"{one.policy}: {POLICIES[one.policy].words}", style="dim") for one in found]
     lines += [_unfinished(one) for one in found if one.metrics.num_unfinished]
     return lines
 
