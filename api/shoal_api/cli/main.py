@@ -122,9 +122,6 @@ PANELS: dict[str, dict[str, str]] = {
         "nodes": "nodes.nodes",
         "drain": "nodes.drain",
         "cordon": "nodes.cordon",
-        "maintenance list": "nodes.list_windows",
-        "maintenance add": "nodes.add_window",
-        "maintenance cancel": "nodes.cancel_window",
         "quota list": "queue.list_quotas",
         "quota set": "queue.set_quota",
         "quota delete": "queue.delete_quota",
@@ -140,7 +137,6 @@ GROUPS = {
     "data": "Prepare training data, and look at it.",
     "model": "The registry of models: register checkpoints, name versions, fetch them.",
     "quota": "Show and change the quotas of projects, and the limits of users.",
-    "maintenance": "Plan, list and cancel maintenance windows of nodes.",
     "token": "API tokens: who may use the server.",
     "clusters": "The clusters that have joined; without a further word: list them.",
 }

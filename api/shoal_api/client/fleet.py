@@ -27,7 +27,6 @@ from shoal_service.fleet_views import (
     DrainRequest,
     FleetOverview,
     FleetTimeline,
-    Foresight,
     GcView,
     JobField,
     JobFields,
@@ -43,8 +42,6 @@ from shoal_service.fleet_views import (
     TableView,
     UserRules,
     UserView,
-    WindowRequest,
-    WindowView,
 )
 from shoal_service.views import Page, WebhookView
 
@@ -131,18 +128,6 @@ class Fleet(Endpoint):
             Page[NodeView],
             body=NoticeRequest(deadline_s=deadline_s, reason=reason),
         ).items
-
-    def maintenance_windows(self) -> tuple[WindowView, ...]:
-        """Return the maintenance windows, the earliest first."""
-        return self._get("/v1/maintenance-windows", Page[WindowView]).items
-
-    def plan_maintenance(self, window: WindowRequest) -> WindowView:
-        """Plan a window: its nodes are drained in time for it, and used again after it."""
-        return self._call("POST", "/v1/maintenance-windows", WindowView, body=window, idempotent=False)
-
-    def cancel_maintenance(self, window_id: str) -> None:
-        """Cancel a window; its nodes are used again."""
-        self._transport.send("DELETE", api_path("maintenance-windows", window_id), idempotent=False)
 
     def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
         """Return the deletions of jobs, newest first; `project` None means all projects."""
@@ -244,10 +229,6 @@ class Fleet(Endpoint):
     def set_project(self, name: str, rules: ProjectRules) -> ProjectView:
         """Define a project, or replace all of its quotas."""
         return self._call("PUT", api_path("projects", name), ProjectView, body=rules)
-
-    def try_project(self, name: str, rules: ProjectRules) -> Foresight:
-        """Return which jobs would have other workers with these quotas. Nothing is stored."""
-        return self._call("POST", api_path("projects", name, "dry-run"), Foresight, body=rules)
 
     def delete_project(self, name: str) -> None:
         """Delete the quotas of a project; its jobs go on under those of the project `default`."""

@@ -239,7 +239,7 @@ class Moving:
             return f"the cluster is cordoned ({joined.cordon.reason}). End that with `shoal clusters uncordon {to}`"
         job = replace(requested(row), cluster=to)
         nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
-        shape = Room(nodes, self._clock.time()).shape(job, facts_of(job))
+        shape = Room(nodes).shape(job, facts_of(job))
         if shape.ever >= job.min_workers:
             return ""
         return (

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal_api.cli.errors import CliError, first_problem
 from shoal_api.cli.options import JobArgument, given
 from shoal_api.cli.render.jobs import job_line
-from shoal_api.cli.render.queue import foresight_page, projects_table, queue_page, users_table
+from shoal_api.cli.render.queue import projects_table, queue_page, users_table
 from shoal_api.cli.session import Session, command
 from shoal_service.fleet_views import ProjectRules, ProjectView, UserRules, UserView
 from shoal_service.views import JobPatch
@@ -85,9 +85,6 @@ def set_quota(
     parent: Annotated[
         str | None, typer.Option("--parent", metavar="PROJECT|none", help="The project that it is a part of.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show which jobs would have other workers; change nothing.")
-    ] = False,
 ) -> None:
     """Define a project, or change its quotas. What is not given stays as it is."""
     changes = given(weight=weight, guaranteed=guaranteed)
@@ -95,10 +92,7 @@ def set_quota(
     if parent is not None:
         changes["parent"] = None if parent == _NONE else parent
     rules = _merge_rules(ProjectRules, session.client.projects(), project, changes)
-    if dry_run:
-        session.show(session.client.try_project(project, rules), foresight_page)
-    else:
-        session.show(session.client.set_project(project, rules), lambda project: projects_table([project]))
+    session.show(session.client.set_project(project, rules), lambda project: projects_table([project]))
 
 
 @command()

@@ -1,4 +1,4 @@
-"""`simulate` replays a job trace under scheduling policies in virtual time. It needs no server."""
+"""`simulate` replays a job trace under the scheduler's policy in virtual time. It needs no server."""
 
 from __future__ import annotations
 
@@ -15,28 +15,21 @@ from shoal_api.cli.errors import CliError, reading
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
 from shoal_api.cli.session import Session, command
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Project
 from shoal_service.simulator.engine import Costs, Market, Progress
+from shoal_service.simulator.engine import simulate as replay
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.picture import Panel, draw
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
-_POLICIES = (
-    "A policy to simulate; may be repeated: shoal (the service's own), first-come, fifo-gang, srtf-gang, tiresias, "
-    "max-min, optimus, elastic-srpt. Default: all."
-)
 
 
 @command(url=False)
 def simulate(
     session: Session,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
-    policies: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=_POLICIES),
-    ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
     workers_per_node: Annotated[
         int, typer.Option("--workers-per-node", min=1, help="Workers for which a node has room.")
@@ -65,11 +58,10 @@ def simulate(
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
     ] = None,
 ) -> None:
-    """Replay a job trace under the scheduler's policy and under others, and compare completion times.
+    """Replay a job trace under the scheduler's policy, and show completion times.
 
-    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
+    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a job waits for ever.
     """
-    names = _check_policies(policies, list(POLICIES))
     market = Market(
         capacity=_capacity(capacity, nodes, workers_per_node),
         costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
@@ -77,26 +69,15 @@ def simulate(
         every_s=every_s,
     )
     jobs = _read_trace(trace)
-    results = []
-    for name in names:
-        with _progress(session, name, len(jobs.jobs)) as progress:
-            run = POLICIES[name].run(jobs.jobs, market, use_rules=True, progress=progress)
-        results.append(Simulated(name, run, measure(run, market)))
+    with _progress(session, len(jobs.jobs)) as progress:
+        run = replay(jobs.jobs, decide, market, progress=progress)
+    result = Simulated("shoal", run, measure(run, market))
     if picture is not None:
-        panels = [Panel(title(result), result.run) for result in results]
-        picture.write_text(draw(panels, market.capacity), encoding="utf-8")
-    session.show(
-        documents(jobs, market, results), lambda _: simulation_page(jobs, market, results, restart_costs=restart_costs)
-    )
-    if any(result.metrics.num_unfinished for result in results):
+        picture.write_text(draw([Panel(title(result), run)], market.capacity), encoding="utf-8")
+    page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
+    session.show(documents(jobs, market, [result]), page)
+    if result.metrics.num_unfinished:
         raise typer.Exit(ExitCode.FAILED)
-
-
-def _check_policies(given: list[str] | None, names: list[str]) -> list[str]:
-    for name in given or ():
-        if name not in names:
-            raise CliError(f"--policy {name}: there is no such policy", hint=f"known are {', '.join(names)}")
-    return list(dict.fromkeys(given or names))
 
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
@@ -135,7 +116,7 @@ def _reading_trace(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress | None]:
+def _progress(session: Session, num_jobs: int) -> Iterator[Progress | None]:
     """Show the progress as a moving line on standard error, if that is a terminal."""
     console = session.output.stderr
     if not console.is_terminal:
@@ -143,5 +124,5 @@ def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress |
         return
 
     with Bar(console=console, transient=True) as bar:
-        task = bar.add_task(name, total=num_jobs)
+        task = bar.add_task("shoal", total=num_jobs)
         yield lambda now, finished: bar.update(task, completed=finished)

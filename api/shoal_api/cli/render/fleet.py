@@ -1,5 +1,4 @@
-"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes`, `maintenance` and
-`webhooks`.
+"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes` and `webhooks`.
 
 Pure: the command asks the server and decides how often.
 """
@@ -16,7 +15,7 @@ from rich.text import Text
 from shoal_api.cli.render.jobs import in_several_clusters
 from shoal_api.cli.render.terminal import STATE_STYLE, clock, make_table, number, steps, worker_bar
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, WindowView
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.views import JobSummary, WebhookView
 from shoal_workers.contract.job import JobState
 
@@ -196,24 +195,6 @@ def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     )
 
 
-def windows_table(windows: Sequence[WindowView]) -> RenderableType:
-    return make_table(
-        ("window", "drains at", "from", "to", "nodes", "reason"),
-        [
-            (
-                window.window_id,
-                clock(window.drains_at),
-                clock(window.begins_at),
-                clock(window.ends_at),
-                ", ".join(node[:15] for node in window.nodes),
-                window.reason,
-            )
-            for window in windows
-        ],
-        empty="no maintenance windows; `shoal maintenance add` plans one",
-    )
-
-
 def _node_state(node: NodeView) -> tuple[Text, str]:
     """Return the state of a node in one word, and its reason."""
     if not node.alive:
@@ -225,10 +206,9 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
         return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
-    planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
     if node.cordon is not None:
-        return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
-    return Text("alive", style="green"), "; ".join(filter(None, (_use_of_others(node), planned)))
+        return Text("cordoned", style="yellow"), node.cordon.reason
+    return Text("alive", style="green"), _use_of_others(node)
 
 
 def _use_of_others(node: NodeView) -> str:

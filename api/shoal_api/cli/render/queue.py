@@ -13,7 +13,6 @@ from shoal_api.cli.render.terminal import clock, command_text, facts_grid, make_
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import (
     DryRun,
-    Foresight,
     HeldBackJob,
     ProjectView,
     QueuedJob,
@@ -134,29 +133,6 @@ def _name(view: ProjectView | UserView) -> Text:
 
 def _count_of_limit(count: int, limit: int | None) -> str:
     return str(count) if limit is None else f"{count} of {limit}"
-
-
-def foresight_page(foresight: Foresight) -> list[Any]:
-    """Return which jobs would have other workers with other quotas."""
-    if not foresight.known:
-        return [Text("Not known: this server does not schedule at the moment. Nothing was changed.", style="dim")]
-    if not foresight.changes:
-        return [Text("No job would have other workers. Nothing was changed.")]
-    table = make_table(
-        ("id", "name", "project", ">workers", "when", "why"),
-        [
-            (
-                change.job,
-                change.name,
-                change.project,
-                f"{change.before} -> {change.after}",
-                f"within {duration_text(change.within_s)}" if change.within_s else "at once",
-                change.reason,
-            )
-            for change in foresight.changes
-        ],
-    )
-    return [table, Text("Nothing was changed.")]
 
 
 def dry_run_page(result: DryRun, now: float) -> Table:

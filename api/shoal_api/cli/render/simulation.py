@@ -13,7 +13,6 @@ from shoal_api.cli.render.terminal import make_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
 _HOUR_S = 3600.0
@@ -55,7 +54,6 @@ def simulation_page(trace: Trace, market: Market, results: Sequence[Simulated], 
         )
     table = make_table(("policy", *(f">{name}" for name in _COLUMNS)), rows)
     lines: list[Any] = [_head(trace, market, unit, restart_costs=restart_costs), table]
-    lines += [Text(f"{result.policy}: {POLICIES[result.policy].words}", style="dim") for result in results]
     lines += [_unfinished(result) for result in results if result.metrics.num_unfinished]
     return lines
 

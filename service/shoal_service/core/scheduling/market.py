@@ -125,9 +125,6 @@ class MarketNode:
     is_spot: bool = False
     is_cordoned: bool = False
     """Whether the node is cordoned: running workers may stay, and no worker is added."""
-    ends_at: float | None = None
-    """Wall-clock time at which a maintenance window or a preemption notice takes the node away; None: it is not known
-    to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
