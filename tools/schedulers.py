@@ -1,9 +1,10 @@
-"""POLICIES: every policy that `make bench-schedule` compares, by name. `shoal` is the service's policy; the others are peers.
+"""POLICIES: every policy that `make bench-schedule` compares, by name.
 
-Peers are other schedulers: rigid ones (first come, FIFO, SRTF, Tiresias) and elastic ones (max-min, Optimus, SRPT).
-They know nodes of one kind, workers of one CPU and one cluster; none of them knows projects, and only first-come
-priorities. So that all compete under the same rules, `NamedPolicy.run` puts rules about projects and priorities around
-them (`with_rules`), and makes each of several clusters a market of its own (`per_cluster`).
+`shoal` is the service's policy. Its peers are other schedulers: rigid ones (first come, FIFO, SRTF, Tiresias) and
+elastic ones (max-min, Optimus, SRPT). They know nodes of one kind, workers of one CPU and one cluster; none of them
+knows projects, and only first-come priorities. So that all compete under the same rules, `NamedPolicy.run` puts rules
+about projects and priorities around them (`with_rules`), and makes each of several clusters a market of its own
+(`per_cluster`).
 """
 
 from __future__ import annotations
