@@ -24,8 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from shoal_api.answers import StreamEnd, log_source
-from shoal_api.http.long_poll import read_events
+from shoal_api.answers import EventPage, StreamEnd, log_source
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store, histories
 from shoal_service.views import JobSummary, LogView, Page, SampleColumns
@@ -69,6 +68,14 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
             found = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
     next_after = found[-1].seq if found else lines.after
     return ([] if lines.tail == 0 else found), next_after
+
+
+def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
+    """Read once. The state is read before the events, so that the event of the job's end is among them."""
+    ended = store.get_job(job_id).status.state.ended
+    events = tuple(store.reading(histories.read_events)(job_id, after=after, limit=limit))
+    next_after = events[-1].seq if events else after
+    return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
 
 
 class EventFollower:

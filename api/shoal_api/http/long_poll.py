@@ -13,7 +13,7 @@ from starlette.requests import Request
 from shoal_api.answers import EventPage
 from shoal_api.http.context import Context
 from shoal_api.http.edge import OPEN_ENDED, POLL
-from shoal_service.store import Store, histories
+from shoal_api.http.followers import read_events
 
 _Result = TypeVar("_Result")
 
@@ -51,14 +51,6 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
         finally:
             if gone is not None:
                 gone.cancel()
-
-
-def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
-    """Read once. The state is read before the events, so that the event of the job's end is among them."""
-    ended = store.get_job(job_id).status.state.ended
-    events = tuple(store.reading(histories.read_events)(job_id, after=after, limit=limit))
-    next_after = events[-1].seq if events else after
-    return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:

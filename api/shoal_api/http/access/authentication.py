@@ -31,10 +31,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problems import Kind, ProblemError, problem_response
-from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
+from shoal_api.http.problems import Csrf, IssuerAway, problem_response
+from shoal_service.control import oidc
+from shoal_service.control.oidc import Issuer, JwtRefused
 from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
+from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import Store, audit, credentials, supervisor_links
 from shoal_service.store.audit import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
@@ -103,8 +105,8 @@ class Authenticator:
         )
 
     async def of_bearer(self, token: str) -> Principal | None:
-        """Return the principal of a token; None if the token is not valid. Raises ProblemError with the reason if a JWT
-        is not valid."""
+        """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
+        JWT is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
         return self._unless_expired(
@@ -152,8 +154,8 @@ class Authenticator:
             return self._unless_expired(await self._find(token, issuer.principal))
         except JwtRefused as error:
             raise unauthenticated(f"The token of the issuer is refused: {error}") from None
-        except IssuerAway as error:
-            raise ProblemError(Kind.ISSUER_AWAY, str(error)) from None
+        except oidc.IssuerAway as error:
+            raise IssuerAway(str(error)) from None
 
     def _stored(self, read: Callable[..., Principal | None]) -> Callable[[str], Awaitable[Principal | None]]:
         return lambda secret: run_in_threadpool(read, secret, now=self._clock())
@@ -204,12 +206,8 @@ class Authentication:
                     await self._app(scope, receive, send)
                 else:
                     await self._audited(scope, receive, send, principal)
-        except ProblemError as error:  # of this middleware: those of routes are answered below it
-            refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
-            await refusal(scope, receive, send)
-        except StoreUnavailable as error:
-            refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
-            await refusal(scope, receive, send)
+        except ServiceError as error:  # of this middleware: those of routes are answered below it
+            await problem_response(error, scope["path"])(scope, receive, send)
 
     async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
         """Serve a request that may change something, as a deed of the principal."""
@@ -257,10 +255,8 @@ class Authentication:
                 token = header.decode("latin-1").partition(" ")[2].strip()
                 return await self._authenticator.of_bearer(token) is not None
             return secret is not None and await self._authenticator.of_cookie(secret) is not None
-        except ProblemError as error:
-            return error.kind is Kind.ISSUER_AWAY
-        except StoreUnavailable:
-            return True
+        except ServiceError as error:
+            return isinstance(error, IssuerAway | StoreUnavailable)
 
     async def _of_cookie(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | None:
         secret = session_of(headers)
@@ -274,17 +270,18 @@ class Authentication:
             given = headers.get(b"x-csrf-token", b"")
             if not hmac.compare_digest(given, expected.encode()):
                 detail = "The header X-CSRF-Token is missing or wrong. Load the page again."
-                raise ProblemError(Kind.CSRF, detail)
+                raise Csrf(detail)
         return principal
 
 
 async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) -> _Shown:
     """Return whom a secret of a request stands for. A secret that is not valid counts against the address of the
-    request, wherever it was shown. Raises ProblemError with `reason`, or because too many were not valid."""
+    request, wherever it was shown. Raises Unauthenticated with `reason`, or
+    TooManyRequests because too many were not valid."""
     limiter: Limiter = scope[LIMITER]
     try:
         found = await finding
-    except ProblemError:
+    except (Unauthenticated, IssuerAway):
         limiter.failed(scope)
         raise
     if found is None:
@@ -293,14 +290,12 @@ async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) ->
     return found
 
 
-def unauthenticated(reason: str) -> ProblemError:
-    return ProblemError(
-        Kind.UNAUTHENTICATED, f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'}
-    )
+def unauthenticated(reason: str) -> Unauthenticated:
+    return Unauthenticated(f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'})
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the principal of a request whose route needs one. Raises ProblemError: unauthenticated."""
+    """Return the principal of a request whose route needs one. Raises Unauthenticated."""
     found: Principal | None = request.scope.get(PRINCIPAL)
     if found is None:
         raise unauthenticated("This needs a token.")
