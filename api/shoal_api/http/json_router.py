@@ -10,7 +10,7 @@
                  that makes its `Response` itself names the model as `answer`.
     thread       `def` runs on a worker thread, and so does the making of its JSON; `async def` on the event loop
     transaction  `tx: Reading` or `tx: Writing` in a `def`. It is committed before the answer is made.
-    others       `context: AppContext`, `caller: Caller`
+    others       `context: AppContext`, `caller: Caller`, `job: Job`
 
 The transaction is no dependency with `yield`: FastAPI would enter and leave it on other threads than the function's.
 The JSON is not left to FastAPI, which checks it again on one more thread: that costs a third of a small request.
@@ -34,9 +34,11 @@ from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import Needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JsonBody
+from shoal_api.http.parameters import JobId
 from shoal_service.core.access import Permission, Principal
 from shoal_service.problems import ServiceError
 from shoal_service.store.database import Transaction
+from shoal_service.views import JobView
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Problems = Sequence[type[ServiceError]]
@@ -153,6 +155,10 @@ async def _writing(request: Request) -> AbstractContextManager[Transaction]:
     return (await _context(request)).store.write()
 
 
+def _job(context: AppContext, job_id: JobId) -> JobView:
+    return context.store.get_job(job_id)
+
+
 async def _caller(request: Request) -> Principal:
     return principal_of(request)
 
@@ -164,3 +170,5 @@ Writing = Annotated[Transaction, Depends(_writing)]
 """A transaction that writes, open while a `def` runs."""
 Caller = Annotated[Principal, Depends(_caller)]
 """Who makes the request."""
+Job = Annotated[JobView, Depends(_job)]
+"""The job in the path, as it is before the function runs."""

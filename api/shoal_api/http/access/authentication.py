@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
-from typing import TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -67,16 +67,27 @@ _Shown = TypeVar("_Shown", Principal, AttemptCaller)
 _NAME = "shoal-session"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    principal: Principal | None
-    read_mono: float
+class _Memory(Generic[_Shown]):
+    """Whom secrets stand for, as it was a few seconds ago at most."""
 
+    def __init__(self, mono: Callable[[], float]) -> None:
+        self._mono = mono
+        self._entries: OrderedDict[str, tuple[_Shown | None, float]] = OrderedDict()
 
-@dataclass(frozen=True, slots=True)
-class _KnownAttempt:
-    caller: AttemptCaller | None
-    read_mono: float
+    async def find(self, secret: str, read: Callable[[str], Awaitable[_Shown | None]]) -> _Shown | None:
+        """Return what `read` returns for the secret, or has returned."""
+        digest, now_mono = hash_of(secret), self._mono()
+        shown, read_mono = self._entries.get(digest, (None, -math.inf))
+        if now_mono - read_mono > _CACHE_S:
+            shown = await read(secret)
+            self._entries[digest] = shown, now_mono
+            self._entries.move_to_end(digest)
+            if len(self._entries) > _MAX_CACHED:
+                self._entries.popitem(last=False)
+        return shown
+
+    def forget(self) -> None:
+        self._entries.clear()
 
 
 class Authenticator:
@@ -93,42 +104,31 @@ class Authenticator:
         self._issuer = issuer
         self._clock = clock
         self._mono = mono
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._attempts: OrderedDict[str, _KnownAttempt] = OrderedDict()
+        self._principals: _Memory[Principal] = _Memory(mono)
+        self._attempts: _Memory[AttemptCaller] = _Memory(mono)
         self._used: dict[str, float] = {}
         self._written_mono = self._mono()
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return self._unless_expired(
-            await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
-        )
+        return await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
 
     async def of_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return self._unless_expired(
-            await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
-        )
+        return await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
         token. What a report changes is checked again when it is stored."""
-        digest, now_mono = hash_of(token), self._mono()
-        known = self._attempts.get(digest)
-        if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await run_in_threadpool(self._store.reading(supervisor_links.attempt_of_token), token)
-            known = self._attempts[digest] = _KnownAttempt(found, now_mono)
-            self._attempts.move_to_end(digest)
-            if len(self._attempts) > _MAX_CACHED:
-                self._attempts.popitem(last=False)
-        return known.caller
+        read = self._store.reading(supervisor_links.attempt_of_token)
+        return await self._attempts.find(token, partial(run_in_threadpool, read))
 
     def forget(self) -> None:
         """Read all tokens and sessions again, because one has changed."""
-        self._known.clear()
+        self._principals.forget()
 
     async def note(self, deed: Deed, outcome: str) -> None:
         """Write a deed into the audit. Never raises: the request is answered already."""
@@ -151,7 +151,7 @@ class Authenticator:
         issuer = self._issuer
         assert issuer is not None
         try:
-            return self._unless_expired(await self._find(token, issuer.principal))
+            return await self._find(token, issuer.principal)
         except JwtRefused as error:
             raise unauthenticated(f"The token of the issuer is refused: {error}") from None
         except oidc.IssuerAway as error:
@@ -161,24 +161,13 @@ class Authenticator:
         return lambda secret: run_in_threadpool(read, secret, now=self._clock())
 
     async def _find(self, secret: str, read: Callable[[str], Awaitable[Principal | None]]) -> Principal | None:
-        digest = hash_of(secret)
-        now_mono = self._mono()
-        known = self._known.get(digest)
-        if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await read(secret)
-            known = self._known[digest] = _Known(found, now_mono)
-            self._known.move_to_end(digest)
-            if len(self._known) > _MAX_CACHED:
-                self._known.popitem(last=False)
-        if known.principal is not None and known.principal.token_id:
-            self._used[known.principal.token_id] = self._clock()
+        principal, now_mono = await self._principals.find(secret, read), self._mono()
+        if principal is not None and principal.token_id:
+            self._used[principal.token_id] = self._clock()
             if now_mono - self._written_mono > _USE_S:
                 self._written_mono = now_mono  # before the task runs, so that no request meanwhile starts a second one
                 task = asyncio.create_task(self.write_uses())
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return known.principal
-
-    def _unless_expired(self, principal: Principal | None) -> Principal | None:
         if principal is None or (principal.expires_at is not None and principal.expires_at <= self._clock()):
             return None
         return principal

@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from shoal_api.http.access.needs import require_visible
 from shoal_api.http.conditional import tagged
 from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing
+from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing
 from shoal_api.http.parameters import PROJECT_NAME, JobId
 from shoal_service.artifact_views import (
     ALIAS_NAME,
@@ -69,7 +69,7 @@ router = JsonRouter("/v1", "artifacts")
 )
 async def media(
     context: AppContext,
-    job_id: JobId,
+    job: Job,
     step: Annotated[int | None, Query(ge=0, le=2**53, description="Only records of this step.")] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="The newest ones.")] = 50,
     spread: Annotated[
@@ -78,7 +78,6 @@ async def media(
 ) -> MediaPage:
     """Returns all steps that have media, and the records of one step, or the newest ones. They are read from the
     job's storage; a step that was done again after a failure has what it has logged the last time."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
     return await context.storage.media(job, step, limit, is_spread=spread)
 
 
@@ -91,11 +90,11 @@ async def media(
 )
 async def media_file(
     context: AppContext,
+    job: Job,
     job_id: JobId,
     file: Annotated[str, Path(pattern=IMAGE_FILE.pattern, description="The `file` of an image of a record.")],
 ) -> Response:
     """Returns a PNG, JPEG, GIF or WebP file from the job's storage."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
     data = await context.storage.media_file(job, file)
     if data is None:
         raise NotFound(
@@ -112,7 +111,7 @@ async def media_file(
 )
 async def files(
     context: AppContext,
-    job_id: JobId,
+    job: Job,
     match: Annotated[
         str, Query(max_length=1024, description="Only files that match this pattern: `*.pt`, `runs/**`.")
     ] = "**",
@@ -120,7 +119,6 @@ async def files(
 ) -> OutputPage:
     """Returns what was collected of the job's directory: at checkpoints, once a minute, and at the end of each
     attempt. `outputs` of the spec says what is kept."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
     return await context.storage.outputs(job, [match], limit)
 
 
@@ -133,11 +131,11 @@ async def files(
 )
 async def file(
     context: AppContext,
+    job: Job,
     job_id: JobId,
     name: Annotated[str, Path(max_length=1100, description="The `name` of a file of the list.")],
 ) -> Response:
     """Returns the content of the file, always as an attachment."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
     content = await context.storage.output_file(job, name) if is_file_name(name) else None
     if content is None:
         raise NotFound(f"There is no file of this name among the files of job {job_id}.")

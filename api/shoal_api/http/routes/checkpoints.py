@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.concurrency import run_in_threadpool
 
-from shoal_api.http.json_router import AppContext, JsonRouter, Writing
+from shoal_api.http.json_router import AppContext, Job, JsonRouter, Writing
 from shoal_api.http.parameters import JobId
 from shoal_service.core.access import Permission
 from shoal_service.store import Conflict, JobEnded, JobNotFound, checkpoint_rows
@@ -51,6 +51,7 @@ def unpin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: Name
 )
 async def verify_checkpoint(
     context: AppContext,
+    job: Job,
     job_id: JobId,
     name: Name,
     wait: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait for the end.")] = 0,
@@ -60,7 +61,6 @@ async def verify_checkpoint(
     `state` is `running`. A checkpoint that is found damaged has this state from now on. Training is not touched.
     """
     store, parsed = context.store, _parsed(job_id, name)
-    job = await run_in_threadpool(store.get_job, job_id)
     await run_in_threadpool(store.reading(_require_stored), job_id, parsed)
     view = await context.verifications.verify(job_id, context.storage.catalog(job), parsed, wait_s=wait)
     if view.state is VerificationState.DAMAGED:
@@ -75,12 +75,11 @@ async def verify_checkpoint(
     "Delete a checkpoint",
     raises=[CheckpointConflict, CheckpointKept, JobEnded, Conflict],
 )
-async def delete_checkpoint(context: AppContext, job_id: JobId, name: Name) -> CheckpointView:
+async def delete_checkpoint(context: AppContext, job: Job, job_id: JobId, name: Name) -> CheckpointView:
     """The checkpoint is deleted from the storage at once; this cannot be undone. The request is refused for a
     pinned one, and for the newest good one of a job that has not ended. The list keeps its row, with state
     `deleted`."""
     store, parsed = context.store, _parsed(job_id, name)
-    job = await run_in_threadpool(store.get_job, job_id)
     await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)
     await context.storage.run(partial(context.storage.catalog(job).delete, parsed), within_s=DELETE_S)
     note = store.writing(checkpoint_rows.note_deletion)

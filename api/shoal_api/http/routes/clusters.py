@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import Path, Query, Request
@@ -17,11 +17,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.needs import Needs
-from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, JsonBody, read_body, require_media_type
-from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading
-from shoal_api.http.long_poll import until_gone
+from shoal_api.http.long_poll import poll
 from shoal_api.http.parameters import ClusterName
 from shoal_api.http.problems import InvalidRequest
 from shoal_service.clusters.snapshot import ClusterSnapshot
@@ -85,7 +83,17 @@ async def orders(
     ] = 0.0,
 ) -> OrderPage:
     """Returns the orders without an answer, by number."""
-    return await _poll(context, request, _Asked(cluster, life, after), wait_s)
+    read = partial(context.store.reading(_read_orders), cluster, life, after)
+    wake_soon = asyncio.get_running_loop().call_soon_threadsafe
+
+    def is_answer(page: OrderPage) -> bool:
+        return bool(page.items) or page.newest < after  # a gateway learns at once that the numbers begin again
+
+    with (
+        context.changes.waiting() as watch,
+        context.store.subscribe(lambda _: wake_soon(watch.wake), orders_of(cluster)),
+    ):
+        return await poll(context.changes, watch, request, read, is_answer=is_answer, wait_s=wait_s, reread_s=_REREAD_S)
 
 
 @router.route(
@@ -128,42 +136,7 @@ def _parsed(text: bytes, token_id: str) -> StoredReport:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    cluster: str
-    life: str
-    after: int
-
-
-async def _poll(context: Context, request: Request, asked: _Asked, wait_s: float) -> OrderPage:
-    """Wait up to `wait_s` seconds for the first order. Raises GatewayRefused."""
-    loop = asyncio.get_running_loop()
-    deadline_mono = loop.time() + wait_s
-    if wait_s:
-        request.scope[OPEN_ENDED] = POLL
-    topic = orders_of(asked.cluster)
-    gone = loop.create_task(until_gone(request)) if wait_s else None
-    with context.changes.waiting() as watch:
-        if gone is not None:
-            gone.add_done_callback(lambda _: watch.wake())
-        with context.store.subscribe(lambda _: loop.call_soon_threadsafe(watch.wake), topic):
-            try:
-                while True:
-                    watch.arm()
-                    page = await run_in_threadpool(context.store.reading(_read), asked)
-                    left_s = deadline_mono - loop.time()
-                    begins_again = page.newest < asked.after  # the gateway learns it at once: it begins a new life
-                    if page.items or begins_again or left_s <= 0 or context.changes.closing:
-                        return page
-                    if gone is None or gone.done():
-                        return page
-                    await watch.wait(min(left_s, _REREAD_S))
-            finally:
-                if gone is not None:
-                    gone.cancel()
-
-
-def _read(tx: Transaction, asked: _Asked) -> OrderPage:
-    rows, newest = cluster_links.open_orders(tx, asked.cluster, asked.life, after=asked.after, limit=MAX_ORDERS)
+def _read_orders(tx: Transaction, cluster: str, life: str, after: int) -> OrderPage:
+    rows, newest = cluster_links.open_orders(tx, cluster, life, after=after, limit=MAX_ORDERS)
     items = tuple(Order(number=row.number, epoch=row.epoch, kind=row.kind, arguments=row.arguments) for row in rows)
     return OrderPage(items=items, newest=newest)

@@ -4,6 +4,7 @@ losses with those of another job. `series.py` has the series.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -13,9 +14,9 @@ from starlette.responses import Response
 from shoal_api.answers import EventPage, LogPage
 from shoal_api.http.access.needs import require_visible
 from shoal_api.http.context import wants_events
-from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
+from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_events, read_lines
 from shoal_api.http.json_router import AppContext, JsonRouter, Reading, json_response
-from shoal_api.http.long_poll import EventQuery, poll_events
+from shoal_api.http.long_poll import poll
 from shoal_api.http.parameters import MAX_SEQ, JobId, LastEventId
 from shoal_api.http.streams import STREAMED, sse_response, text_response
 from shoal_service.core.access import Permission
@@ -48,7 +49,12 @@ async def events(
         await run_in_threadpool(context.store.get_job, job_id)
         follower = EventFollower(context.store, job_id, int(last_event_id or after))
         return sse_response(context.changes, job_id, follower, context.pace)
-    return json_response(await poll_events(context, request, EventQuery(job_id, after, limit, wait)))
+    read = partial(read_events, context.store, job_id, after, limit)
+    with context.changes.watching(job_id) as watch:
+        page = await poll(
+            context.changes, watch, request, read, is_answer=lambda page: page.items or page.ended, wait_s=wait
+        )
+    return json_response(page)
 
 
 @router.route("GET /logs", Permission.JOBS_READ, "A job's log", answer=LogPage, responses={200: _SSE_OR_TEXT})
@@ -73,7 +79,7 @@ def logs(
         context.store.get_job(job_id)
         plain = not wants_events(request)
         respond = text_response if plain else sse_response
-        return respond(context.changes, job_id, LogFollower(context.store, job_id, lines, plain=plain), context.pace)
+        return respond(context.changes, job_id, LogFollower(context.store, job_id, lines, plain), context.pace)
     items, next_after = read_lines(context.store, job_id, lines, limit)
     if "text/plain" in request.headers.get("accept", ""):
         return Response("".join(map(plain_line, items)), media_type="text/plain")

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, JsonRouter, Reading, Writing
+from shoal_api.http.json_router import AppContext, Job, JsonRouter, Reading, Writing
 from shoal_api.http.parameters import JobId
 from shoal_api.http.problems import NotReady
 from shoal_service.cluster.errors import SupervisorUnavailable
@@ -43,13 +43,13 @@ router = JsonRouter("/v1/jobs/{job_id}", "inspection", raises=[JobNotFound])
 )
 async def stacks(
     context: AppContext,
+    job: Job,
     job_id: JobId,
     rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank.")] = None,
     native: Annotated[bool, Query(description="Also frames of native code; each worker is paused for it.")] = False,
 ) -> Stacks:
     """Returns the stacks of the training threads, clustered by equal ones, also of workers that hang or are
     stopped. It takes a second, and some seconds if a worker does not answer."""
-    job = await run_in_threadpool(context.store.get_job, job_id)
     try:
         stacks = await context.cluster.stacks(job_id, rank=rank, native=native)
     except SupervisorUnavailable as error:
@@ -99,11 +99,10 @@ def get_profile(tx: Reading, job_id: JobId, number: Number) -> ProfileView:
     responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
     raises=[ProfileNotFound],
 )
-async def profile_file(context: AppContext, job_id: JobId, number: Number, name: FileName) -> Response:
+async def profile_file(context: AppContext, job: Job, job_id: JobId, number: Number, name: FileName) -> Response:
     """Compressed JSON: `trace-...` is a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing open
     as it is; `memory-...` is the timeline of what tensors took. Read from the storage of the job.
     """
-    job = await run_in_threadpool(context.store.get_job, job_id)
     view = await run_in_threadpool(context.store.reading(profile_requests.view), job_id, number)
     if name not in {file.name for file in view.files}:
         raise ProfileFileNotFound(f"Profile {number} of job {job_id} has no file {name}.")

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import require_visible
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
-from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
+from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import wants_events
 from shoal_api.http.documents import PATCH_TYPES, SPEC, body, read_spec
-from shoal_api.http.followers import JobFollower, JobListFollower
+from shoal_api.http.followers import DocumentFollower, JobFollower
 from shoal_api.http.json_router import AppContext, Caller, JsonRouter, json_response
 from shoal_api.http.parameters import (
     Archived,
@@ -50,6 +50,7 @@ from shoal_service.store import (
     RequestConflict,
     job_lists,
 )
+from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 
 IdempotencyKey = Annotated[
@@ -153,22 +154,21 @@ def list_jobs(
 ) -> Response:
     """Lists jobs, newest first if `sort` names nothing. With `Accept: text/event-stream`: this page, now and after
     every change."""
-    read_page = partial(
-        context.store.reading(job_lists.page),
-        states=tuple(state),
+    query = FleetQuery(
+        states=frozenset(state),
         project=project,
         user=user,
         limit=limit,
-        cursor=cursor,
         visible=caller.projects,
         labels=selectors_of(label),
         search=search,
         selection=selection_of(where, sort, columns, archived=archived, now=context.clock()),
     )
+    read_page = partial(context.store.reading(job_lists.page), query, cursor)
     page = read_page()  # for a stream too: a bad cursor is refused before it begins
     if not wants_events(request):
         return json_response(page)
-    follower = JobListFollower(read_page)
+    follower = DocumentFollower("jobs", lambda: read_page().model_dump_json())
     return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
 
 
@@ -187,10 +187,7 @@ def show_job(request: Request, context: AppContext, job_id: JobId, if_none_match
     if wants_events(request):
         follower = JobFollower(context.store, job_id)
         return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
-    response = job_response(job, 200)
-    if if_none_match is not None and is_unchanged(if_none_match, response.headers["ETag"]):
-        return Response(status_code=304, headers={"ETag": response.headers["ETag"], "Cache-Control": "no-cache"})
-    return response
+    return job_response(job, if_none_match=if_none_match)
 
 
 @router.route(
@@ -218,4 +215,4 @@ async def patch_job(
     if patch.worker is not None:
         await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), patch.worker.cluster)
     change = partial(submission.patch, if_match=spec_tags(if_match), now=context.clock(), places=context.places)
-    return job_response(await run_in_threadpool(change, store, job_id, patch), 200)
+    return job_response(await run_in_threadpool(change, store, job_id, patch))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import Context
 from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, JsonRouter, Writing
+from shoal_api.http.json_router import AppContext, Job, JsonRouter, Writing
 from shoal_api.http.parameters import IfMatch, JobId
 from shoal_api.http.routes.checkpoints import DELETE_S
 from shoal_service.core.access import Permission
@@ -65,32 +65,31 @@ def retry_job(tx: Writing, context: AppContext, job_id: JobId) -> Response:
 
 @router.route("POST /take", Permission.JOBS_CHANGE, "Let a job go on from an older checkpoint", answer=JobView)
 async def take_checkpoint(
-    context: AppContext, job_id: JobId, take: Annotated[TakeRequest, body(TakeRequest, {"step": 1200})]
+    context: AppContext, job_id: JobId, take: Annotated[TakeRequest, body(TakeRequest, {"step": 1200})], job: Job
 ) -> Response:
     """Deletes the good checkpoints of later steps, from the storage too, which cannot be undone. The job goes on
     from this step when it is resumed or tried again; with step 0 it starts over. Refused for a job that is queued
     or has workers, and if one of these checkpoints is pinned or needed."""
     store, reason = context.store, f"the job goes on from step {take.step} on request"
-    job = await run_in_threadpool(store.get_job, job_id)
     catalog = context.storage.catalog(job)
     for name in await run_in_threadpool(store.reading(checkpoint_rows.newer_than), job_id, take.step):
         await context.storage.run(partial(catalog.delete, name), within_s=DELETE_S)
         note = partial(store.writing(checkpoint_rows.note_deletion), now=context.clock(), reason=reason)
         await run_in_threadpool(note, job_id, name)
-    return job_response(await run_in_threadpool(store.get_job, job_id), 200)
+    return job_response(await run_in_threadpool(store.get_job, job_id))
 
 
 @router.route("POST /archive", Permission.JOBS_CHANGE, "Archive a job that has ended", answer=JobView)
 def archive_job(tx: Writing, context: AppContext, job_id: JobId) -> Response:
     """Lists leave the job out unless they are asked for archived ones. Nothing of it is deleted, and it returns to
     the lists if it goes on."""
-    return job_response(submissions.archive(tx, job_id, True, now=context.clock()), 200)
+    return job_response(submissions.archive(tx, job_id, True, now=context.clock()))
 
 
 @router.route("POST /unarchive", Permission.JOBS_CHANGE, "Take a job back into the lists", answer=JobView)
 def unarchive_job(tx: Writing, context: AppContext, job_id: JobId) -> Response:
     """The opposite of `/archive`."""
-    return job_response(submissions.archive(tx, job_id, False, now=context.clock()), 200)
+    return job_response(submissions.archive(tx, job_id, False, now=context.clock()))
 
 
 @router.route(
@@ -105,14 +104,14 @@ async def move_job(
     context: AppContext,
     job_id: JobId,
     move: Annotated[MoveRequest, body(MoveRequest, {"to": "west"})],
+    job: Job,
     if_match: IfMatch = None,
 ) -> Response:
     """An attempt elsewhere saves and ends, the job returns to the queue, and goes on there without losing a step.
     The request is refused if the job could not run there. `any`: the scheduler may choose again, and an attempt
     stays where it is. With `If-Match`, only if the ETag is still this one."""
-    store = context.store
-    await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), move.to)
-    change = partial(store.writing(submissions.move), if_match=spec_tags(if_match), now=context.clock())
+    await require_runs_in(context, job, move.to)
+    change = partial(context.store.writing(submissions.move), if_match=spec_tags(if_match), now=context.clock())
     return job_response(await run_in_threadpool(change, job_id, move.to), 202)
 
 

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.context import Context, wants_events
-from shoal_api.http.followers import POSITION, FleetFollower, OverviewFollower, Position
+from shoal_api.http.followers import POSITION, DocumentFollower, OverviewFollower, Position
 from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, json_response
 from shoal_api.http.parameters import (
     Archived,
@@ -90,7 +90,7 @@ async def fleet_overview(
     )
     read = partial(_jobs_only if jobs_only else _fleet, context, query)
     if wants_events(request):
-        follower = FleetFollower(lambda: read().model_dump_json())
+        follower = DocumentFollower("fleet", lambda: read().model_dump_json())
         return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
     return json_response(await run_in_threadpool(read))
 
@@ -132,7 +132,7 @@ def job_overview(
     if wants_events(request):
         context.store.get_job(job_id)
         position = Position.parse(last_event_id) if last_event_id else Position()
-        follower = OverviewFollower(context.overviews, job_id, position, logs=logs)
+        follower = OverviewFollower(context.overviews, job_id, position, logs)
         return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
     return json_response(context.store.reading(histories.overview)(job_id))
 
