@@ -212,7 +212,9 @@ def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = (
     return _summaries(tx, [rows[num] for num in nums if num in rows], columns)
 
 
-def _summaries(tx: Transaction, rows: Sequence[Row[Any]], columns: Sequence[Field]) -> tuple[JobSummary, ...]:
+def _summaries(
+    tx: Transaction, rows: Sequence[Row[*tuple[Any, ...]]], columns: Sequence[Field]
+) -> tuple[JobSummary, ...]:
     """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
     if not columns:
         return tuple(summary_of(row) for row in rows)

@@ -124,7 +124,7 @@ class Authenticator:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
         token. What a report changes is checked again when it is stored."""
         read = self._store.reading(supervisor_links.attempt_of_token)
-        return await self._attempts.find(token, partial(run_in_threadpool, read))
+        return await self._attempts.find(token, lambda secret: run_in_threadpool(read, secret))
 
     def forget(self) -> None:
         """Read all tokens and sessions again, because one has changed."""
