@@ -69,7 +69,6 @@ _LINKS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("PUT /v1/users/{name}", "/v1/users/{name}", {"name": "$request.path.name"}),
     ("GET /v1/nodes", "/v1/nodes/{node_id}", {"node_id": "$response.body#/items/0/id"}),
     ("POST /v1/tokens", "/v1/tokens/{token_id}", {"token_id": "$response.body#/id"}),
-    ("POST /v1/maintenance-windows", "/v1/maintenance-windows/{window_id}", {"window_id": "$response.body#/id"}),
 )
 """An answer of the first operation gives the parameters of all operations whose path begins with the second one, and
 has no other parameters."""

@@ -7,7 +7,6 @@
     |   |-- ProjectNotFound
     |   |-- SweepNotFound
     |   |-- UserNotFound
-    |   |-- WindowNotFound
     |   |-- ViewNotFound
     |   |-- TokenNotFound
     |   |-- CheckpointNotFound
@@ -140,17 +139,6 @@ class TokenNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no token with the id {self.token_id!r}. `shoal token list` lists the tokens."
-
-
-@dataclass(eq=False)
-class WindowNotFound(NotFound):
-    kind = ProblemKind(
-        "window-not-found", 404, "No such maintenance window", "GET /v1/maintenance-windows lists the windows."
-    )
-    window_id: str
-
-    def __str__(self) -> str:
-        return f"There is no maintenance window {self.window_id!r}. `shoal maintenance list` lists them."
 
 
 @dataclass(eq=False)

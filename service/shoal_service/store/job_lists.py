@@ -256,11 +256,6 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
     return {node_id: tuple(on_node) for node_id, on_node in found.items()}
 
 
-def names(tx: Transaction, ids: Collection[str]) -> dict[str, str]:
-    """The names of these jobs by id."""
-    return {row.id: row.name for row in tx.execute(select(jobs.c.id, jobs.c.name).where(jobs.c.id.in_(sorted(ids))))}
-
-
 def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
     return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
 

@@ -1,8 +1,7 @@
-"""Routes about the nodes of the cluster: list, show, drain, cordon, and undo both; the notice of a cloud; maintenance
-windows.
+"""Routes about the nodes of the cluster: list, show, drain, cordon, and undo both; the notice of a cloud.
 
-The store holds drains, cordons and windows, so they outlive this process. The control loop passes them to the scheduler
-and to every supervisor within two seconds, and drains nodes in time before a window.
+The store holds drains and cordons, so they outlive this process. The control loop passes them to the scheduler and to
+every supervisor within two seconds.
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ from shoal_api.http.documents import body
 from shoal_api.http.json_router import AppContext, JsonRouter, Reading, Writing
 from shoal_api.http.problems import NodeNotFound
 from shoal_api.http.routes.operated_clusters import CordonBody
-from shoal_service.control.market.capacity import lead_s
 from shoal_service.core.access import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
 from shoal_service.fleet_views import (
     DrainRequest,
-    MaintenanceWindow,
     NodeView,
     NoticeRequest,
-    WindowRequest,
-    WindowView,
 )
-from shoal_service.store import Conflict, WindowNotFound, cluster_links, histories, node_records
+from shoal_service.store import Conflict, cluster_links, histories, node_records
 from shoal_service.store.database import Transaction
 from shoal_service.views import Page
 
@@ -37,10 +32,8 @@ NodeId = Annotated[
 NodeOrAddress = Annotated[
     str, Path(pattern=r"^[0-9A-Za-z.:_-]{1,64}$", description="Ray's id of the node in full length, or its address.")
 ]
-WindowId = Annotated[str, Path(pattern=r"^mw-[0-9a-f]{8}$", description="Id of a window.")]
 _DRAIN = {"reason": "kernel update", "deadline_s": 600}
 _NOTICE = {"deadline_s": 120, "reason": "spot instance reclaimed"}
-_WINDOW = {"nodes": ["10.0.0.7"], "begins_at": 1893456000, "ends_at": 1893463200, "reason": "new switches"}
 
 router = JsonRouter("/v1", "operations")
 
@@ -91,8 +84,6 @@ def undo_drain(tx: Writing, context: AppContext, node_id: NodeId) -> NodeView:
     drain = _find(tx, context, node_id).drain
     if drain is not None and drain.source is DrainSource.RAY:
         raise Conflict(f"Ray drains node {node_id}, and Shoal cannot undo that.")
-    if drain is not None and drain.source is DrainSource.WINDOW:
-        raise Conflict(f"Node {node_id} is drained for a {drain.reason.partition(':')[0]}. Cancel that instead.")
     node_records.undo_drain(tx, node_id)
     return _find(tx, context, node_id)
 
@@ -153,45 +144,6 @@ def announce_preemption(
     return Page[NodeView](items=tuple(seen for seen in list_seen(tx, context) if seen.node_id in node_ids))
 
 
-@router.route("GET /maintenance-windows", Permission.CLUSTER_READ, "List the maintenance windows")
-def list_windows(tx: Reading) -> Page[WindowView]:
-    """Lists windows, the earliest first; those that have ended are listed for a day."""
-    return Page[WindowView](items=tuple(_window_view(tx, window) for window in node_records.windows(tx)))
-
-
-@router.route(
-    "POST /maintenance-windows",
-    Permission.CLUSTER_CHANGE,
-    "Plan a maintenance window",
-    status=201,
-    raises=[Conflict],
-)
-def plan_window(
-    tx: Writing, context: AppContext, plan: Annotated[WindowRequest, body(WindowRequest, _WINDOW)]
-) -> WindowView:
-    """The nodes are drained so early that they are empty when the window begins, and are used again when it ends.
-    Jobs leave at a step boundary and lose no step."""
-    now = context.clock()
-    if plan.ends_at <= now:
-        raise Conflict("The window has ended already: ends_at is not in the future.")
-    window = node_records.plan_window(
-        tx, plan.nodes, begins_at=plan.begins_at, ends_at=plan.ends_at, reason=plan.reason, now=now
-    )
-    return _window_view(tx, window)
-
-
-@router.route(
-    "DELETE /maintenance-windows/{window_id}",
-    Permission.CLUSTER_CHANGE,
-    "Cancel a maintenance window",
-    status=204,
-    raises=[WindowNotFound],
-)
-def cancel_window(tx: Writing, window_id: WindowId) -> None:
-    """Its nodes are used again, also if the window has begun."""
-    node_records.cancel_window(tx, window_id)
-
-
 def list_seen(tx: Transaction, context: Context) -> tuple[NodeView, ...]:
     """Return the nodes as the control loop saw them last, with the current drains and cordons."""
     nodes = with_drains(context.cluster.snapshot().nodes, node_records.drains(tx))
@@ -213,8 +165,3 @@ def _find(tx: Transaction, context: Context, node_id: str) -> NodeView:
         if node.node_id == node_id:
             return node
     raise NodeNotFound(f"There is no node {node_id}; GET /v1/nodes lists them.")
-
-
-def _window_view(tx: Transaction, window: MaintenanceWindow) -> WindowView:
-    lead = lead_s(node_records.read_drain_times(tx))
-    return WindowView(**window.model_dump(), drains_at=window.begins_at - lead)

@@ -13,13 +13,12 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import Needs
 from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, json_response
+from shoal_api.http.json_router import Caller, JsonRouter, Reading, Writing, json_response
 from shoal_api.http.parameters import USER_NAME, ProjectName
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import Foresight, ProjectRules, ProjectView, QueueView, UserRules, UserView
-from shoal_service.store import job_lists, queueing, quotas
+from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
+from shoal_service.store import queueing, quotas
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, UserNotFound
 from shoal_service.views import Page
 
@@ -75,23 +74,6 @@ def put_project(tx: Writing, name: ProjectName, rules: ProjectBody) -> Response:
     ended."""
     project, is_new = quotas.put_project(tx, name, rules)
     return json_response(project, 201 if is_new else 200)
-
-
-@router.route(
-    "POST /projects/{name}/dry-run",
-    Needs(Permission.QUOTAS_CHANGE, is_audited=False),
-    "Show what other quotas of a project would do",
-    raises=[ProjectNotFound, ProjectConflict],
-)
-def try_project(tx: Reading, context: AppContext, name: ProjectName, rules: ProjectBody) -> Foresight:
-    """Makes every check of setting them, then asks the scheduler which jobs would have other workers. Nothing is
-    stored."""
-    foresight = context.cluster.foresee_quotas(quotas.projects_with(tx, name, rules))
-    names = job_lists.names(tx, [change.job for change in foresight.changes])
-    changes = tuple(
-        change.model_copy(update={"name": names.get(change.job, change.job)}) for change in foresight.changes
-    )
-    return foresight.model_copy(update={"changes": changes})
 
 
 @router.route(
