@@ -26,6 +26,7 @@ import httpx
 from pydantic import BaseModel
 
 from shoal_api.client.errors import Disconnected, ServerError, parse_error, retry_after_s
+from shoal_workers.contract.backoff import backoff_s
 
 _UNAVAILABLE = 503
 _TOO_MANY = 429
@@ -45,7 +46,7 @@ class RetryPolicy:
 
     def delay_s(self, failures: int, spread: float) -> float:
         """Return the delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
-        return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
+        return backoff_s(failures + 1, first_s=self.first_s, longest_s=self.most_s, spread=spread)
 
 
 DEFAULT_RETRY = RetryPolicy()

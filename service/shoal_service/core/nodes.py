@@ -22,6 +22,7 @@ from pydantic import Field
 
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.base import Frozen
 
 MAX_TEST_DELAY_S = 6 * 3600.0
@@ -237,7 +238,7 @@ def _excluded(nodes: Sequence[Node], job_id: str = "") -> set[str]:
 
 def next_test_delay_s(probation_s: float, num_failed: int) -> float:
     """Seconds until the next test of a suspected node; they double with each failed test."""
-    return min(max(MAX_TEST_DELAY_S, probation_s), probation_s * 2.0 ** min(num_failed, 30))
+    return backoff_s(num_failed + 1, first_s=probation_s, longest_s=max(MAX_TEST_DELAY_S, probation_s))
 
 
 def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:

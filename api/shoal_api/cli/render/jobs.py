@@ -276,6 +276,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
+        ("", status.layout_reason),
         *(("", _proof(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
