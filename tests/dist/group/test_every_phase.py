@@ -24,14 +24,12 @@ SPEC: dict[str, Any] = {
 LEFT = {ExitKind.STALE, ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED, ExitKind.FORM_FAILED}
 FORMING = ("forming", "connecting", "published", "building", "restoring")
 TRAINING = ("forward", "backward", "optimizer", "snapshot")
-SAMPLE = {("kill", "restoring"), ("stop", "optimizer")}
+SAMPLE = {("kill", "restoring"): (), ("stop", "optimizer"): (), ("kill", "snapshot"): pytest.mark.slow}
 
 
 def _cells() -> list[Any]:
     cells = [(action, phase) for action in ("kill", "stop") for phase in FORMING + TRAINING]
-    return [
-        pytest.param(*cell, id="-".join(cell), marks=() if cell in SAMPLE else pytest.mark.matrix) for cell in cells
-    ]
+    return [pytest.param(*cell, id="-".join(cell), marks=SAMPLE.get(cell, pytest.mark.matrix)) for cell in cells]
 
 
 @pytest.mark.parametrize(("action", "phase"), _cells())
