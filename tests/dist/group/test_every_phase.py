@@ -24,14 +24,17 @@ SPEC: dict[str, Any] = {
 LEFT = {ExitKind.STALE, ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED, ExitKind.FORM_FAILED}
 FORMING = ("forming", "connecting", "published", "building", "restoring")
 TRAINING = ("forward", "backward", "optimizer", "snapshot")
-SAMPLE = {("kill", "restoring"): (), ("stop", "optimizer"): (), ("kill", "snapshot"): pytest.mark.slow}
+SAMPLE = {("kill", "restoring"), ("stop", "optimizer"), ("kill", "snapshot")}
 
 
 def _cells() -> list[Any]:
     cells = [(action, phase) for action in ("kill", "stop") for phase in FORMING + TRAINING]
-    return [pytest.param(*cell, id="-".join(cell), marks=SAMPLE.get(cell, pytest.mark.matrix)) for cell in cells]
+    return [
+        pytest.param(*cell, id="-".join(cell), marks=() if cell in SAMPLE else pytest.mark.matrix) for cell in cells
+    ]
 
 
+@pytest.mark.cells(1, 3)
 @pytest.mark.parametrize(("action", "phase"), _cells())
 def test_the_others_continue_without_a_rank_that_is_lost(
     make_job: Any, reference: Any, action: str, phase: str
