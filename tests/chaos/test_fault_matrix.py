@@ -194,6 +194,7 @@ class Chain:
             steps=STEPS * len(cells),
             **kind,
             holds=[hold for cell in self._cells for hold in cell.holds],
+            parallelism={"dp_shard": "auto"},  # whole states need no buddy
             elasticity={"standby": max(cell.standbys for cell in self._cells)},
             health={"probation_s": 1.0},
             timeouts={"save_s": 10.0},  # storage that answers does so within it, also on a busy machine

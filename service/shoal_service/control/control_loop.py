@@ -49,6 +49,7 @@ from shoal_service.core.scheduling.market import (
     Preempt,
     Resize,
     Start,
+    WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import driving, quotas, reporting
@@ -118,7 +119,7 @@ class ControlLoop:
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
         self._leftovers = Leftovers(store, clusters)
-        self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url)
+        self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
         """The state for which the policy was asked last; None: its decisions have changed something, so it is asked
@@ -323,7 +324,11 @@ class ControlLoop:
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
         where = await self._moving.whereabouts(rows, lease)
-        state = self._last_market = await asyncio.to_thread(self._market_state, rows, now, where)
+        state = await asyncio.to_thread(self._market_state, rows, now, where)
+        while await self._moving.begin(state, now):
+            where = await self._moving.whereabouts(rows, lease)
+            state = await asyncio.to_thread(self._market_state, rows, now, where)
+        self._last_market = state
         standing = standing_of(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
@@ -381,9 +386,10 @@ class ControlLoop:
         reader = self._reader
         with self._store.read() as tx:
             projects, users = quotas.defined_projects(tx), quotas.defined_users(tx)
-        state = self._market.build(
-            rows, reader.connected_nodes, reader.foreign, reader.workers, projects, users, now, where
-        )
+        foreign = dict(reader.foreign)
+        for node_id, need in self._moving.kept(rows).items():
+            foreign[node_id] = foreign.get(node_id, WorkerNeed()).plus(need)
+        state = self._market.build(rows, reader.connected_nodes, foreign, reader.workers, projects, users, now, where)
         self._spared.note(self._market.num_new, len(rows))
         return state
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.snapshot_spec import snapshot_spec
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.layout import Layout, fully_sharded, plain
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
@@ -106,3 +107,29 @@ def test_a_lost_node_costs_no_completed_step_and_needs_no_buddy(make_job: Any, r
     formed = job.reported([here], GroupFormed)[-1]
     assert (formed.start_step, formed.remote_bytes) == (5, 0)
     assert job.losses([here]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_plain_replicas_whose_state_does_not_fit_are_refused_on_every_worker_and_a_sharded_group_follows(
+    make_job: Any, reference: Any
+) -> None:
+    spec = {**SPEC, "worker": {"memory_gib": 1e-6}}
+    job = make_job(memory=True, **spec)
+    workers = job.workers(2)
+    errors = [end.error for end in job.run(workers, layout=plain(2))]
+    assert [error.mistake for error in errors] == [LAYOUT_REFUSED] * 2
+    for error in errors:
+        assert error.message.startswith("the whole state of the model does not fit on each worker: 2 on 127.0.0.1 need")
+    ends = job.run(workers, layout=fully_sharded(2))
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallelism"), [(1, "auto"), (2, {"shard": "none"})], ids=["alone", "asked for"]
+)
+def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
+    make_job: Any, world_size: int, parallelism: Any
+) -> None:
+    job = make_job(**SPEC, worker={"memory_gib": 1e-6}, parallelism=parallelism)
+    ends = job.run(job.workers(world_size), layout=plain(world_size))
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size

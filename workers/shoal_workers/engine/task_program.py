@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.model.whole_state import refuse_if_too_large
 from shoal_workers.engine.process.compiled_code import share_compiled_code
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.outbox import Outbox
@@ -167,8 +169,11 @@ class TaskProgram:
         proof = proof_of(generation, group)
         if self.runtime is not None and not self.runtime.revive(membership.meshes):
             self.runtime = None  # freed before another one is built
+        check_whole = partial(refuse_if_too_large, generation, group, self._host)
         if self.runtime is None:
-            self.runtime = build_runtime(generation)
+            self.runtime = build_runtime(generation, check_whole)
+        else:
+            check_whole(None)
         runtime, self._built_lr = self.runtime, self._settings.optimizer.lr
         self._shape = runtime.shape
         self._trainer = trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)

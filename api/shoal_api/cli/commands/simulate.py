@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+import yaml
+from rich.progress import Progress as Bar
 
+from shoal_api.cli.errors import CliError, reading
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, command
-
-if TYPE_CHECKING:
-    from shoal_service.core.scheduling.market import Project
-    from shoal_service.simulator.engine import Progress
-    from shoal_service.simulator.traces import Capacity, Trace
+from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+from shoal_api.cli.session import Session, command
+from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.market import Project
+from shoal_service.simulator.engine import Costs, Market, Progress
+from shoal_service.simulator.engine import simulate as replay
+from shoal_service.simulator.metrics import measure
+from shoal_service.simulator.picture import Panel, draw
+from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
 
 
+@command(url=False)
 def simulate(
+    session: Session,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
     workers_per_node: Annotated[
@@ -49,61 +57,42 @@ def simulate(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
     ] = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Replay a job trace under the scheduler's policy, and show completion times.
 
     Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a job waits for ever.
     """
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
-        from shoal_service.core.scheduling.decide import decide
-        from shoal_service.simulator.engine import Costs, Market
-        from shoal_service.simulator.engine import simulate as replay
-        from shoal_service.simulator.metrics import measure
-        from shoal_service.simulator.picture import Panel, draw
-
-        market = Market(
-            capacity=_capacity(capacity, nodes, workers_per_node),
-            costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
-            projects=_projects(projects),
-            every_s=every_s,
-        )
-        read = _read_trace(trace)
-        with _progress(session, len(read.jobs)) as progress:
-            run = replay(read.jobs, decide, market, progress=progress)
-        simulated = Simulated("shoal", run, measure(run, market))
-        if picture is not None:
-            picture.write_text(draw([Panel(title(simulated), run)], market.capacity), encoding="utf-8")
-        session.output.document(
-            documents(read, market, [simulated]),
-            lambda: simulation_page(read, market, [simulated], restart_costs=restart_costs),
-        )
-        if simulated.metrics.num_unfinished:
-            raise typer.Exit(ExitCode.FAILED)
+    market = Market(
+        capacity=_capacity(capacity, nodes, workers_per_node),
+        costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
+        projects=_projects(projects),
+        every_s=every_s,
+    )
+    jobs = _read_trace(trace)
+    with _progress(session, len(jobs.jobs)) as progress:
+        run = replay(jobs.jobs, decide, market, progress=progress)
+    result = Simulated("shoal", run, measure(run, market))
+    if picture is not None:
+        picture.write_text(draw([Panel(title(result), run)], market.capacity), encoding="utf-8")
+    page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
+    session.show(documents(jobs, market, [result]), page)
+    if result.metrics.num_unfinished:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import Capacity, read_capacity
-
     if path is None:
         return Capacity.constant(nodes or _NODES, workers_per_node)
     if nodes is not None:
         raise CliError("--nodes cannot be combined with --capacity", hint="the file has the number of nodes")
-    with _reading(path):
+    with _reading_trace(path):
         return read_capacity(path, workers_per_node)
 
 
 def _projects(path: Path | None) -> Mapping[str, Project]:
-    import yaml
-
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import parse_projects
-
     if path is None:
         return {}
-    with _reading(path):
+    with _reading_trace(path):
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -112,24 +101,16 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
 
 
 def _read_trace(path: Path) -> Trace:
-    from shoal_service.simulator.traces import read_trace
-
-    with _reading(path):
+    with _reading_trace(path):
         return read_trace(path)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading_trace(path: Path) -> Iterator[None]:
     """Turn errors of files and of their content into errors of the command line."""
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import TraceError
-
     try:
-        yield
-    except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", hint="give a readable file") from None
+        with reading(path, "give a readable file"):
+            yield
     except TraceError as error:
         raise CliError(str(error), hint="docs/simulation.md explains the files of a simulation") from None
 
@@ -141,7 +122,6 @@ def _progress(session: Session, num_jobs: int) -> Iterator[Progress | None]:
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import Progress as Bar
 
     with Bar(console=console, transient=True) as bar:
         task = bar.add_task("shoal", total=num_jobs)

@@ -3,6 +3,7 @@
     demand          what to ask of each cluster's autoscaler: room for what jobs have, and for the minima of those
                     that wait
     forecast        what the policy would do with a job that is not submitted
+    forecast_move   what it would do with a job that leaves its cluster for the one that it names, and on which nodes
     without_room    running jobs whose workers could not be replaced now
     freed_places    where the workers of a started job will come free
 
@@ -31,6 +32,7 @@ from shoal_service.core.scheduling.market import (
     Resize,
     Start,
     Wait,
+    WorkerNeed,
 )
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Room, count
@@ -138,12 +140,37 @@ def forecast(
         status=JobStatus(),
     )
     [job] = MarketBuilder(profiles).build([row], (), {}, {}, {}, {}, now).jobs
-    for one in policy(replace(market, jobs=[*market.jobs, job]), now):
-        if isinstance(one, Start) and one.job_id == THIS_JOB:
-            return StartForecast(workers=one.workers, reason=one.reason, expected_at=now)
-        if isinstance(one, Wait) and one.job_id == THIS_JOB:
+    return _start_of(job, replace(market, jobs=[*market.jobs, job]), policy, now)
+
+
+def forecast_move(
+    market: MarketState, job_id: str, to: str, policy: Policy, now: float
+) -> tuple[StartForecast, dict[str, WorkerNeed]]:
+    """Return whether a job with workers would start now in this cluster, if its present attempt had ended, and what it
+    would take of each node there, by node id. Block for a decision."""
+    [job] = [job for job in market.jobs if job.job_id == job_id]
+    others = [other for other in market.jobs if other is not job]
+    job = replace(job, granted=0, held=0, on_nodes={}, cluster=to, is_leaving=False)
+    start = _start_of(job, replace(market, jobs=[*others, job]), policy, now)
+    room = Room(market.nodes)
+    there = room.shape(job, facts_of(job))
+    for other, shape in [(other, room.shape(other, facts_of(other))) for other in others if other.granted]:
+        shape.stay(max(other.granted, other.held), other.on_nodes)
+    taken = there.take(start.workers or 0)
+    kept = {free.node.node_id: WorkerNeed().plus(job.need, workers) for free, workers in taken}
+    return start, kept
+
+
+def _start_of(job: MarketJob, market: MarketState, policy: Policy, now: float) -> StartForecast:
+    for decision in policy(market, now):
+        if isinstance(decision, Start) and decision.job_id == job.job_id:
+            return StartForecast(workers=decision.workers, reason=decision.reason, expected_at=now)
+        if isinstance(decision, Wait) and decision.job_id == job.job_id:
             return StartForecast(
-                position=one.position, reason=one.reason, holders=one.holders, expected_at=one.expected_at
+                position=decision.position,
+                reason=decision.reason,
+                holders=decision.holders,
+                expected_at=decision.expected_at,
             )
     raise AssertionError("the policy decides about each queued job")
 

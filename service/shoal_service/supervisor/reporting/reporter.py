@@ -110,7 +110,7 @@ class Reporter:
             match item:
                 case Emit(event):
                     if isinstance(event, GenerationForming):
-                        self._readings.layout = event.layout
+                        self._readings.layout, self._readings.layout_reason = event.layout, event.reason
                     if isinstance(event, CheckpointFailed):
                         self._readings.checkpoint_error = event.message
                         self._readings.is_storage_stalled = event.stalled

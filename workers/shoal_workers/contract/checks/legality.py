@@ -25,6 +25,7 @@ from shoal_workers.contract.layout import (
     Recompute,
     Schedule,
     ShardLevel,
+    fully_sharded,
     longest_share,
     micro_batches_fed,
     num_stages,
@@ -137,6 +138,27 @@ def why_not_plain(spec: JobSpec) -> Iterator[str]:
         yield "deterministic is true, whose exact sums are those of shards"
     if isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.offload:
         yield "parallelism.offload is true"
+
+
+def is_plain_by_default(spec: JobSpec) -> bool:
+    """Whether workers train the task's own module, as long as its whole state fits: a task of the user's own on CPUs,
+    whose spec fixes no layout and has no setting that plain replicas lack."""
+    is_free = spec.parallelism == "auto" and not spec.worker.gpus
+    return is_free and is_own_task(spec) and not any(why_not_plain(spec))
+
+
+def is_own_task(spec: JobSpec) -> bool:
+    """Whether the task is a class of the user's own."""
+    return spec.program is None and not spec.task.startswith(_BUILT_IN_TASKS)
+
+
+_BUILT_IN_TASKS = "shoal_workers.tasks."
+
+
+def data_parallel(spec: JobSpec, world_size: int) -> Layout:
+    """The data axes alone: plain if that is the default, or if `parallelism.shard` is none; else fully sharded."""
+    is_plain = isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.shard is ShardLevel.NONE
+    return plain(world_size) if is_plain or is_plain_by_default(spec) else fully_sharded(world_size)
 
 
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
