@@ -25,7 +25,6 @@ from shoal_workers.contract.layout import (
     Recompute,
     Schedule,
     ShardLevel,
-    fully_sharded,
     longest_share,
     micro_batches_fed,
     num_stages,
@@ -153,12 +152,6 @@ def is_own_task(spec: JobSpec) -> bool:
 
 
 _BUILT_IN_TASKS = "shoal_workers.tasks."
-
-
-def data_parallel(spec: JobSpec, world_size: int) -> Layout:
-    """The data axes alone: plain if that is the default, or if `parallelism.shard` is none; else fully sharded."""
-    is_plain = isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.shard is ShardLevel.NONE
-    return plain(world_size) if is_plain or is_plain_by_default(spec) else fully_sharded(world_size)
 
 
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
