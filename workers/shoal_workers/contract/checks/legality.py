@@ -154,6 +154,14 @@ def is_own_task(spec: JobSpec) -> bool:
 _BUILT_IN_TASKS = "shoal_workers.tasks."
 
 
+def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
+    """Whether a forward pass may write to parameters, as in a plain loop: no other worker would have other values, now
+    or later, no snapshot of the step before would be changed, and no other micro-batch of the step sees the buffers (a
+    flag) as they were before."""
+    is_alone = layout.world_size == spec.elasticity.max_workers == spec.batch.num_micro_batches == 1
+    return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
+
+
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     if not spec.deterministic:
         return
