@@ -56,7 +56,7 @@ def test_jobs_are_hidden_shown_alone_coloured_and_grouped(
     before = reader.run(PICTURE)
     reader.click(HIDE.format(jobs[0].id))
     drawn(reader, 2)
-    reader.sees("#num-runs", "2 of 3 jobs displayed")
+    reader.sees("#num-runs", "2 of 3 jobs shown")
     assert reader.run(PICTURE) != before
     reader.click(f"[data-key='{jobs[1].id}'] button")
     drawn(reader, 1)
@@ -155,7 +155,7 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     reader.click("#axis option[value=tokens]")
     reader.click("#log-x")
     reader.click(".panel [aria-label^='Log axis']")
-    reader.click(".panel [aria-label^='Without outliers']")
+    reader.click(".panel [aria-label^='Hide outliers']")
     reader.fill("#limit", "50")
     reader.press(Keys.TAB)
     reader.click("#project option[value=default]")
@@ -189,7 +189,7 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     assert reader.run(controls) == ["label.team", "std", "tokens", "50", "default"]
     assert reader.run("document.querySelector('#log-x').checked")
     pressed = "[...document.querySelector('.panel').querySelectorAll('[aria-pressed=true]')].map((one) => one.title)"
-    assert reader.run(pressed) == ["Log axis", "Without outliers"]
+    assert reader.run(pressed) == ["Log axis", "Hide outliers"]
     assert reader.run(f"({dot}).value") == "#ff0000"
     assert not reader.driver.find_element(By.CSS_SELECTOR, HIDE.format("vision")).is_selected()
     assert reader.run(PANELS) == [
@@ -221,7 +221,7 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     reader.until(lambda: reader.run(names) == ["", "default/mine", "speech/mine"], "the views of all projects")
     reader.until(lambda: reader.count("#project option") == 3, "the projects")
     reader.click("#project option[value=speech]")
-    reader.sees("#num-runs", "1 of 1 jobs displayed")
+    reader.sees("#num-runs", "1 of 1 jobs shown")
     assert reader.run(names) == ["", "speech/mine"]
     reader.click("#views option[value='speech/mine']")
     reader.sees("#title", "mine")

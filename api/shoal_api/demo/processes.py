@@ -75,7 +75,7 @@ class ServerProcess:
         return tuple(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def owns(self, pid: int) -> bool:
-        """Return whether `pid` is a descendant of the server. The demo sends signals to no other process."""
+        """Return True if `pid` is a descendant of the server. The demo sends signals to no other process."""
         return pid in descendants(self.pid) or pid in self._below_this_process()
 
     def stop(self, grace_s: float = 20.0) -> None:
@@ -106,12 +106,12 @@ def descendants(root: int) -> dict[int, str]:
         fields = _stat(int(entry.name))
         if fields is not None and fields[0] != "Z":
             parents[int(entry.name)] = int(fields[1])
-    found: dict[int, str] = {}
+    below: dict[int, str] = {}
     frontier = {root}
     while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in found}
-        found.update({pid: start_time(pid) or "" for pid in frontier})
-    return found
+        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in below}
+        below.update({pid: start_time(pid) or "" for pid in frontier})
+    return below
 
 
 def start_time(pid: int) -> str | None:

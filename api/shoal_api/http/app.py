@@ -178,7 +178,6 @@ def create_app(
         specs.routes(context),
         quotas.project_routes(context),
         quotas.user_routes(context),
-        nodes.window_routes(context),
         nodes.node_routes(context),
         operated_clusters.routes(context),
         operations.routes(context),

@@ -17,9 +17,8 @@ from shoal_service.control.planning import PlanningProcesses
 from shoal_service.control.retention import RetentionCollector
 from shoal_service.control.submission import Surroundings
 from shoal_service.control.supervisor_reports import Reception
-from shoal_service.core.scheduling.market import Project
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
-from shoal_service.fleet_views import ClusterView, Foresight, StartForecast
+from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
@@ -48,10 +47,6 @@ class ClusterSource(Protocol):
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
         """See `ControlLoop.expected_start`. Called on worker threads."""
-        ...
-
-    def foresee_quotas(self, projects: Mapping[str, Project]) -> Foresight:
-        """See `ControlLoop.foresee_quotas`. Called on worker threads."""
         ...
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:

@@ -26,7 +26,6 @@ from shoal_service.fleet_views import (
     ProjectRules,
     TableView,
     UserRules,
-    WindowRequest,
 )
 from shoal_service.views import ExtendRequest, JobPatch, MoveRequest, ProfileBody, SweepRequest, TakeRequest
 from shoal_workers.contract.spec import JobSpec
@@ -50,7 +49,7 @@ _TAGS = [
 
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
-    *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
+    *(CordonRequest, NoticeRequest, ProfileBody, TokenRequest, SessionRequest),
     *(
         ExtendRequest,
         MoveRequest,
@@ -98,12 +97,6 @@ EXAMPLES: dict[str, Any] = {
     "SessionRequest": {"token": "shoal_3k9d2m7q_..."},
     "ProjectRules": {"weight": 2.0},
     "UserRules": {"max_queued": 20},
-    "WindowRequest": {
-        "nodes": ["10.0.0.7"],
-        "begins_at": 1893456000,
-        "ends_at": 1893463200,
-        "reason": "new switches",
-    },
 }
 """One example for each body that a route decodes itself."""
 
@@ -140,7 +133,6 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"\w+ /v1/projects/{", (Kind.PROJECT_NOT_FOUND,)),
     (r"(PUT|DELETE|POST) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
     (r"\w+ /v1/users/{", (Kind.USER_NOT_FOUND,)),
-    (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
     (r"(GET|POST) /v1/clusters/{cluster}/(reports|orders)", (Kind.GATEWAY_REFUSED,)),
     (r"GET /v1/clusters/{cluster}/archives", (Kind.NOT_FOUND,)),
     (r"(GET|PATCH|DELETE) /v1/clusters/{cluster}$", (Kind.CLUSTER_NOT_FOUND,)),
@@ -149,7 +141,6 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"DELETE /v1/clusters/{cluster}$", (Kind.CLUSTER_CONFLICT,)),
     (r"POST /v1/jobs/{job_id}/move", (Kind.CLUSTER_NOT_FOUND, Kind.MOVE_REFUSED, Kind.PRECONDITION_FAILED)),
     (r"DELETE /v1/tokens/{", (Kind.TOKEN_NOT_FOUND,)),
-    (r"DELETE /v1/maintenance-windows/", (Kind.WINDOW_NOT_FOUND,)),
     (r"GET /v1/webhooks", (Kind.JOB_NOT_FOUND,)),
     (r"PUT /v1/code/", (Kind.CODE_MISMATCH, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)),
     (r"POST /v1/plans", (Kind.INVALID_SPEC,)),
@@ -180,7 +171,6 @@ _LINKS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("PUT /v1/users/{name}", "/v1/users/{name}", {"name": "$request.path.name"}),
     ("GET /v1/nodes", "/v1/nodes/{node_id}", {"node_id": "$response.body#/items/0/id"}),
     ("POST /v1/tokens", "/v1/tokens/{token_id}", {"token_id": "$response.body#/id"}),
-    ("POST /v1/maintenance-windows", "/v1/maintenance-windows/{window_id}", {"window_id": "$response.body#/id"}),
 )
 """An answer of the first operation gives the parameters of all operations whose path begins with the second one, and
 has no other parameters."""

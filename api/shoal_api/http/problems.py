@@ -57,7 +57,6 @@ from shoal_service.store.errors import (
     TooManyViews,
     UserNotFound,
     ViewNotFound,
-    WindowNotFound,
 )
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
@@ -196,12 +195,6 @@ class Kind(Enum):
         "The job cannot run in that cluster",
         "It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out.",
     )
-    WINDOW_NOT_FOUND = (
-        "window-not-found",
-        404,
-        "No such maintenance window",
-        "GET /v1/maintenance-windows lists the windows.",
-    )
     CHECKPOINT_NOT_FOUND = (
         "checkpoint-not-found",
         404,
@@ -334,7 +327,6 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     ModelNotFound: Kind.NOT_FOUND,
     TooManyViews: Kind.REQUEST_CONFLICT,
     UserNotFound: Kind.USER_NOT_FOUND,
-    WindowNotFound: Kind.WINDOW_NOT_FOUND,
     TokenNotFound: Kind.TOKEN_NOT_FOUND,
     GatewayRefused: Kind.GATEWAY_REFUSED,
     ClusterNameTaken: Kind.CLUSTER_NAME_TAKEN,

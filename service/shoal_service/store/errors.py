@@ -7,7 +7,6 @@
     |   |-- ProjectNotFound
     |   |-- SweepNotFound
     |   |-- UserNotFound
-    |   |-- WindowNotFound
     |   |-- ViewNotFound
     |   |-- TokenNotFound
     |   |-- CheckpointNotFound
@@ -150,17 +149,6 @@ class TokenNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no token with the id {self.token_id!r}. `shoal token list` lists the tokens."
-
-
-class WindowNotFound(NotFound):
-    code: ClassVar[str] = "window_not_found"
-
-    def __init__(self, window_id: str) -> None:
-        super().__init__(window_id)
-        self.window_id = window_id
-
-    def __str__(self) -> str:
-        return f"There is no maintenance window {self.window_id!r}. `shoal maintenance list` lists them."
 
 
 class CheckpointNotFound(NotFound):

@@ -32,7 +32,7 @@ from shoal_service.store import curve_points, curves
 from shoal_service.store.database import Transaction, json_number
 from shoal_service.store.errors import InvalidCursor
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
-from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, summary_of, workers_of
+from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, columns_for, summary_of, workers_of
 from shoal_service.store.tables import job_labels, jobs, queue_places
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract.job import JobState
@@ -58,22 +58,8 @@ _FROM_STATUS = (
     "steps_lost",
 )
 _COLUMNS = (
-    *(
-        jobs.c[name]
-        for name in (
-            "num",
-            "id",
-            "name",
-            "state",
-            "project",
-            "user",
-            "cluster",
-            "priority",
-            "granted_workers",
-            "status",
-        )
-    ),
-    *(jobs.c[name] for name in ("created_at", "updated_at", "started_at", "ended_at")),
+    *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
+    *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "started_at", "ended_at", "status")),
     queue_places.c.position.label("queue_position"),
     queue_places.c.reason.label("waits"),
 )
@@ -107,34 +93,28 @@ def page(
     """
     is_sorted = bool(selection.order)
     after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
-    query: Select[Any] = select(*SUMMARY_COLUMNS)
-    if is_sorted:
-        query = query.order_by(*order_in_sql(tx, selection.order), jobs.c.num.desc()).limit(limit + 1)
-        query = query.offset(after or 0)
-    else:
-        query = query.order_by(jobs.c.num.desc()).limit(limit + 1)
-        if after is not None:
-            query = query.where(jobs.c.num < after)
-    if project is not None:
-        query = query.where(jobs.c.project == project)
-    if user is not None:
-        query = query.where(jobs.c.user == user)
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
-    query = _chosen(tx, selected(query, labels, search), selection)
-    if states and is_sorted:
-        query = query.where(jobs.c.state.in_(sorted(state.value for state in states)))
-    elif states:  # one index range per state, merged: a rare state among many jobs is found without a scan
+    filters = FleetQuery(
+        search=search,
+        states=frozenset(states if is_sorted else ()),
+        project=project,
+        user=user,
+        visible=None if visible is None else frozenset(visible),
+        labels=tuple(labels),
+        selection=selection,
+        offset=(after or 0) if is_sorted else 0,
+        limit=limit + 1,
+    )
+    query = select(*SUMMARY_COLUMNS)
+    if after is not None and not is_sorted:
+        query = query.where(jobs.c.num < after)
+    query = _part(tx, _filtered(tx, query, filters), filters)
+    if states and not is_sorted:  # one index range per state, merged: a rare state among many is read without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()
         query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
     rows = tx.execute(query).all()
     more = len(rows) > limit
-    items = tuple(summary_of(row) for row in rows[:limit])
-    if selection.columns:
-        values = values_of(tx, [row.num for row in rows[:limit]], selection.columns)
-        known = zip(items, rows, strict=False)
-        items = tuple(item.model_copy(update={"values": values[row.num]}) for item, row in known)
+    items = _with_values(tx, rows[:limit], selection.columns)
     if not more:
         return _JobPage(items=items)
     reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
@@ -234,12 +214,13 @@ def nums(tx: Transaction, query: FleetQuery) -> array[int]:
 def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = ()) -> tuple[JobSummary, ...]:
     """The jobs with these numbers, in this order, with the values of the columns. Deleted ones are left out."""
     rows = {row.num: row for row in tx.execute(select(*SUMMARY_COLUMNS).where(jobs.c.num.in_(nums)))}
-    there = [num for num in nums if num in rows]
-    items = [summary_of(rows[num]) for num in there]
-    if columns:
-        values = values_of(tx, there, columns)
-        items = [item.model_copy(update={"values": values[num]}) for num, item in zip(there, items, strict=True)]
-    return tuple(items)
+    return _with_values(tx, [rows[num] for num in nums if num in rows], columns)
+
+
+def _with_values(tx: Transaction, rows: Sequence[Row[Any]], columns: Sequence[Field]) -> tuple[JobSummary, ...]:
+    """Make the summaries of jobs, with the values of the columns."""
+    values = values_of(tx, [row.num for row in rows], columns)
+    return tuple(summary_of(row).model_copy(update={"values": values[row.num]}) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -274,11 +255,6 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
             known = tuple(sorted(rank for rank in ranks if rank is not None))
             found[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
     return {node_id: tuple(on_node) for node_id, on_node in found.items()}
-
-
-def names(tx: Transaction, ids: Collection[str]) -> dict[str, str]:
-    """The names of these jobs by id."""
-    return {row.id: row.name for row in tx.execute(select(jobs.c.id, jobs.c.name).where(jobs.c.id.in_(sorted(ids))))}
 
 
 def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
@@ -354,21 +330,10 @@ def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) ->
     elif status.get("note"):
         known["message"] = " ".join(part for part in (known.get("message", ""), status["note"]) if part)
     return FleetJob(
-        id=row.id,
-        name=row.name,
-        state=JobState(row.state),
-        project=row.project,
-        user=row.user,
-        cluster=row.cluster,
-        priority=row.priority,
+        **columns_for(FleetJob, row),
         labels=labels,
-        queue_position=row.queue_position,
         desired_workers=row.granted_workers,
         goodput=(status.get("goodput") or {}).get("ratio"),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         values=values,
         **known,
     )

@@ -130,7 +130,7 @@ def start_a_sweep(person: Person, service: Service) -> None:
     person.sees("6 jobs.", "#verdict")
     person.fill("Max concurrent", "2")
     person.click("Start")
-    person.sees("2 at most", "#rules")
+    person.sees("Max concurrent\n2", "#rules")
 
 
 @task("Cordon a node", CHANGING)

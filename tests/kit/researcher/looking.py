@@ -82,7 +82,7 @@ def overlay_by_group(person: Person, service: Service) -> None:
 def share_a_view(person: Person, service: Service) -> None:
     person.click("Workspace")
     person.fill("Where", 'label.study == "warmup"')
-    person.sees("10 of 10 jobs displayed")
+    person.sees("10 of 10 jobs shown")
     person.click("Save view")
     person.fill("Name", "warmups")
     person.click("Save")
@@ -93,7 +93,7 @@ def share_a_view(person: Person, service: Service) -> None:
     try:
         person.browser.open(address)
         person.sees("warmups", "#title")
-        person.sees("10 of 10 jobs displayed")
+        person.sees("10 of 10 jobs shown")
     finally:
         person.browser.driver.close()
         person.browser.driver.switch_to.window(person.browser.driver.window_handles[0])
@@ -103,8 +103,8 @@ def share_a_view(person: Person, service: Service) -> None:
 def why_it_failed(person: Person, service: Service) -> None:
     person.choose("State", "FAILED")
     person.click("broken")
-    person.sees("KeyError: 'labels'", "#failure")
-    person.sees("at step 17", "#failure")
+    person.sees("KeyError: 'labels'", "#message")
+    person.sees("step 17", "#failure")
 
 
 @task("Read why a job waits, and open the one that holds what it waits for", LOOKING)

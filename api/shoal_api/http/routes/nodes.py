@@ -1,8 +1,8 @@
-"""Routes about the nodes of the cluster: list, show, drain, cordon, and undo both; the notice of a cloud; maintenance
-windows.
+"""Routes about the nodes of the cluster: list, show, drain, cordon, and undo both; the notice of a
+cloud.
 
-The store holds drains, cordons and windows, so they outlive this process. The control loop passes them to the scheduler
-and to every supervisor within two seconds, and drains nodes in time before a window.
+The store holds drains and cordons, so they outlive this process. The control loop passes them to the scheduler and to
+every supervisor within two seconds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model, require_no_body
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problems import Kind, ProblemError
-from shoal_service.control.market.capacity import lead_s
 from shoal_service.core.access import Permission
 from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
 from shoal_service.fleet_views import (
     CordonRequest,
     DrainRequest,
-    MaintenanceWindow,
     NodeView,
     NoticeRequest,
-    WindowRequest,
-    WindowView,
 )
 from shoal_service.store import cluster_links, histories, node_records
 from shoal_service.views import Page
@@ -41,7 +37,6 @@ NodeOrAddress = Annotated[
     str, Path(pattern=r"^[0-9A-Za-z.:_-]{1,64}$", description="Ray's id of the node in full length, or its address.")
 ]
 M = TypeVar("M", bound=BaseModel)
-WindowId = Annotated[str, Path(pattern=r"^mw-[0-9a-f]{8}$", description="Id of a window.")]
 
 
 def node_routes(context: Context) -> APIRouter:
@@ -99,11 +94,6 @@ def node_routes(context: Context) -> APIRouter:
         node = await run_in_threadpool(_node, context, node_id)
         if node.drain is not None and node.drain.source is DrainSource.RAY:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Ray drains node {node_id}, and Shoal cannot undo that.")
-        if node.drain is not None and node.drain.source is DrainSource.WINDOW:
-            raise ProblemError(
-                Kind.REQUEST_CONFLICT,
-                f"Node {node_id} is drained for a {node.drain.reason.partition(':')[0]}. Cancel that instead.",
-            )
         await run_in_threadpool(store.writing(node_records.undo_drain), node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
@@ -204,66 +194,3 @@ async def _request(request: Request, model: type[M]) -> M:
 
 def _node_response(node: NodeView, status: int = 200) -> Response:
     return Response(node.model_dump_json(), status, media_type="application/json")
-
-
-def window_routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix="/v1/maintenance-windows", tags=["operations"])
-    store = context.store
-
-    def view(window: MaintenanceWindow) -> WindowView:
-        return WindowView(
-            **window.model_dump(), drains_at=window.begins_at - lead_s(store.reading(node_records.read_drain_times)())
-        )
-
-    def views() -> tuple[WindowView, ...]:
-        return tuple(view(window) for window in store.reading(node_records.windows)())
-
-    @router.get(
-        "",
-        dependencies=[needs(Permission.CLUSTER_READ)],
-        response_model=Page[WindowView],
-        summary="List the maintenance windows",
-    )
-    async def list_windows() -> Response:
-        """Lists windows, the earliest first; those that have ended are listed for a day."""
-        page = Page[WindowView](items=await run_in_threadpool(views))
-        return Response(page.model_dump_json(), media_type="application/json")
-
-    @router.post(
-        "",
-        dependencies=[needs(Permission.CLUSTER_CHANGE)],
-        status_code=201,
-        response_model=WindowView,
-        summary="Plan a maintenance window",
-        openapi_extra=body_of("WindowRequest", JSON_TYPES),
-    )
-    async def plan_window(request: Request) -> Response:
-        """The nodes are drained so early that they are empty when the window begins, and are used again when it ends.
-        Jobs leave at a step boundary and lose no step."""
-        wanted = await read_model(request, WindowRequest)
-        now = context.clock()
-        if wanted.ends_at <= now:
-            raise ProblemError(Kind.REQUEST_CONFLICT, "The window has ended already: ends_at is not in the future.")
-        window = await run_in_threadpool(
-            store.writing(node_records.plan_window),
-            wanted.nodes,
-            begins_at=wanted.begins_at,
-            ends_at=wanted.ends_at,
-            reason=wanted.reason,
-            now=now,
-        )
-        document = (await run_in_threadpool(view, window)).model_dump_json()
-        return Response(document, 201, media_type="application/json")
-
-    @router.delete(
-        "/{window_id}",
-        dependencies=[needs(Permission.CLUSTER_CHANGE)],
-        status_code=204,
-        summary="Cancel a maintenance window",
-    )
-    async def cancel_window(window_id: WindowId) -> Response:
-        """Its nodes are used again, also if the window has begun."""
-        await run_in_threadpool(store.writing(node_records.cancel_window), window_id)
-        return Response(status_code=204)
-
-    return router

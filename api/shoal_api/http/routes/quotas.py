@@ -15,13 +15,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.authentication import principal_of
-from shoal_api.http.access.needs import needs, unaudited, visible_projects
+from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import Foresight, ProjectRules, ProjectView, QueueView, UserRules, UserView
-from shoal_service.store import job_lists, queueing, quotas
+from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
+from shoal_service.store import queueing, quotas
 from shoal_service.store.errors import ProjectNotFound
 from shoal_service.views import Page
 
@@ -97,20 +97,6 @@ def project_routes(context: Context) -> APIRouter:
         project, is_new = await run_in_threadpool(store.writing(quotas.put_project), name, rules)
         return _project_response(project, 201 if is_new else 200)
 
-    @router.post(
-        "/projects/{name}/dry-run",
-        dependencies=[needs(Permission.QUOTAS_CHANGE), unaudited()],
-        response_model=Foresight,
-        summary="Show what other quotas of a project would do",
-        openapi_extra=body_of("ProjectRules", JSON_TYPES),
-    )
-    async def try_project(request: Request, name: ProjectName) -> Response:
-        """Makes every check of setting them, then asks the scheduler which jobs would have other workers. Nothing is
-        stored."""
-        rules = await read_model(request, ProjectRules)
-        found = await run_in_threadpool(_foresee, context, name, rules)
-        return Response(found.model_dump_json(), media_type="application/json")
-
     @router.delete(
         "/projects/{name}",
         dependencies=[needs(Permission.QUOTAS_CHANGE)],
@@ -123,14 +109,6 @@ def project_routes(context: Context) -> APIRouter:
         return Response(status_code=204)
 
     return router
-
-
-def _foresee(context: Context, name: str, rules: ProjectRules) -> Foresight:
-    projects = context.store.reading(quotas.projects_with)(name, rules)
-    found = context.cluster.foresee_quotas(projects)
-    names = context.store.reading(job_lists.names)([one.job for one in found.changes])
-    changes = tuple(one.model_copy(update={"name": names.get(one.job, one.job)}) for one in found.changes)
-    return found.model_copy(update={"changes": changes})
 
 
 def _project_response(project: ProjectView, status: int = 200) -> Response:

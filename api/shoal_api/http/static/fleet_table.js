@@ -50,18 +50,20 @@ function jobRow(job, several, columns) {
   const share = progressOf(job);
   const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
   const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
-  const name = line([link(job.name, jobPage(job.id), { title: `${job.id} ${labels}` }), " ", ...(labels ? [element("span", labels, { class: "dim small" })] : [])]);
-  const owner = line([job.user, " ", element("span", job.project, { class: "dim small" })]);
+  const name = fitted([link(job.name, jobPage(job.id), { title: `${job.id} ${labels}` }), " ", ...(labels ? [element("span", labels, { class: "dim small" })] : [])]);
+  const owner = fitted([job.user, " ", element("span", job.project, { class: "dim small" })]);
   const where = several && job.cluster ? ` in ${job.cluster}` : "";
-  const state = line([badge(job.state, job.queue_position), element("span", `${where} ${waits(job)}`, { class: "dim small" })]);
+  const state = fitted([badge(job.state, job.queue_position), element("span", `${where} ${waits(job)}`, { class: "dim small" })]);
   const first = [element("td", box(job), { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message })];
   if (columns.length) return row([...first, ...columns.map((name) => element("td", shownValue(name, job.values[name]), { class: "value" }))], { class: "row", "data-id": job.id });
   return row([...first, line([...progress, " ", element("span", steps(job), { class: "small" })]),
     seconds(job.eta_s), line([number(job.loss), " ", spark(job.losses, "Loss")]), line([grant(job), " ", spark(job.world_sizes, "World size", { steps: true })]), number(job.tokens_per_s),
-    percent(job.goodput), whole(job.incidents), element("td", owner), line([element("span", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("span", ` priority ${job.priority}`, { class: "dim small" })] : [])])], { class: "row", "data-id": job.id });
+    percent(job.goodput), whole(job.incidents), element("td", owner, { title: `${job.user} ${job.project}` }), line([element("span", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("span", ` priority ${job.priority}`, { class: "dim small" })] : [])])], { class: "row", "data-id": job.id });
 }
 
 const line = (parts) => element("div", parts, { class: "line" });
+// A line whose text is cut where the table would be wider than the window.
+const fitted = (parts) => element("div", parts, { class: "line fitted" });
 
 // Why a job waits; the message of a job that trains says nothing that the row does not.
 const waits = (job) => ["QUEUED", "WAITING", "STARTING", "FAILED", "RECOVERING", "PAUSED"].includes(job.state) ? shorten(job.message) : "";

@@ -7,6 +7,7 @@ const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, p
 export function plot(id, traces, layout, size = 11) {
   const { ink, dim, accent } = colours(), clear = "rgba(0,0,0,0)";
   const look = { margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: clear, plot_bgcolor: clear, font: { color: ink, size }, modebar: { bgcolor: clear, color: dim, activecolor: accent } };
+  $(id).style.height = `${layout.height}px`;  // Plotly takes its part of it away with a resize, and what follows would lie under the chart
   return window.Plotly.react($(id), traces.map(dotted), { ...look, ...layout }, { ...CONFIG, displayModeBar: innerWidth > 640 ? "hover" : false });
 }
 
