@@ -23,7 +23,7 @@ from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
 from shoal_service.problems import ProblemKind, ServiceError
-from shoal_service.store import JobNotFound, Store, archives, submissions
+from shoal_service.store import JobNotFound, Store, archives, audit, submissions
 from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_checkpoint_url, check_places
@@ -133,7 +133,8 @@ def accepted(store: Store, spec: JobSpec, now: float, surroundings: Surroundings
     if spec.code.archive is not None:
         _require_code(store, spec.code.archive)
     elif (archive := _packed(spec)) is not None:
-        _store_code(store, archive, now)
+        with audit.preparing():
+            _store_code(store, archive, now)
         spec = _with_archive(spec, archive)
     return spec, note
 

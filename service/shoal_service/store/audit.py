@@ -8,6 +8,8 @@ can forget it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -77,6 +79,16 @@ def record_refusal(tx: Transaction, deed: Deed, outcome: str) -> None:
     own."""
     deed.is_recorded = True
     record(tx, deed, outcome)
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """What is written within this block only prepares what the request asks for: it is not recorded."""
+    token = CURRENT.set(None)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
 
 
 def about(job_id: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from shoal_api.client import Client, Forbidden
@@ -38,6 +40,32 @@ def test_a_change_is_recorded_with_who_what_and_from_where(service: Any, spec: d
     assert [(event.type, event.data.get("by")) for event in service.client.events(job.id)][:2] == [
         ("job.created", "eve"),
         ("job.requested", "eve"),
+    ]
+
+
+def test_a_refused_submission_is_recorded_as_refused_and_an_accepted_one_with_its_job(
+    service: Any, spec: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both store the code of the job before they submit it."""
+    tmp_path.joinpath("mine.py").write_text("")
+    packed = {**spec, "code": {"working_dir": str(tmp_path)}}
+    made = service.client.create_token(TokenRequest(name="ann", role=Role.ADMIN))
+    headers = {"Authorization": f"Bearer {made.token}", "Idempotency-Key": "k"}
+    with httpx.Client(base_url=service.url, headers=headers) as client:
+        answer = client.post("/v1/jobs", json=packed)
+        assert answer.status_code == 201, answer.text
+        job_id = answer.json()["id"]
+        tmp_path.joinpath("mine.py").write_text("changed = True")
+        assert client.post("/v1/jobs", json={**packed, "name": "other"}).status_code == 409
+        assert client.post("/v1/jobs", json={**spec, "stop": {"steps": 0}}).status_code == 422
+        client.post(f"/v1/jobs/{job_id}/cancel")
+        assert client.post(f"/v1/jobs/{job_id}/pause").status_code == 409
+    assert [(one.operation, one.job_id, one.outcome) for one in service.client.audit(actor="ann").items] == [
+        ("POST /v1/jobs/{job_id}/pause", job_id, "job-ended"),
+        ("POST /v1/jobs/{job_id}/cancel", job_id, "done"),
+        ("POST /v1/jobs", "", "invalid-spec"),
+        ("POST /v1/jobs", "", "idempotency-conflict"),
+        ("POST /v1/jobs", job_id, "done"),
     ]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import math
 import time
@@ -55,6 +56,7 @@ SESSION_PATH = "/v1/session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 ENDED_ATTEMPT = "The token is not that of an attempt that goes on: it ends with its attempt, or when another is made."
 INVALID_TOKEN = "The token is unknown, expired or revoked."
+_TOO_MANY = 429
 _CACHE_S = 5.0
 _MAX_CACHED = 10_000
 _USE_S = 60.0
@@ -205,12 +207,14 @@ class Authentication:
         deed = Deed(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
         if principal is not None:
             deed.by(principal)
-        status = 0
+        status, body = 0, b""
 
         async def send_noted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, body
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif 400 <= status < 500:
+                body += message.get("body", b"")
             await send(message)
 
         token = CURRENT.set(deed)
@@ -218,8 +222,9 @@ class Authentication:
             await self._app(scope, receive, send_noted)
         finally:
             CURRENT.reset(token)
-            if not deed.is_recorded and deed.actor and (status == 403 or (status < 300 and scope.get(CHANGES, False))):
-                await self._authenticator.note(deed, "forbidden" if status == 403 else DONE)
+            is_noted = status == 403 or (scope.get(CHANGES, False) and (status < 300 or 400 <= status < 500))
+            if not deed.is_recorded and deed.actor and is_noted and status != _TOO_MANY:
+                await self._authenticator.note(deed, DONE if status < 300 else _code(body))
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = dict(scope["headers"])
@@ -289,6 +294,14 @@ def principal_of(request: Request) -> Principal:
     if found is None:
         raise unauthenticated("This needs a token.")
     return found
+
+
+def _code(body: bytes) -> str:
+    """Return the code of a problem document."""
+    try:
+        return str(json.loads(body)["code"])
+    except (ValueError, LookupError, TypeError):
+        return "refused"
 
 
 def session_of(headers: dict[bytes, bytes]) -> str | None:
