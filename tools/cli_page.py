@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from typer.models import ArgumentInfo, OptionInfo
 
 from shoal_api.cli.exit_codes import MEANINGS
-from shoal_api.cli.main import PANELS
+from shoal_api.cli.main import PANELS, load_function
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 _COMMANDS = "<!-- commands: made by tools/cli_page.py from the commands' signatures; run `make docs` -->"
@@ -44,7 +44,7 @@ def with_commands(page: str) -> str:
 
 def _commands() -> str:
     return "\n\n".join(
-        "\n\n".join([f"### {panel}", *(_command(name, function) for name, function in commands.items())])
+        "\n\n".join([f"### {panel}", *(_command(name, load_function(name)) for name in commands)])
         for panel, commands in PANELS.items()
     )
 

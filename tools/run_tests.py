@@ -18,16 +18,24 @@ interrupted, and prints its stacks too. _LIMIT_S ends the whole run.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
+import importlib
+import multiprocessing
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
@@ -44,6 +52,18 @@ BESIDE = (
 )
 """The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
 what is below it and named by another process."""
+_IMPORTED = (
+    "fastapi",
+    "ray",
+    "shoal_api.client",
+    "shoal_api.http.app",
+    "shoal_workers.check",
+    "shoal_workers.engine.engine",
+    "shoal_workers.tasks.lm",
+    "sqlalchemy.orm",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+)
 AFTERWARDS = "afterwards"
 _NICENESS = 5
 _MOST_AGAIN = 10
@@ -57,54 +77,89 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    pytest = [sys.executable, "-m", "pytest", "--durations=20", *sys.argv[1:]]
+    options = ["--durations=20", "-W", "ignore::pytest.PytestAssertRewriteWarning", *sys.argv[1:]]
+    os.chdir(ROOT)
+    sys.path[0] = str(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of eight processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="shoal-tests-") as folder:
-        ended, failed = _run_side_by_side(pytest, Path(folder, "failed"))
-        tests = to_repeat(ended, failed)
-        if not tests:
-            return max((abs(status) for status in ended), default=0)
-        print(f"== again, alone: {', '.join(tests)}", flush=True)
-        command = [*pytest, "-m", "", *tests]  # a cell without its neighbours has other marks
-        again = Path(folder, "failed-again")
-        subprocess.run(command, cwd=ROOT, env=_naming(again), preexec_fn=_end_with_parent, check=False)
-        known = tomllib.loads(KNOWN_FLAKES.read_text(encoding="utf-8"))
-        fails = os.environ.get("SHOAL_FLAKES") != "report"
-        status, lines = verdict(tests, _names(again), known, flakes_fail=fails)
-        print("\n".join(lines), flush=True)
-        return status
+    _import_once()
+    folder = Path(tempfile.mkdtemp(prefix="shoal-tests-"))  # a TemporaryDirectory would end with the first fork
+    try:
+        return _run(options, folder)
+    finally:
+        shutil.rmtree(folder)
 
 
-def _run_side_by_side(pytest: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
+def _run(options: list[str], folder: Path) -> int:
+    """Return the exit status of the whole run. `folder`: for the names of failed tests."""
+    ended, failed = _run_side_by_side(options, folder / "failed")
+    tests = to_repeat(ended, failed)
+    if not tests:
+        return max((abs(status) for status in ended), default=0)
+    print(f"== again, alone: {', '.join(tests)}", flush=True)
+    _start([*options, "-m", "", *tests], folder / "again").join()  # a cell without its neighbours has other marks
+    known = tomllib.loads(KNOWN_FLAKES.read_text(encoding="utf-8"))
+    fails = os.environ.get("SHOAL_FLAKES") != "report"
+    status, lines = verdict(tests, _names(folder / "again"), known, flakes_fail=fails)
+    print("\n".join(lines), flush=True)
+    return status
+
+
+def _import_once() -> None:
+    """Import what most tests import, so that the forked processes have it: a minute of CPU time less."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    num_threads = threading.active_count()
+    assert num_threads == 1, f"a process with {num_threads} threads is forked"
+    gc.collect()
+    gc.freeze()  # the collections of the forked processes neither visit nor copy these pages
+
+
+def _run_side_by_side(options: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
     """Exit statuses other than 0, and the names of the failed tests, which are written to the file `failed`."""
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
     outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
     beside = [
-        subprocess.Popen(
-            [*pytest, *folders, *_left_out(folders)],
-            cwd=ROOT,
-            env=_naming(failed),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_run_beside,
-        )
+        _start([*options, *folders, *_left_out(folders)], failed, output.fileno())
         for folders, output in zip(BESIDE, outputs, strict=True)
     ]
-    in_front = subprocess.Popen([*pytest, *ignored], cwd=ROOT, env=_naming(failed), preexec_fn=_end_with_parent)
-    processes = (in_front, *beside)
+    processes = (_start([*options, *ignored], failed), *beside)
     try:
         _wait(processes, time.monotonic() + _LIMIT_S)
     finally:  # also if a signal ends this process: what was seen so far says where the time went
         for process in processes:
             process.terminate()
-            process.wait()
+            process.join()
         for folders, output in zip(BESIDE, outputs, strict=True):
             print(f"== {', '.join(folders)}", flush=True)
             output.seek(0)
             os.write(sys.stdout.fileno(), output.read())
-    return {process.returncode for process in processes} - {0}, _names(failed)
+    return {process.exitcode or 0 for process in processes} - {0}, _names(failed)
+
+
+def _start(arguments: list[str], failed: Path, output: int | None = None) -> ForkProcess:
+    """Fork a process that runs pytest with these arguments.
+
+    Args:
+        failed: where tests/conftest.py writes the names of failed tests.
+        output: the descriptor of a file for what it prints; with it, the process has a lower priority.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_run_pytest, args=(arguments, failed, output))
+    process.start()
+    return process
+
+
+def _run_pytest(arguments: list[str], failed: Path, output: int | None) -> None:
+    _end_with_parent()
+    if output is not None:
+        os.nice(_NICENESS)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+    os.environ["SHOAL_FAILED_TESTS"] = str(failed)
+    status = pytest.main(arguments)
+    atexit._run_exitfuncs()  # a forked process ends without them
+    sys.exit(status)
 
 
 def _left_out(folders: Sequence[str]) -> list[str]:
@@ -113,17 +168,14 @@ def _left_out(folders: Sequence[str]) -> list[str]:
     return [f"--ignore={other}" for others in BESIDE for other in others if other.startswith(below)]
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline_mono: float) -> None:
+def _wait(processes: Sequence[ForkProcess], deadline_mono: float) -> None:
     """Return when all have ended. Those that run at the deadline print their stacks and end by SIGABRT."""
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline_mono - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            print(
-                f"== a process of the tests runs after {_LIMIT_S:g} s, the limit of a run: {process.args}", flush=True
-            )
-            process.send_signal(signal.SIGABRT)
-            process.wait(_LAST_S)
+        process.join(max(0.0, deadline_mono - time.monotonic()))
+        if process.exitcode is None and process.pid is not None:
+            print(f"== the process of tests {process.pid} runs after {_LIMIT_S:g} s, the limit of a run", flush=True)
+            os.kill(process.pid, signal.SIGABRT)
+            process.join(_LAST_S)
 
 
 def to_repeat(ended: Collection[int], failed: Sequence[str]) -> list[str]:
@@ -171,18 +223,8 @@ def verdict(
     return status, lines
 
 
-def _naming(failed: Path) -> dict[str, str]:
-    """The environment of a pytest that writes the names of failed tests there; tests/conftest.py does."""
-    return {**os.environ, "SHOAL_FAILED_TESTS": str(failed)}
-
-
 def _names(failed: Path) -> list[str]:
     return failed.read_text(encoding="utf-8").splitlines() if failed.exists() else []
-
-
-def _run_beside() -> None:
-    os.nice(_NICENESS)
-    _end_with_parent()
 
 
 def _end_with_parent() -> None:

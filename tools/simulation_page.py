@@ -1,6 +1,7 @@
 """Puts the simulation of examples/trace.csv into docs/scheduling.md, as a table and as a picture: `make docs`.
 
-Both are what `shoal simulate` prints and draws. They change with the policy, on purpose or not: look at the difference.
+Both are what tools/replay.py prints and draws. They change with the policy, on purpose or not: look at the
+difference.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from schedulers import POLICIES
 from shoal_api.cli.render.simulation import Simulated, simulation_page, title
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
 from shoal_service.simulator.picture import Panel, draw
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import Capacity, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -66,7 +66,7 @@ class JobConsole:
         self._thread.start()
 
     def close(self) -> None:
-        """What has happened until now is reported first."""
+        """Report what has happened until now, and stop."""
         self._subscription.close()
         self._stop.set()
         self._woken.set()
@@ -75,7 +75,7 @@ class JobConsole:
         self.report_changed()
 
     def report_changed(self) -> None:
-        """One round: the new events of the jobs that have changed since the last one."""
+        """Report the new events of the jobs that have changed since the last call."""
         with self._lock:
             changed, self._changed = self._changed, set()
         for job_id, seq in self._store.reading(histories.read_event_numbers)(changed).items():
@@ -85,16 +85,16 @@ class JobConsole:
             if seen is None:
                 seen = self._seen[job_id] = _Seen(self._store.get_job(job_id).name, 0)
                 with self._store.read() as tx:
-                    found = histories.read_events(tx, job_id, tail=_FIRST)
+                    events = histories.read_events(tx, job_id, tail=_FIRST)
             else:
                 with self._store.read() as tx:
-                    found = histories.read_events(tx, job_id, after=seen.seq)
-            seen.seq = max((event.seq for event in found), default=seen.seq)
-            for event in found:
+                    events = histories.read_events(tx, job_id, after=seen.seq)
+            seen.seq = max((event.seq for event in events), default=seen.seq)
+            for event in events:
                 if event.at >= self._since and is_reported(event):
                     fields = {"job": job_id, "job_name": seen.name, "text": event.message}
                     self._report(_LEVELS[event.severity], event.type, fields)
-            if found and _has_ended(found[-1]):
+            if events and _has_ended(events[-1]):
                 del self._seen[job_id]
 
     def _note(self, job_id: str) -> None:
@@ -114,7 +114,7 @@ class JobConsole:
 
 
 def is_reported(event: EventView) -> bool:
-    """New jobs, incidents, and the states in which a job begins to train, stops or ends. Pure."""
+    """Return True for new jobs, incidents, and the states in which a job begins to train, stops or ends. Pure."""
     if event.type != JobStateChanged.type:
         return event.type in _TYPES
     before, to = event.data.get("from"), event.data.get("to")

@@ -1,5 +1,5 @@
-"""Where the supervisors of a cluster reach this server. Called once by `serve.py`, when it listens; apart from it,
-since that module only wires things together. Hidden here: which of the server's addresses the hosts of the cluster
+"""Where the supervisors of a cluster reach this server. Apart from `serve.py`, since
+that module only wires things together. Hidden here: which of the server's addresses the hosts of the cluster
 reach, and which certificate it has there.
 """
 
@@ -21,8 +21,8 @@ _UNREACHABLE = (
 _log = logging.getLogger(__name__)
 
 
-def home_of(settings: Settings, host: str, port: int) -> Home:
-    """The home without a token. `host` and `port`: those that the server listens on."""
+def find_home(settings: Settings, host: str, port: int) -> Home:
+    """Return the home without a token. The server listens on `host` and `port`."""
     if settings.home_url:
         return Home(url=settings.home_url, ca=settings.home_ca.read_text() if settings.home_ca is not None else "")
     ray_host = (settings.ray_address or "").rpartition(":")[0].strip("[]")
@@ -33,8 +33,8 @@ def home_of(settings: Settings, host: str, port: int) -> Home:
     netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if settings.tls_cert is None:
         return Home(url=f"http://{netloc}")
-    own = _CERTIFICATE.search(settings.tls_cert.read_text())
-    return Home(url=f"https://{netloc}", ca=own[0] if own is not None else "", is_pinned=True)
+    certificate = _CERTIFICATE.search(settings.tls_cert.read_text())
+    return Home(url=f"https://{netloc}", ca=certificate[0] if certificate is not None else "", is_pinned=True)
 
 
 def _is_here(host: str) -> bool:
@@ -42,7 +42,7 @@ def _is_here(host: str) -> bool:
 
 
 def _towards(host: str) -> str:
-    """The address of this machine that packets to this host have; nothing is sent."""
+    """Return the address of this machine that packets to this host have. Nothing is sent."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -2,7 +2,7 @@
 
 HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
 Its own cluster and the gateway of that are children, and the gateway dials in as one from elsewhere does: no Ray here.
-Called by `shoal serve`. It decides nothing.
+It decides nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import uvicorn
 
 from shoal_api.console import JobConsole
-from shoal_api.home_address import home_of
+from shoal_api.home_address import find_home
 from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, Wire, make_server
@@ -200,7 +200,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
                 ca="" if settings.tls_cert is None else settings.tls_cert.read_text(encoding="ascii"),
                 is_same_machine=True,
                 ray_address=address,
-                home=home_of(settings, host, port),
+                home=find_home(settings, host, port),
                 replaces=True,  # the cluster of a server that was started anew is another one
                 ends_with_input=True,
                 logs=settings.logs,
@@ -219,14 +219,14 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
 
         async def act() -> None:
             healing = await _start_cluster(settings, embedded, stop.requested)
-            beside = [healing] if healing is not None else []
+            background = [healing] if healing is not None else []
             if gateway is not None and not stop.requested.is_set():
-                beside.append(asyncio.create_task(gateway.run()))
+                background.append(asyncio.create_task(gateway.run()))
             await _wait_until_joined(clusters, stop.requested)
             if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
                 await control.run(stop.now)
-            for one in beside:
-                one.cancel()
+            for task in background:
+                task.cancel()
             if gateway is not None:
                 await asyncio.to_thread(gateway.stop)
 
@@ -331,8 +331,8 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
 async def _start_cluster(
     settings: Settings, embedded: EmbeddedCluster | None, stop: asyncio.Event
 ) -> asyncio.Task[None] | None:
-    """Bring the cluster of this server up, or return when `stop` is set. Returns what keeps it alive; None: the server
-    has no cluster of its own."""
+    """Bring the cluster of this server up, or return when `stop` is set. Returns the task that
+    keeps it alive; None if the server has no cluster."""
     while embedded is not None and not stop.is_set():
         try:
             _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
@@ -357,12 +357,12 @@ async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> N
         loop.call_soon_threadsafe(joined.set)
 
     def is_connected() -> bool:
-        return any(one.cluster.connected for one in clusters.joined.values())
+        return any(joined.cluster.connected for joined in clusters.joined.values())
 
     unwatch = clusters.watch(changed)
     while not is_connected() and not stop.is_set():
         joined.clear()
-        waits = [asyncio.create_task(one.wait()) for one in (joined, stop)]
+        waits = [asyncio.create_task(event.wait()) for event in (joined, stop)]
         await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -374,12 +374,12 @@ async def _wait_until_joined(clusters: JoinedClusters, stop: asyncio.Event) -> N
 
 
 def _reachable(host: str) -> str:
-    """An address of this machine at which a server that listens on `host` answers."""
+    """Return an address of this machine at which a server that listens on `host` answers."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
-    """The environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
+    """Return the environment of the gateway: with the token of the Ray cluster, and no setting of the server."""
     if embedded is not None:
         return {**inherited(os.environ), **embedded.environment}
     return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
@@ -414,15 +414,15 @@ def _isolated(isolation: Isolation) -> str:
 
 
 def _database_file(settings: Settings) -> str:
-    """Empty: the database is not a file."""
+    """Return the path of the database; empty if it is not a file."""
     scheme, _, path = settings.database_url.partition(":///")
     return path if scheme.startswith("sqlite") else ""
 
 
 def _embedded(settings: Settings, isolation: Isolation | None) -> EmbeddedCluster:
-    has = hardware.find(os.environ)
-    cpus = settings.num_cpus or has.cpus
-    gpus = has.gpus if settings.num_gpus is None else settings.num_gpus
+    machine = hardware.find(os.environ)
+    cpus = settings.num_cpus or machine.cpus
+    gpus = machine.gpus if settings.num_gpus is None else settings.num_gpus
     try:
         hardware.require_cpus(settings.nodes, cpus, found=settings.num_cpus is None)
     except hardware.TooManyNodes as error:
@@ -455,7 +455,7 @@ def _netloc(host: str, port: int) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything else is started, so that a port that is in use fails early."""
+    """Bind before anything else is started, so that a port that is in use fails early."""
     # The protocol is named because asyncio disables Nagle's algorithm only then. With that algorithm every answer on a
     # kept-alive connection waits 40 ms for a delayed acknowledgement.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

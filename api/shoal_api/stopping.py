@@ -1,4 +1,4 @@
-"""How `shoal serve` stops: what a signal means, and what the terminal says while jobs are saved. Called by `serve.py`.
+"""How `shoal serve` stops: what a signal means, and what the terminal says while jobs are saved.
 
     first signal    every attempt saves at its next step boundary, then the cluster and the server end
     second signal   they end at once; what was not saved is an incident of the next attempt
@@ -52,7 +52,7 @@ class SavingProgress:
         self._began_mono = self._said_mono = 0.0
 
     def show(self, rows: Sequence[DriveRow]) -> None:
-        """The jobs that still have an attempt; see `ControlLoop.save_and_end`."""
+        """Show the jobs that still have an attempt; see `ControlLoop.save_and_end`."""
         if not self._began_mono:
             self._began_mono = self._said_mono = self._monotonic()
         if not self._shown and rows:
@@ -62,29 +62,29 @@ class SavingProgress:
             )
         for job_id in set(self._shown) - {row.id for row in rows}:
             del self._shown[job_id]
-            self._tell(outcome(self._store.get_job(job_id)))
-        is_silent = self._monotonic() - self._said_mono > _REPEAT_S
+            self._say_line(outcome(self._store.get_job(job_id)))
+        is_due = self._monotonic() - self._said_mono > _REPEAT_S
         for row in rows:
             line = _doing(row)
-            if is_silent:
-                self._tell(f"{line} (for {self._monotonic() - self._began_mono:.0f} s)")
+            if is_due:
+                self._say_line(f"{line} (for {self._monotonic() - self._began_mono:.0f} s)")
             elif self._shown.get(row.id) != line:
-                self._tell(line)
+                self._say_line(line)
             self._shown[row.id] = line
 
     def close(self, given_up: Collection[str]) -> None:
-        """The control loop has ended. `given_up`: the jobs that were not saved."""
+        """Say what became of the jobs, once the control loop has ended. `given_up` are those that were not saved."""
         for job_id in sorted({*self._shown, *given_up}):
-            self._tell(outcome(self._store.get_job(job_id)))
+            self._say_line(outcome(self._store.get_job(job_id)))
         self._say("Stopping the Ray cluster.")
 
-    def _tell(self, line: str) -> None:
+    def _say_line(self, line: str) -> None:
         self._said_mono = self._monotonic()
         self._say(f"  {line}")
 
 
 def outcome(job: JobView) -> str:
-    """What the stop has made of a job, in one line."""
+    """Return in one line what the stop has made of a job."""
     status = job.status
     saved = status.checkpoint_step or 0
     if status.state is not JobState.QUEUED:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 # A process of its own, so that its CPU is counted alone.
@@ -19,8 +18,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.hardware_profiles import planning_profile
-from shoal_service.core.scheduling.market import Project
-from shoal_service.fleet_views import ClusterView, Foresight, StartForecast
+from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.tallies import PassTimes, RequestMetrics
@@ -37,9 +35,6 @@ class NoCluster:
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
         return None
-
-    def foresee_quotas(self, projects: Mapping[str, Project]) -> Foresight:
-        return Foresight(changes=(), known=False)
 
     async def why_not_in(self, job: JobView, cluster: str) -> str:
         return "no cluster has joined"

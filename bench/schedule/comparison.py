@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedule.cases import Case
+from schedulers import POLICIES
 from shoal_service.simulator.metrics import Metrics, measure
-from shoal_service.simulator.policies import POLICIES
 
 OURS = "shoal"
 BEFORE = "first-come"

@@ -33,7 +33,7 @@ from schedule import cases, speed, tables
 from schedule.comparison import OURS, Compared, compare
 from schedule.generated import CHOICE_SEEDS, TEST_SEEDS, generated
 from schedule.targets import Target, example_targets, generated_targets, ratio, targets
-from shoal_service.simulator.policies import POLICIES
+from schedulers import POLICIES
 
 _RULES = (
     "The peers know neither projects nor priorities, so these rules are put around them (see "

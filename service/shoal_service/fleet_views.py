@@ -1,6 +1,6 @@
 """The resources of the REST API about what all jobs share: nodes, clusters, the queue, projects, sweeps and retention.
 
-Nodes and clusters come with drains, cordons, notices and maintenance windows. Pure data, as in `views`: no method here
+Nodes and clusters come with drains, cordons and notices. Pure data, as in `views`: no method here
 reads or decides anything.
 """
 
@@ -97,9 +97,6 @@ class ClusterView(Frozen):
     epoch: int
 
 
-_Reference = Annotated[str, Field(min_length=1, max_length=64)]
-
-
 class CordonRequest(Frozen):
     """The request to place no new worker on a node."""
 
@@ -124,45 +121,6 @@ class NoticeRequest(Frozen):
     """The same as a time, which has precedence: seconds since 1970, or ISO 8601 with a zone, as AWS writes it."""
     reason: str = Field("preemption notice", min_length=1, max_length=500)
     """For people; shown with the node and in the histories of the jobs that leave it."""
-
-
-class WindowRequest(Frozen):
-    """The request for a maintenance window."""
-
-    nodes: tuple[_Reference, ...] = Field(min_length=1, max_length=1000)
-    """Ids or addresses of nodes. A machine that is started anew has the same address and another id."""
-    begins_at: Moment
-    """The nodes are empty by then: seconds since 1970, or ISO 8601 with a zone."""
-    ends_at: Moment
-    """The nodes are used again."""
-    reason: str = Field("maintenance", min_length=1, max_length=500)
-    """For people; shown with the nodes and in the histories of the jobs that leave them."""
-
-    @model_validator(mode="after")
-    def _lasts(self) -> Self:
-        if self.ends_at <= self.begins_at:
-            raise ValueError(f"ends_at {self.ends_at:g} is not after begins_at {self.begins_at:g}.")
-        return self
-
-
-class MaintenanceWindow(Frozen):
-    """A time in which nodes are not used."""
-
-    window_id: str
-    nodes: tuple[str, ...]
-    """Ids or addresses. A machine that is started anew has the same address and another id."""
-    begins_at: float
-    """The nodes are empty by then."""
-    ends_at: float
-    """The nodes are used again."""
-    reason: str
-
-
-class WindowView(MaintenanceWindow):
-    """A maintenance window, as the API shows it."""
-
-    drains_at: float
-    """When the nodes begin to drain: as early as recent drains took twice."""
 
 
 _Count = Field(None, ge=0, le=10_000_000)
@@ -623,30 +581,6 @@ class FleetTimeline(Frozen):
     """The edges of the intervals of `by_interval`, in rising order."""
     projects: tuple[ProjectGoodput, ...]
     """By name. They count the 300 newest jobs that had an attempt and had not ended before `since`."""
-
-
-class ForeseenChange(Frozen):
-    """A job that would have other workers."""
-
-    job: str
-    name: str
-    project: str
-    before: int
-    """Workers that it would have without the change; 0: it would wait."""
-    after: int
-    within_s: float
-    """0: with the next decision; otherwise seconds after which it happens if nothing else changes."""
-    reason: str
-    """In the words of the scheduler."""
-
-
-class Foresight(Frozen):
-    """What the scheduler would do if something was changed, beside what it would do anyway."""
-
-    changes: tuple[ForeseenChange, ...]
-    """Those that lose workers first."""
-    known: bool = True
-    """False: this server does not schedule at the moment, so nothing is known."""
 
 
 class SweepResult(Frozen):

@@ -158,6 +158,8 @@ class JobStatus(Frozen):
     held_back: GrowthAnswer | None = None
     """Why these are fewer than `elasticity.max_workers`; null: they are not, or the job has no workers."""
     layout: str = ""
+    layout_reason: str = ""
+    """Why it was planned; with more than one worker also whether each has the whole state or a shard, and why."""
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None

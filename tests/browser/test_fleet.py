@@ -24,7 +24,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.fleet_views import ForeseenChange, Foresight, ProjectRules
+from shoal_service.fleet_views import ProjectRules
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import credentials, driving, queueing, reporting, submissions
 from shoal_service.views import JobView
@@ -192,28 +192,21 @@ def test_goodput_of_each_project_is_drawn_by_cause_over_the_chosen_time(
     assert reader.complaints() == []
 
 
-def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follows(
-    reader: Browser, written: Service, jobs: list[JobView]
-) -> None:
+def test_quotas_are_shown_with_their_use_and_changed(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     with written.client as client:
         client.set_project("vision", ProjectRules(limit=8, guaranteed=2, max_running=3))
-    receiver = jobs[1]
-    change = ForeseenChange(
-        job=receiver.id, name="", project="vision", before=4, after=2, within_s=0, reason="Gave back 2 workers."
-    )
-    written.cluster.foresight = Foresight(changes=(change,))
     reader.open(f"{written.url}/fleet")
     reader.sees("#projects [data-project=vision]", "4 of 8")
     assert "1 of 3" in reader.text("#projects [data-project=vision]")
     assert reader.run("document.querySelector('#projects [data-project=vision] progress').value") == 4
     reader.click("button[aria-label='Change the quotas of vision']")
-    reader.sees("#dialog-words", "receiver (vision): shrinks from 4 to 2 workers. Gave back 2 workers.")
+    reader.sees("#dialog-words", "No job ends.")
     reader.fill("#quota-limit", "2")
-    reader.until(lambda: written.cluster.asked[-1]["vision"].limit == 2, "the scheduler was asked about this limit")
-    with written.client as client:
-        assert client.project("vision").limit == 8, "nothing was stored yet"
     reader.fill("#quota-guaranteed", "3")
-    reader.sees("#dialog-words", "guaranteed 3 is larger than limit 2. Set limit to at least 3")
+    reader.click("#confirm")
+    reader.sees("#dialog-error", "guaranteed 3 is larger than limit 2. Set limit to at least 3")
+    with written.client as client:
+        assert client.project("vision").limit == 8, "nothing was stored"
     reader.fill("#quota-guaranteed", "1")
     reader.click("#confirm")
     reader.sees("#projects [data-project=vision]", "4 of 2")
@@ -222,7 +215,8 @@ def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follow
     assert (kept.limit, kept.guaranteed, kept.max_running, kept.weight) == (2, 1, 3, 1.0)
 
     reader.click("#define")
-    reader.sees("#dialog-words", "Say the name of the project.")
+    reader.click("#confirm")
+    reader.sees("#dialog-error", "Say the name of the project.")
     reader.fill("#quota-name", "lab")
     reader.click("#confirm")
     reader.until(lambda: reader.count("button[aria-label='Delete the quotas of lab']"), "the new project")
@@ -233,9 +227,7 @@ def test_quotas_are_shown_with_their_use_and_changed_after_a_look_at_what_follow
     assert expected == []
 
 
-def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
-    reader: Browser, written: Service
-) -> None:
+def test_a_node_is_cordoned_and_drained_with_the_keyboard(reader: Browser, written: Service) -> None:
     reader.open(f"{written.url}/fleet")
     reader.until(lambda: reader.count("button[aria-label^=Cordon]"), "the buttons of an admin")
     reader.run("(document.querySelector('button[aria-label^=Cordon]').focus(), 1)")
@@ -263,18 +255,6 @@ def test_a_node_is_cordoned_and_drained_and_a_window_planned_with_the_keyboard(
     reader.click("button[aria-label^=Undo]")
     reader.click("#confirm")
     reader.until(lambda: reader.count("button[aria-label^=Drain]"), "the node is used again")
-    reader.click("#plan")
-    reader.click("#confirm")
-    reader.sees("#dialog-error", "Say when it begins")
-    begins, ends = "2031-01-01T08:00", "2031-01-01T09:00"
-    for field, value in (("begins", begins), ("ends", ends)):
-        reader.run(f"(document.querySelector('#window-{field}').value = '{value}', 1)")
-    reader.click("#confirm")
-    reader.until(lambda: reader.count("#windows tr") == 1, "the window")
-    assert "planned" in reader.text("#windows")
-    reader.click("#windows button")
-    reader.click("#confirm")
-    reader.until(lambda: reader.count("#windows tr") == 0, "the window is cancelled")
     assert reader.complaints() == []
 
 
@@ -291,14 +271,13 @@ def test_only_an_admin_has_buttons_and_others_read_why(
     stranger.complaints()  # the login page has asked who is logged in
     stranger.open(f"{written.url}/fleet")
     stranger.until(lambda: stranger.count("#timeline tr") == 2 and stranger.count("#nodes .node"), "the fleet")
-    stranger.until(lambda: not stranger.count("#of-windows[hidden]"), "the windows")
     stranger.until(lambda: stranger.count("#projects tr"), "the quotas")
-    buttons = stranger.count("#nodes button"), stranger.count("#projects button"), stranger.count("#windows button")
+    buttons = stranger.count("#nodes button"), stranger.count("#projects button")
     if role is Role.ADMIN:
-        assert buttons[:2] >= (2, 1) and not stranger.count("#plan[hidden]") and not stranger.count("#define[hidden]")
+        assert buttons >= (2, 1) and not stranger.count("#define[hidden]")
         assert stranger.count("#cluster-role[hidden]") == stranger.count("#quota-role[hidden]") == 1
     else:
-        assert buttons == (0, 0, 0) and stranger.count("#plan[hidden]") == stranger.count("#define[hidden]") == 1
+        assert buttons == (0, 0) and stranger.count("#define[hidden]") == 1
         for place in ("#cluster-role", "#quota-role"):
             assert f"you need the role admin. You are carol, with the role {role}." in stranger.text(place)
     assert stranger.complaints() == []

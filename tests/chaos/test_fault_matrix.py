@@ -1,7 +1,8 @@
 """Every fault at every moment: the job ends, its losses are those of an undisturbed run, and no process is left.
 
 `fault_matrix.yaml` defines the cells. Processes take long to start, so `make test-slow` runs a fixed sample in chains:
-a job that goes through one cell after the other. `make test-all` also runs every cell in a job of its own.
+a job that goes through one cell after the other. `make test-all` also runs the rare chains and every cell in a job of
+its own.
 Moments are addressed by (rank, step, phase): the worker is held at that point while the fault happens.
 """
 
@@ -50,7 +51,10 @@ def _every_cell() -> list[Any]:
 
 
 def _sample() -> list[Any]:
-    return [pytest.param(cells, id=name) for name, cells in MATRIX["sample"].items()]
+    return [
+        pytest.param(cells, id=name, marks=pytest.mark.matrix if name in MATRIX["rare"] else ())
+        for name, cells in MATRIX["sample"].items()
+    ]
 
 
 @pytest.fixture
@@ -190,6 +194,7 @@ class Chain:
             steps=STEPS * len(cells),
             **kind,
             holds=[hold for cell in self._cells for hold in cell.holds],
+            parallelism={"dp_shard": "auto"},  # whole states need no buddy
             elasticity={"standby": max(cell.standbys for cell in self._cells)},
             health={"probation_s": 1.0},
             timeouts={"save_s": 10.0},  # storage that answers does so within it, also on a busy machine

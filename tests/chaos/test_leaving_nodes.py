@@ -1,8 +1,7 @@
-"""Nodes that may not be used for some time: cordons, maintenance windows and preemption notices. No step is lost."""
+"""Nodes that may not be used for some time: cordons and preemption notices. No step is lost."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,11 +10,8 @@ from kit.processes.server import until
 from kit.worlds.tiny_jobs import Run, holds
 from shoal_api.client import Client
 from shoal_service.core.nodes import DrainSource
-from shoal_service.fleet_views import WindowRequest
 
 _BLOCKED_IP = "127.0.0.4"
-_AHEAD_S = 10.0
-"""The drain for the maintenance window begins so much later than the window is planned."""
 
 
 @pytest.fixture
@@ -71,27 +67,6 @@ def test_a_job_grows_beside_a_cordoned_node_keeps_its_workers_there_and_loses_no
 
 
 @pytest.mark.matrix
-def test_a_node_is_empty_when_its_maintenance_window_begins_and_is_used_again_after_it(client: Client, submit) -> None:
-    run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
-    run.wait_at("step-5-0")
-    leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
-    later = client.plan_maintenance(_window(leaver.node_ip, begins_at=time.time() + 86_400))
-    client.cancel_maintenance(later.window_id)
-    lead_s = later.begins_at - later.drains_at  # follows the drains of earlier tests
-    window = client.plan_maintenance(_window(leaver.node_ip, begins_at=time.time() + lead_s + _AHEAD_S))
-    try:
-        until(lambda: client.node(leaver.node_id).maintenance_at, "the node shows its window")
-        assert client.node(leaver.node_id).drain is None
-        _leave_during_step_5(client, run, leaver.node_id)
-        drain = client.node(leaver.node_id).drain
-        assert drain is not None and drain.source is DrainSource.WINDOW and "new disks" in drain.reason
-        assert client.node(leaver.node_id).num_workers == 0 and time.time() < window.begins_at
-    finally:
-        client.cancel_maintenance(window.window_id)
-    until(lambda: client.node(leaver.node_id).drain is None, "the node is used again")
-
-
-@pytest.mark.matrix
 def test_a_job_leaves_a_machine_whose_cloud_announces_its_end(client: Client, submit) -> None:
     """By the machine's address, which is what its hook knows."""
     run = submit(to=client, workers=3, steps=24, strikes=holds(5, 16))
@@ -130,7 +105,3 @@ def test_a_job_leaves_a_node_whose_ray_start_receives_sigterm(client: Client, ar
     job = run.finish()
     assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
     assert run.losses() == pytest.approx(undisturbed.losses(), rel=1e-5, abs=1e-6)
-
-
-def _window(address: str, *, begins_at: float) -> WindowRequest:
-    return WindowRequest(nodes=(address,), begins_at=begins_at, ends_at=begins_at + 3600.0, reason="new disks")

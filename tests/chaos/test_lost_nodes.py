@@ -12,6 +12,8 @@ from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
 _HOLD = {"at": "step", "do": "hold"}
+SHARDED = {"dp_shard": "auto"}
+"""Otherwise every worker has the whole state, and the loss of a node costs nothing."""
 
 
 @pytest.fixture
@@ -52,7 +54,12 @@ def test_a_raylet_that_dies_alone_leaves_its_snapshots_to_the_machine(
     client = machine_client
     held = {**_HOLD, "rank": 0}
     run = submit(
-        to=client, workers=4, steps=16, checkpoint={"every_steps": 100}, strikes=[{**held, "n": 8}, {**held, "n": 14}]
+        to=client,
+        workers=4,
+        steps=16,
+        parallelism=SHARDED,
+        checkpoint={"every_steps": 100},
+        strikes=[{**held, "n": 8}, {**held, "n": 14}],
     )
     run.wait_at("step-8-0")
     nodes = _by_node(client, run)
@@ -86,6 +93,7 @@ def test_the_loss_of_a_node_with_two_ranks_costs_no_more_than_the_status_said(
         workers=4,
         steps=70,
         step_s=0.05,
+        parallelism=SHARDED,
         checkpoint={"every_steps": 100},
         snapshot={"budget": 0.01},
         strikes=[{**last, "n": 49}],
@@ -118,6 +126,7 @@ def test_with_a_gradient_log_the_loss_of_a_node_with_two_ranks_costs_at_most_one
     settings: dict[str, Any] = {
         "to": client,
         "task": "struck:BuiltIn",
+        "parallelism": SHARDED,
         "workers": 4,
         "steps": 60,
         "checkpoint": {"every_steps": 1000},

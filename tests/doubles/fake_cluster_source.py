@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from shoal_service.core.scheduling.market import Project
-from shoal_service.fleet_views import ClusterSummary, ClusterView, Foresight, NodeView, StartForecast
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, StartForecast
 from shoal_service.store.errors import ClusterNotFound
 from shoal_service.views import JobView
 from shoal_workers.contract.messages import Stacks
@@ -38,18 +35,8 @@ class FakeClusterSource:
         self.start: StartForecast | None = None
         """The answer of `expected_start`."""
 
-        self.foresight = Foresight(changes=(), known=False)
-        """The answer of `foresee_quotas`."""
-
-        self.asked: list[Mapping[str, Project]] = []
-        """What `foresee_quotas` was asked about."""
-
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
         return self.start
-
-    def foresee_quotas(self, projects: Mapping[str, Project]) -> Foresight:
-        self.asked.append(projects)
-        return self.foresight
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
         found = self.taken.get(job_id)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_service.control.market.capacity import FIRST_LEAD_S
-from shoal_service.fleet_views import DrainView, NodeView, WindowRequest
+from shoal_service.fleet_views import DrainView, NodeView
 from shoal_service.store import node_records
 
 LIVE, DEAD, RAYS = "a" * 56, "d" * 56, "e" * 56
@@ -103,23 +102,3 @@ def test_a_notice_may_name_the_node_and_the_time_and_needs_no_body(nodes: Any) -
     assert nodes.http.post(f"/v1/nodes/{LIVE}/preemption-notice").status_code == 202
     answer = nodes.http.post("/v1/nodes/10.9.9.9/preemption-notice")
     assert (answer.status_code, answer.json()["code"]) == (404, "node-not-found")
-
-
-def test_a_window_is_planned_listed_and_cancelled(nodes: Any) -> None:
-    wanted = WindowRequest(nodes=("10.0.0.1",), begins_at=2e9, ends_at=2e9 + 600, reason="disks")
-    planned = nodes.client.plan_maintenance(wanted)
-    assert (planned.nodes, planned.drains_at) == (("10.0.0.1",), 2e9 - FIRST_LEAD_S)
-    assert nodes.client.maintenance_windows() == (planned,)
-    nodes.client.cancel_maintenance(planned.window_id)
-    with pytest.raises(ApiError) as error:
-        nodes.client.cancel_maintenance(planned.window_id)
-    assert error.value.code == "window-not-found"
-
-
-def test_a_window_that_cannot_be_is_refused(nodes: Any) -> None:
-    def post(**times: float) -> Any:
-        return nodes.http.post("/v1/maintenance-windows", json={"nodes": [LIVE], **times})
-
-    assert post(begins_at=2e9, ends_at=1e9).status_code == 422
-    answer = post(begins_at=1e9, ends_at=1.1e9)
-    assert (answer.status_code, answer.json()["code"]) == (409, "request-conflict")

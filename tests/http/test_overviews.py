@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from kit.store_calls import replace_call
-from shoal_api.client.transport import lines_of, parse_stream
+from shoal_api.client.transport import parse_stream, split_lines
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
 from shoal_service.store import histories, submissions
@@ -48,7 +48,7 @@ def test_a_stream_of_a_job_begins_with_everything_and_goes_on_with_what_is_new(
     job_id = supervise(series=points({1: 3.0, 2: 2.0}), logs=(line,))
     path = f"/v1/jobs/{job_id}/overview?logs=true"
     with service.http.stream("GET", path, headers=EVENTS) as answer:
-        stream = parse_stream(lines_of(answer.iter_bytes()))
+        stream = parse_stream(split_lines(answer.iter_bytes()))
         first = until(stream, "logs")
         assert first["series"][0]["replace"] and first["series"][0]["columns"]["step"] == [1, 2]
         assert "hello" in [line["text"] for line in first["logs"][0]]
@@ -58,7 +58,7 @@ def test_a_stream_of_a_job_begins_with_everything_and_goes_on_with_what_is_new(
         position = second["logs"][1]
     service.record(job_id, 2)
     with service.http.stream("GET", path, headers=EVENTS | {"Last-Event-ID": position}) as answer:
-        resumed = until(parse_stream(lines_of(answer.iter_bytes())), "events")
+        resumed = until(parse_stream(split_lines(answer.iter_bytes())), "events")
         assert [event["data"]["found"] for event in resumed["events"][0]] == [2]
         assert resumed["series"][0] == {"replace": False, "columns": resumed["series"][0]["columns"]}
         assert resumed["series"][0]["columns"]["step"] == []
@@ -71,7 +71,7 @@ def test_many_streams_of_one_job_get_the_same_parts(service: Any, supervise: Cal
     def watch() -> None:
         with httpx.Client(base_url=service.url, timeout=30, trust_env=False, headers=service.http.headers) as http:
             with http.stream("GET", f"/v1/jobs/{job_id}/overview", headers=EVENTS) as answer:
-                stream = parse_stream(lines_of(answer.iter_bytes()))
+                stream = parse_stream(split_lines(answer.iter_bytes()))
                 until(stream, "events")
                 ready.release()
                 found.append(until(stream, "events")["events"])
@@ -105,7 +105,7 @@ def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, sp
     replace_call(own_service.store, histories.job_version, counted)
     replace_call(own_service.store, histories.changed_jobs, counted_look)
     with own_service.http.stream("GET", f"/v1/jobs/{job.id}/overview", headers=EVENTS) as answer:
-        lines = lines_of(answer.iter_bytes())
+        lines = split_lines(answer.iter_bytes())
         heartbeats = (line for line in lines if line == ": heartbeat")
         while len(looks) < 2:  # the first look at what other writers did finds the job new
             next(heartbeats)
@@ -123,7 +123,7 @@ def test_the_overview_of_all_jobs_is_filtered_and_streamed(service: Any, spec: d
     assert [one.id for one in found.items] == [job.id] and found.items[0].labels["sweep"] == "depth"
     assert found.num_by_state[JobState.QUEUED] >= 1
     with service.http.stream("GET", "/v1/overview?label=sweep%3Ddepth", headers=EVENTS) as answer:
-        stream = parse_stream(lines_of(answer.iter_bytes()))
+        stream = parse_stream(split_lines(answer.iter_bytes()))
         assert until(stream, "fleet")["fleet"][0]["items"][0]["state"] == "QUEUED"
         service.client.cancel(job.id)
         assert until(stream, "fleet")["fleet"][0]["items"][0]["state"] == "CANCELLED"

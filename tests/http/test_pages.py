@@ -83,9 +83,6 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
         "export-command",
         "profile-steps",
         "view-project",
-        "window-nodes",
-        "window-begins",
-        "window-ends",
         "drain-minutes",
     }
     made_later |= {f"quota-{name}" for name in ("name", "limit", "guaranteed", "weight", "running", "queued", "parent")}

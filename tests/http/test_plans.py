@@ -45,7 +45,8 @@ def test_idle_ranks_are_reported(service: Any) -> None:
 
 def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
     found = service.client.plan({"stop": {"steps": 1}, "task": "mine:Task"}, workers=3)
-    assert (found.choice.name, found.ranking.predictions, found.tokens_per_step) == ("fsdp3", (), 0)
+    assert (found.choice.name, found.ranking.predictions, found.tokens_per_step) == ("dp3", (), 0)
+    assert "plain: every worker has the whole state" in found.choice.reason
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from kit.store_calls import set_queue
 from shoal_api.client import ApiError
 from shoal_api.client.spec_document import user_of_login
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.fleet_views import ForeseenChange, Foresight, ProjectRules, UserRules
+from shoal_service.fleet_views import ProjectRules, UserRules
 
 SPEC = {"stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}}
 
@@ -32,20 +32,6 @@ def test_a_project_is_defined_changed_and_deleted(service: Any) -> None:
     with pytest.raises(ApiError) as error:
         service.client.delete_project("vision")
     assert error.value.code == "project-not-found"
-
-
-def test_other_quotas_are_tried_and_nothing_is_stored(service: Any) -> None:
-    job = service.client.submit({**SPEC, "project": "vision", "name": "shrinks"})
-    change = ForeseenChange(
-        job=job.id, name="", project="vision", before=4, after=2, within_s=0, reason="Gave back 2 workers."
-    )
-    service.cluster.foresight = Foresight(changes=(change,))
-    found = service.client.try_project("vision", ProjectRules(limit=2))
-    assert found.known and [(one.name, one.before, one.after) for one in found.changes] == [("shrinks", 4, 2)]
-    assert service.cluster.asked[-1]["vision"].limit == 2
-    assert not service.client.project("vision").is_defined
-    answer = service.http.post("/v1/projects/vision/dry-run", json={"parent": "lab"})
-    assert (answer.status_code, answer.json()["code"]) == (409, "project-conflict"), "as the change itself"
 
 
 def test_impossible_quotas_name_the_key_and_the_way_out(service: Any) -> None:

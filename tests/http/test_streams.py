@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from shoal_api.client import Client
-from shoal_api.client.transport import lines_of, parse_stream
+from shoal_api.client.transport import parse_stream, split_lines
 from shoal_api.http.followers import LogFollower, LogSelection
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingLog
@@ -72,17 +72,17 @@ def test_a_stream_resumes_after_last_event_id_and_ends_with_the_job(service: Any
     last = list(service.client.events(job.id))[-1].seq
     answer = service.http.get(f"/v1/jobs/{job.id}/events?after=1", headers=EVENTS | {"Last-Event-ID": "2"})
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events = list(parse_stream(lines_of(iter([answer.content]))))
+    events = list(parse_stream(split_lines(iter([answer.content]))))
     assert [event.id for event in events[:-1]] == [str(seq) for seq in range(3, last + 1)]
     assert (events[-1].event, json.loads(events[-1].data)) == ("end", {"state": "CANCELLED"})
     again = service.http.get(f"/v1/jobs/{job.id}/events", headers=EVENTS | {"Last-Event-ID": str(last)})
-    assert [event.event for event in parse_stream(lines_of(iter([again.content])))] == ["end"]
+    assert [event.event for event in parse_stream(split_lines(iter([again.content])))] == ["end"]
 
 
 def test_a_quiet_stream_sends_heartbeats(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     with service.http.stream("GET", f"/v1/jobs/{job.id}/events?after=1", headers=EVENTS) as answer:
-        lines = lines_of(answer.iter_bytes())
+        lines = split_lines(answer.iter_bytes())
         assert ": heartbeat" in (next(lines) for _ in range(10))
 
 
@@ -103,10 +103,10 @@ def test_writes_of_another_process_are_seen(own_service: Any, spec: dict[str, An
 def test_a_job_and_the_list_of_jobs_are_streamed_as_they_change(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     with service.http.stream("GET", "/v1/jobs?limit=1", headers=EVENTS) as answer:
-        pages = parse_stream(lines_of(answer.iter_bytes()))
+        pages = parse_stream(split_lines(answer.iter_bytes()))
         assert json.loads(next(pages).data)["items"][0]["state"] == "QUEUED"
         with service.http.stream("GET", f"/v1/jobs/{job.id}", headers=EVENTS) as one:
-            states = parse_stream(lines_of(one.iter_bytes()))
+            states = parse_stream(split_lines(one.iter_bytes()))
             assert json.loads(next(states).data)["status"]["state"] == "QUEUED"
             service.client.cancel(job.id)
             assert json.loads(next(states).data)["status"]["state"] == "CANCELLED"

@@ -32,7 +32,6 @@ from shoal_service.core.events.job import (
 from shoal_service.core.events.service import (
     DriverFailed,
     JournalDamaged,
-    MaintenancePlanned,
     MetricsHookFailed,
     NodeCleared,
     NodeCordoned,
@@ -386,10 +385,6 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         NodeCordoned(node_id="ab12", reason="bad fan"),
         "node ab12 is cordoned: bad fan; its workers stay, and none is added",
-    ),
-    (
-        MaintenancePlanned(window_id="mw-1", begins_at=100.0, ends_at=130.0, reason="disks"),
-        "maintenance window mw-1 of 30 s is planned: disks",
     ),
     (
         WebhookGaveUp(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from schedulers import decisions
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, ThroughputCurve
 from shoal_service.simulator.engine import Costs, Market
-from shoal_service.simulator.policies import decisions
 from shoal_service.simulator.traces import Capacity, TraceJob
 
 FREE = Costs(switch_s=0.0, start_s=0.0)
@@ -45,6 +45,6 @@ def scripted(script: Mapping[float, Mapping[str, int]]) -> Policy:
         wanted = {job.job_id: job.granted for job in state.jobs}
         if newest is not None:
             wanted |= script[newest]
-        return decisions(state, wanted, "script")
+        return decisions(state, wanted)
 
     return policy

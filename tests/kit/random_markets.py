@@ -106,7 +106,7 @@ def may_use(job: MarketJob, node: MarketNode) -> bool:
 
 def of_one_kind(state: MarketState) -> MarketState:
     jobs = [replace(one, need=NEEDS[0], capacity=CapacityKind.ANY, selector={}, on_nodes={}) for one in state.jobs]
-    return replace(state, jobs=jobs, nodes=[replace(one, is_cordoned=False, ends_at=None) for one in state.nodes])
+    return replace(state, jobs=jobs, nodes=[replace(one, is_cordoned=False) for one in state.nodes])
 
 
 def _curve(draw: Random) -> ThroughputCurve:
@@ -145,7 +145,7 @@ def _node(draw: Random, name: str) -> MarketNode:
         labels=draw.choice([{}, {"zone": "x"}]),
         is_spot=draw.random() < 0.5,
         is_cordoned=draw.random() < 0.2,
-        ends_at=draw.choice([None, None, None, NOW + 10, NOW + 1000]),
+        memory_gib=draw.choice([16.0, 16.0, 32.0, 32.0, 64.0]),
     )
 
 

@@ -83,7 +83,7 @@ def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
         run.wait_for_event("generation.switching", number)
         run.release(place)
     run.finish()
-    assert layouts(run) == ["fsdp4", "pp4", "dp2 x tp2", "fsdp4"]
+    assert layouts(run) == ["dp4", "pp4", "dp2 x tp2", "dp4"]
     assert run.now().status.steps_lost == 0 and client.incidents(run.id) == ()
     assert set(run.pids().values()) <= set(before.values())
     assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 4, 9, 15]
@@ -97,4 +97,4 @@ def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any,
     with pytest.raises(Exception, match="3") as refused:
         client.patch(run.id, JobPatch(parallelism=ParallelismSpec(tp=3)))
     assert "tp 3" in str(refused.value)
-    assert run.now().status.layout == "fsdp4"
+    assert run.now().status.layout == "dp4"

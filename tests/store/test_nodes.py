@@ -8,7 +8,7 @@ import pytest
 
 from shoal_service.core.nodes import Cordon, Drain
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import Lease, LeaseLost, Store, WindowNotFound, histories, node_records
+from shoal_service.store import Lease, LeaseLost, Store, histories, node_records
 from shoal_service.store.node_records import Suspicion
 from shoal_service.views import WorkerView
 
@@ -33,21 +33,6 @@ def test_a_cordon_lasts_until_it_is_undone_or_its_node_has_left(store: Store, le
     assert store.reading(node_records.cordons)() == {}
 
 
-def test_windows_are_planned_listed_by_time_and_cancelled(store: Store) -> None:
-    late = store.writing(node_records.plan_window)(("n1",), begins_at=500.0, ends_at=600.0, reason="disks", now=1.0)
-    early = store.writing(node_records.plan_window)(
-        ("10.0.0.2", "n3"), begins_at=50.0, ends_at=60.0, reason="fans", now=1.0
-    )
-    assert store.reading(node_records.windows)() == [early, late]
-    store.writing(node_records.cancel_window)(late.window_id)
-    with pytest.raises(WindowNotFound, match="shoal maintenance list"):
-        store.writing(node_records.cancel_window)(late.window_id)
-    newest = store.writing(node_records.plan_window)(
-        ("n1",), begins_at=9e5, ends_at=1e6, reason="r", now=60.0 + 86_401.0
-    )
-    assert store.reading(node_records.windows)() == [newest], "a window is forgotten a day after its end"
-
-
 def worker(node_id: str) -> WorkerView:
     of_worker = {
         "worker_id": "w",
@@ -61,26 +46,13 @@ def worker(node_id: str) -> WorkerView:
     return WorkerView.model_validate({**of_worker, "phase": "idle", "node_id": node_id, "node_ip": "10.0.0.1"})
 
 
-def test_the_jobs_on_a_node_get_an_event_of_its_cordon_and_its_window(store: Store, submit: Any, begin: Any) -> None:
+def test_the_jobs_on_a_node_get_an_event_of_its_cordon(store: Store, submit: Any, begin: Any) -> None:
     there, elsewhere = begin(submit()), begin(submit())
     for attempt, node_id in ((there, "n1"), (elsewhere, "n2")):
         attempt.report(workers=(worker(node_id),))
     store.writing(node_records.cordon)("n1", reason="bad fan", now=20.0)
-    store.writing(node_records.plan_window)(("10.0.0.1",), begins_at=50.0, ends_at=110.0, reason="disks", now=21.0)
-    types = [event.type for event in store.reading(histories.read_events)(there.job_id)][-2:]
-    assert types == ["node.cordoned", "maintenance.planned"]
-    assert [event.type for event in store.reading(histories.read_events)(elsewhere.job_id)][
-        -1
-    ] == "maintenance.planned", "the same address"
+    assert [event.type for event in store.reading(histories.read_events)(there.job_id)][-1] == "node.cordoned"
     assert "node.cordoned" not in [event.type for event in store.reading(histories.read_events)(elsewhere.job_id)]
-
-
-def test_the_newest_drain_times_are_kept(store: Store, lease: Lease) -> None:
-    for seconds in range(20):
-        store.writing(node_records.add_drain_times, lease.epoch)({"n1": float(seconds)}, now=1.0)
-    assert store.reading(node_records.read_drain_times)() == [float(seconds) for seconds in range(4, 20)]
-    with pytest.raises(LeaseLost):
-        store.writing(node_records.add_drain_times, lease.epoch + 1)({"n1": 1.0}, now=1.0)
 
 
 def test_the_control_loop_is_woken_by_a_drain(store: Store) -> None:

@@ -6,7 +6,7 @@
     machine_rank, main_process_ip, gpu_ids ...      left out: Shoal brings the processes together itself
     deepspeed_config, fp8_config, SageMaker ...     refused by name
 
-Hides the keys and which variable each becomes. Opens that one file. Called by program.py.
+Hides the keys and which variable each becomes. Opens no other file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class AccelerateConfig:
 
 
 def default_config(environ: Mapping[str, str]) -> Path | None:
-    """The file that `accelerate config` has written, and `accelerate launch` reads when it is given no other; None:
-    there is none."""
+    """Return the file that `accelerate config` writes, and `accelerate launch` reads by default; None if there is
+    none."""
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = Path(environ.get("HF_HOME", f"{cache}/huggingface")).expanduser() / "accelerate"
     path = folder / "default_config.yaml"
@@ -63,7 +63,7 @@ def default_config(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_config(path: Path) -> AccelerateConfig:
-    """Raises CliError: the file is not there, or asks for what Shoal does not start; the message names the key."""
+    """Read a file. Raises CliError if it is not there or asks for what Shoal does not start."""
     try:
         document = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
@@ -100,10 +100,10 @@ def _refuse(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _env(document: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     precision = document.get("mixed_precision")
     if precision is not None:
-        found["ACCELERATE_MIXED_PRECISION"] = "no" if precision is False else str(precision)
+        variables["ACCELERATE_MIXED_PRECISION"] = "no" if precision is False else str(precision)
     for key, variable in (
         ("use_cpu", "ACCELERATE_USE_CPU"),
         ("debug", "ACCELERATE_DEBUG_MODE"),
@@ -114,18 +114,18 @@ def _env(document: Mapping[str, Any]) -> dict[str, str]:
         value = document.get(key)
         if value not in _EMPTY:
             flag = "1" if variable == "ACCELERATE_CPU_AFFINITY" else "true"
-            found[variable] = flag if value is True else str(value)
+            variables[variable] = flag if value is True else str(value)
     for key, value in _prefixed(document.get("dynamo_config"), "dynamo_"):
-        found[f"ACCELERATE_{key}"] = str(value).upper() if key == "DYNAMO_BACKEND" else str(value)
+        variables[f"ACCELERATE_{key}"] = str(value).upper() if key == "DYNAMO_BACKEND" else str(value)
     if document.get("distributed_type") == "FSDP":
-        found["ACCELERATE_USE_FSDP"] = "true"
+        variables["ACCELERATE_USE_FSDP"] = "true"
         for key, value in _prefixed(document.get("fsdp_config"), "fsdp_"):
-            found[_OTHER_NAMES.get(key, key)] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
+            variables[_OTHER_NAMES.get(key, key)] = str(value).lower() if isinstance(value, bool) else str(value)
+    return variables
 
 
 def _prefixed(section: Any, prefix: str) -> list[tuple[str, Any]]:
-    """The keys of a section as the ends of variables; accelerate lets their prefix be left out."""
+    """Return the keys of a section as the ends of variables; accelerate lets their prefix be left out."""
     items = section.items() if isinstance(section, dict) else ()
     named = ((str(key) if str(key).startswith(prefix) else f"{prefix}{key}", value) for key, value in items)
     return [(key.upper(), value) for key, value in named if value is not None]

@@ -66,7 +66,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
     return max((finding.verdict for finding in findings), key=order.index, default=Verdict.OK)
 
 
-def checks_of(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
+def list_checks(url: str, database_url: str | None) -> tuple[tuple[str, Callable[[], Finding]], ...]:
     """Return all checks with their names, in the order in which they are to run; the slow ones come last."""
     return (
         ("python", _python),
@@ -147,10 +147,10 @@ def _ray_auth() -> Finding:
 def judge_server(url: str) -> Finding:
     import httpx
 
-    from shoal_api.cli.readiness import waits_for, warns_of
+    from shoal_api.cli.readiness import read_warnings, waits_for
 
     try:
-        missing, warnings = waits_for(url), warns_of(url)
+        missing, warnings = waits_for(url), read_warnings(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         return Finding(
             check="server",

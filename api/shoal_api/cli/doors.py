@@ -7,8 +7,7 @@ loop tracks is found by running it (trial.py).
 
 Parses the program and the modules beside it that it imports, and looks for calls by their full names, so that
 `DDP(model)` is found under every name that it was imported as. What it does not find may still be there (a name made at
-run time), so its words are about what was found, with lines. Called by `shoal check`, and by `shoal submit` for a task
-that is a function.
+run time), so each remark names the lines that it is about.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _CHECKPOINT_VARIABLE = "SHOAL_CHECKPOINT_DIR"
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that was found, for people."""
+    """A finding, for people."""
 
     words: str
     places: tuple[str, ...] = ()
     """Where: `train.py:12`."""
 
     def __str__(self) -> str:
-        shown = ", ".join(self.places[:_MAX_PLACES]) + (", ..." if len(self.places) > _MAX_PLACES else "")
-        return f"{self.words} ({shown})" if shown else self.words
+        places = ", ".join(self.places[:_MAX_PLACES]) + (", ..." if len(self.places) > _MAX_PLACES else "")
+        return f"{self.words} ({places})" if places else self.words
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Findings:
     """What stands in the way of the door `task`."""
     num_files: int
     is_loop: bool
-    """It gives a loop of its own to Shoal."""
+    """It gives its loop to Shoal."""
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -76,23 +75,23 @@ def examine(script: Path, directory: Path) -> Findings:
     Raises:
         CliError: it is not valid Python.
     """
-    read = _read_all(script, directory)
-    distributed = tuple(Remark(name, places) for name, places in _by_name(read, _DISTRIBUTED, spread=True))
+    source = _read_all(script, directory)
+    distributed = tuple(Remark(name, places) for name, places in _by_name(source, _DISTRIBUTED, spread=True))
     return Findings(
         program=_relative(script, directory),
-        launcher=_launcher(read, is_distributed=bool(distributed)),
+        launcher=_launcher(source, is_distributed=bool(distributed)),
         distributed=distributed,
-        obstacles=tuple(_obstacles(read)),
-        cost=_cost(read),
-        notes=tuple(_notes(read, is_distributed=bool(distributed))),
-        before_task=tuple(_before_task(read)),
-        num_files=read.num_files,
-        is_loop=bool(read.calls("shoal.run")),
+        obstacles=tuple(_obstacles(source)),
+        cost=_cost(source),
+        notes=tuple(_notes(source, is_distributed=bool(distributed))),
+        before_task=tuple(_before_task(source)),
+        num_files=source.num_files,
+        is_loop=bool(source.calls("shoal.run")),
     )
 
 
 def is_loop(script: Path, directory: Path) -> bool:
-    """Whether the program gives a loop of its own to Shoal: it calls `shoal.run`.
+    """Return True if the program gives its loop to Shoal: it calls `shoal.run`.
 
     Raises:
         CliError: it is not valid Python.
@@ -105,28 +104,28 @@ class RayTrain:
     """What a script with a `TorchTrainer` says of its workers, as far as it stands there as numbers."""
 
     workers: tuple[int, int] | None
-    """`ScalingConfig(num_workers=...)`; None: it does not say, or the number is made at run time."""
+    """`ScalingConfig(num_workers=...)`; None if it does not say, or the number is made at run time."""
     gpus: int | None
     cpus: float | None
     max_failures: int | None
     """`FailureConfig(max_failures=...)`."""
 
 
-def ray_train_of(script: Path, directory: Path) -> RayTrain | None:
-    """What a script says to Ray Train; None: it has no `TorchTrainer`.
+def read_ray_train(script: Path, directory: Path) -> RayTrain | None:
+    """Return what a script says to Ray Train; None if it has no `TorchTrainer`.
 
     Raises:
         CliError: it is not valid Python.
     """
-    read = _read_all(script, directory)
-    if not read.calls(*_TORCH_TRAINERS):
+    source = _read_all(script, directory)
+    if not source.calls(*_TORCH_TRAINERS):
         return None
-    scaling, failures = read.keywords_of(*_SCALING), read.keywords_of(*_FAILURES)
+    scaling, failures = source.keywords_of(*_SCALING), source.keywords_of(*_FAILURES)
     resources = _literal(scaling.get("resources_per_worker"))
     resources = resources if isinstance(resources, dict) else {}
     numbers = _literal(scaling.get("num_workers"))
     numbers = numbers if isinstance(numbers, tuple) else (numbers, numbers)
-    has_workers = len(numbers) == 2 and all(isinstance(one, int) and one > 0 for one in numbers)
+    has_workers = len(numbers) == 2 and all(isinstance(count, int) and count > 0 for count in numbers)
     uses_gpu, max_failures = _literal(scaling.get("use_gpu")), _literal(failures.get("max_failures"))
     cpus = resources.get("CPU")
     return RayTrain(
@@ -138,51 +137,51 @@ def ray_train_of(script: Path, directory: Path) -> RayTrain | None:
 
 
 def _literal(value: ast.expr | None) -> Any:
-    """None: it is not there, or no literal."""
+    """Return the value of a literal; None if there is none."""
     try:
         return None if value is None else ast.literal_eval(value)
     except ValueError:
         return None
 
 
-def _launcher(read: _Read, *, is_distributed: bool) -> str:
-    if read.calls(*_TORCH_TRAINERS):
+def _launcher(source: _Source, *, is_distributed: bool) -> str:
+    if source.calls(*_TORCH_TRAINERS):
         return "ray_train"
-    if read.calls("accelerate.Accelerator"):
+    if source.calls("accelerate.Accelerator"):
         return "accelerate"
     return "torchrun" if is_distributed else "python"
 
 
-def describe(found: Findings) -> str:
-    """Say to people what was found."""
-    if found.is_loop:
+def describe(findings: Findings) -> str:
+    """Describe the findings to people."""
+    if findings.is_loop:
         return (
-            f"{found.program} gives its loop to shoal.run, so Shoal runs it in place: shoal submit {found.program} "
-            "--workers 1:4\n"
+            f"{findings.program} gives its loop to shoal.run, so Shoal runs it in place: "
+            f"shoal submit {findings.program} --workers 1:4\n"
             f"  {LOOP_COST}\n"
             "nothing was run, so it is not known whether it tracks all of its state; without --no-run it is tried"
         )
-    launcher = f" --launcher {found.launcher}" if found.launcher == "accelerate" else ""
-    workers = "1" if found.launcher == "python" else "1:4"
-    command = f"shoal submit {found.program} --workers {workers}{launcher}"
+    launcher = f" --launcher {findings.launcher}" if findings.launcher == "accelerate" else ""
+    workers = "1" if findings.launcher == "python" else "1:4"
+    command = f"shoal submit {findings.program} --workers {workers}{launcher}"
     lines = (
-        [f"{found.program} can run as a script, as it is: {command}"]
-        if not found.obstacles
-        else [f"{found.program} can run as a script after a change: then {command}", *_items(found.obstacles)]
+        [f"{findings.program} can run as a script, as it is: {command}"]
+        if not findings.obstacles
+        else [f"{findings.program} can run as a script after a change: then {command}", *_items(findings.obstacles)]
     )
-    lines += [f"  distributed by {remark}" for remark in found.distributed]
-    lines += [f"  a lost worker costs {found.cost}", *(f"  note: {remark}" for remark in found.notes)]
+    lines += [f"  distributed by {remark}" for remark in findings.distributed]
+    lines += [f"  a lost worker costs {findings.cost}", *(f"  note: {remark}" for remark in findings.notes)]
     lines += [
         "next door: as a loop (docs/loops.md) it keeps its loop, model and optimizers, and about ten lines change: "
         f"{LOOP_COST}",
         "then: as a task (docs/tasks.md) a lost worker costs at most one step, processes and memory are kept, and "
         "every parallel layout is open",
     ]
-    lines += _items(found.before_task) or [
+    lines += _items(findings.before_task) or [
         "  nothing that was found stands in its way: model, dataset and loss become three methods of a class"
     ]
-    read = "" if found.num_files == 1 else f"read {count_text(found.num_files, 'file')}; "
-    return "\n".join([*lines, f"{read}nothing was run; docs/porting.md is the map of the doors"])
+    files = "" if findings.num_files == 1 else f"read {count_text(findings.num_files, 'file')}; "
+    return "\n".join([*lines, f"{files}nothing was run; docs/porting.md is the map of the doors"])
 
 
 def _items(remarks: Iterable[Remark]) -> list[str]:
@@ -219,7 +218,7 @@ _OTHERS_OF_RAY = (
 )
 _REPORT = "ray.train.report"
 """Saves if it is given a checkpoint."""
-_OF_ALL_RANKS = frozenset(
+_COLLECTIVE_CALLS = frozenset(
     {_REPORT, *(f"torch.distributed.{name}" for name in ("all_reduce", "all_gather", "broadcast", "barrier", "gather"))}
 )
 _ENVIRONMENTS = (
@@ -238,19 +237,19 @@ _LOADERS = (
 _RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 
 
-def _obstacles(read: _Read) -> Iterator[Remark]:
-    for name, places in _by_name(read, _SPAWNERS):
+def _obstacles(source: _Source) -> Iterator[Remark]:
+    for name, places in _by_name(source, _SPAWNERS):
         yield Remark(
             f"{name} starts processes of its own, and Shoal starts one for each worker: call what it starts, once, "
             "with rank and world size from the environment",
             places,
         )
-    for name, places in _by_name(read, _OTHERS_OF_RAY):
+    for name, places in _by_name(source, _OTHERS_OF_RAY):
         way_out = "shoal sweep makes a job of each combination" if ".tune." in name else "TorchTrainer trains on Shoal"
         yield Remark(
             f"{name} starts workers of its own on the Ray cluster, and Shoal does not see them: {way_out}", places
         )
-    for call in read.found:
+    for call in source.calls_made:
         if call.name != "torch.distributed.init_process_group":
             continue
         method = _beginning(call.keywords.get("init_method"))
@@ -259,30 +258,37 @@ def _obstacles(read: _Read) -> Iterator[Remark]:
         fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
         if fixed:
             yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
-    if places := tuple(call.place for call in read.found if call.is_alone and call.name in _OF_ALL_RANKS):
-        yield Remark(
-            "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still", places
-        )
-    if places := tuple(call.place for call in read.found if call.is_alone and call.name in read.wrapped):
-        yield Remark(
+    alone = [call for call in source.calls_made if call.is_alone]
+    yield from _remarks_with_places(
+        (
+            "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still",
+            tuple(call.place for call in alone if call.name in _COLLECTIVE_CALLS),
+        ),
+        (
             "the forward pass of DistributedDataParallel is a call of all ranks, and here rank 0 makes it alone: use "
             "its .module",
-            places,
-        )
-    if places := read.environment_writes(_RENDEZVOUS):
-        yield Remark("the environment of the process group is overwritten: use os.environ.setdefault", places)
-    if places := read.first_gpus():
-        yield Remark("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", places)
-    if places := read.calls("input"):
-        yield Remark("input() ends with EOFError: a worker has no terminal", places)
-
-
-def _cost(read: _Read) -> Remark:
-    trainers = read.calls(*_TRAINERS)
-    saves = read.calls(*_SAVERS) + tuple(
-        call.place for call in read.found if call.name == _REPORT and _is_given(call.keywords.get("checkpoint"))
+            tuple(call.place for call in alone if call.name in source.wrapped),
+        ),
+        (
+            "the environment of the process group is overwritten: use os.environ.setdefault",
+            source.environment_writes(_RENDEZVOUS),
+        ),
+        ("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", source.first_gpus()),
+        ("input() ends with EOFError: a worker has no terminal", source.calls("input")),
     )
-    loads = read.calls(*_LOADERS) + read.keywords("resume_from_checkpoint", "ckpt_path")
+
+
+def _remarks_with_places(*findings: tuple[str, tuple[str, ...]]) -> Iterator[Remark]:
+    """Yield a remark for each finding that has a place."""
+    return (Remark(text, places) for text, places in findings if places)
+
+
+def _cost(source: _Source) -> Remark:
+    trainers = source.calls(*_TRAINERS)
+    saves = source.calls(*_SAVERS) + tuple(
+        call.place for call in source.calls_made if call.name == _REPORT and _is_given(call.keywords.get("checkpoint"))
+    )
+    loads = source.calls(*_LOADERS) + source.keywords("resume_from_checkpoint", "ckpt_path")
     if loads:
         return Remark("the steps since its last checkpoint, which it loads when it starts", loads)
     if saves:
@@ -294,29 +300,29 @@ def _cost(read: _Read) -> Remark:
     return Remark("all steps so far: no line was found that saves or loads a checkpoint")
 
 
-def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
+def _notes(source: _Source, *, is_distributed: bool) -> Iterator[Remark]:
     if not is_distributed:
         yield Remark(
             "nothing was found that is distributed: with several workers, each would train alone. "
             "DistributedDataParallel makes one training of them"
         )
-    saves = read.calls(*_SAVERS)
-    reports = bool(read.calls(_REPORT))
-    if saves and not reports and not read.mentions(_CHECKPOINT_VARIABLE) and not read.calls("shoal.checkpoint_dir"):
+    saves = source.calls(*_SAVERS)
+    reports = bool(source.calls(_REPORT))
+    if saves and not reports and not source.mentions(_CHECKPOINT_VARIABLE) and not source.calls("shoal.checkpoint_dir"):
         yield Remark(
             f"checkpoints belong below the directory in {_CHECKPOINT_VARIABLE}, which every node reaches and later "
             "attempts see; another directory may be lost with its node",
             saves,
         )
-    if not read.calls("shoal.log") and not reports:
+    if not source.calls("shoal.log") and not reports:
         yield Remark(
             "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
             "loss=loss)` in the loop; elsewhere it does nothing"
         )
-    if places := read.mentions_of_sigterm():
+    if places := source.mentions_of_sigterm():
         yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
-    knows_its_size = read.mentions("WORLD_SIZE") or read.calls("torch.distributed.get_world_size")
-    places = read.calls("torch.utils.data.DataLoader", *_TRAINERS)
+    knows_its_size = source.mentions("WORLD_SIZE") or source.calls("torch.distributed.get_world_size")
+    places = source.calls("torch.utils.data.DataLoader", *_TRAINERS)
     if is_distributed and places and not knows_its_size:
         yield Remark(
             "a batch size of each process times the number of workers is the global batch, so it changes with the "
@@ -325,29 +331,37 @@ def _notes(read: _Read, *, is_distributed: bool) -> Iterator[Remark]:
         )
 
 
-def _before_task(read: _Read) -> Iterator[Remark]:
-    if places := read.calls(*_TRAINERS):
-        yield Remark("the loop is that of a trainer, and a task has model, data and loss without a loop", places)
-    optimizers = tuple(call.place for call in read.found if _is_optimizer(call.name))
-    if len(optimizers) > 1:
-        yield Remark(f"{count_text(len(optimizers), 'optimizer')} are made, and a task has one", optimizers)
-    backward = read.calls(".backward")
-    if len(backward) > 1:
-        yield Remark("several backward passes, and a task returns one loss", backward)
-    if places := read.calls("torch.autograd.grad") + read.keywords("create_graph", "retain_graph"):
-        yield Remark("gradients of gradients or a kept graph are the loop's own, which a task does not have", places)
-    if places := read.bases("IterableDataset"):
-        yield Remark("an IterableDataset has no indices, and a task's dataset has len() and [index]", places)
-    if places := read.calls("torch.optim.LBFGS"):
-        yield Remark("LBFGS needs a closure", places)
-    collectives = _OF_ALL_RANKS - {_REPORT, "torch.distributed.barrier"}
-    if places := read.calls_below("torch.distributed.nn.") + read.calls(*collectives):
-        yield Remark("collectives of its own; a task's loss sees one micro-batch and calls none", places)
-    drawn = read.calls_below("torch.distributions.") and read.calls(".sample")
-    if places := read.calls(*_ENVIRONMENTS) + (drawn or ()):
-        yield Remark("samples are made by the model while it trains, and a task's dataset does not change", places)
-    if places := read.calls("torch.optim.swa_utils.AveragedModel"):
-        yield Remark("averaged weights are kept beside the model", places)
+def _before_task(source: _Source) -> Iterator[Remark]:
+    optimizers = tuple(call.place for call in source.calls_made if _is_optimizer(call.name))
+    backward = source.calls(".backward")
+    collectives = _COLLECTIVE_CALLS - {_REPORT, "torch.distributed.barrier"}
+    drawn = source.calls(".sample") if source.calls_below("torch.distributions.") else ()
+    return _remarks_with_places(
+        ("the loop is that of a trainer, and a task has model, data and loss without a loop", source.calls(*_TRAINERS)),
+        (
+            f"{count_text(len(optimizers), 'optimizer')} are made, and a task has one",
+            optimizers if len(optimizers) > 1 else (),
+        ),
+        ("several backward passes, and a task returns one loss", backward if len(backward) > 1 else ()),
+        (
+            "gradients of gradients or a kept graph are the loop's own, which a task does not have",
+            source.calls("torch.autograd.grad") + source.keywords("create_graph", "retain_graph"),
+        ),
+        (
+            "an IterableDataset has no indices, and a task's dataset has len() and [index]",
+            source.bases("IterableDataset"),
+        ),
+        ("LBFGS needs a closure", source.calls("torch.optim.LBFGS")),
+        (
+            "collectives of its own; a task's loss sees one micro-batch and calls none",
+            source.calls_below("torch.distributed.nn.") + source.calls(*collectives),
+        ),
+        (
+            "samples are made by the model while it trains, and a task's dataset does not change",
+            source.calls(*_ENVIRONMENTS) + drawn,
+        ),
+        ("averaged weights are kept beside the model", source.calls("torch.optim.swa_utils.AveragedModel")),
+    )
 
 
 def _is_optimizer(name: str) -> bool:
@@ -360,22 +374,22 @@ def _is_optimizer(name: str) -> bool:
     )
 
 
-def _by_name(read: _Read, names: Iterable[str], *, spread: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """`spread`: without the calls that say that they train on one device."""
+def _by_name(source: _Source, names: Iterable[str], *, spread: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names that are called, and where. `spread` leaves out calls that train on one device."""
     for name in names:
-        calls = [call for call in read.found if call.name == name and not (spread and _is_of_one_device(call))]
+        calls = [call for call in source.calls_made if call.name == name and not (spread and _is_of_one_device(call))]
         if calls:
             yield name, tuple(call.place for call in calls)
 
 
 def _is_of_one_device(call: _Call) -> bool:
-    """Whether Lightning is told to train on one device of one node."""
+    """Return True if Lightning is told to train on one device of one node."""
     devices, nodes = (_literal(call.keywords.get(name)) for name in ("devices", "num_nodes"))
     return call.name == "lightning.Trainer" and devices in (1, "1", [0]) and nodes in (None, 1)
 
 
 def _beginning(value: ast.expr | None) -> str:
-    """The text, or what an f-string begins with; empty if it is another expression."""
+    """Return the text, or what an f-string begins with; empty for another expression."""
     if isinstance(value, ast.JoinedStr) and value.values:
         value = value.values[0]
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
@@ -393,10 +407,10 @@ class _Call:
 
 
 @dataclass
-class _Read:
+class _Source:
     """The text of a program: its calls, in the order of its lines."""
 
-    found: list[_Call] = field(default_factory=list)
+    calls_made: list[_Call] = field(default_factory=list)
     classes: list[tuple[str, str]] = field(default_factory=list)
     """Last part of the name of each base, and its place."""
     texts: list[tuple[str, str]] = field(default_factory=list)
@@ -410,20 +424,24 @@ class _Read:
 
     def calls_below(self, package: str) -> tuple[str, ...]:
         """Return where something of this package is called."""
-        return tuple(call.place for call in self.found if call.name.startswith(package))
+        return tuple(call.place for call in self.calls_made if call.name.startswith(package))
 
     def calls(self, *names: str) -> tuple[str, ...]:
         """Return where one of these is called. A name that begins with a dot is a method of any object."""
         methods = tuple(name for name in names if name.startswith("."))
-        return tuple(one.place for one in self.found if one.name in names or one.name.endswith(methods or ("\0",)))
+        return tuple(
+            call.place for call in self.calls_made if call.name in names or call.name.endswith(methods or ("\0",))
+        )
 
     def keywords_of(self, *names: str) -> dict[str, ast.expr]:
         """Return the keywords of the only call of one of these; {} if there are several, which may differ."""
-        calls = [one for one in self.found if one.name in names]
+        calls = [call for call in self.calls_made if call.name in names]
         return calls[0].keywords if len(calls) == 1 else {}
 
     def keywords(self, *names: str) -> tuple[str, ...]:
-        return tuple(one.place for one in self.found if any(_is_given(one.keywords.get(name)) for name in names))
+        return tuple(
+            call.place for call in self.calls_made if any(_is_given(call.keywords.get(name)) for name in names)
+        )
 
     def bases(self, name: str) -> tuple[str, ...]:
         return tuple(place for base, place in self.classes if base == name)
@@ -432,7 +450,7 @@ class _Read:
         return tuple(place for key, place in self.writes if key in keys)
 
     def mentions(self, text: str) -> bool:
-        return any(text in one for one, _ in self.texts)
+        return any(text in literal for literal, _ in self.texts)
 
     def mentions_of_sigterm(self) -> tuple[str, ...]:
         return tuple(place for name, place in self.names if name == "signal.SIGTERM")
@@ -441,10 +459,10 @@ class _Read:
         """Return where the first GPU of a node is named, whatever the rank."""
         named = [place for text, place in self.texts if text == "cuda:0"]
         by_call = (
-            one.place
-            for one in self.found
-            if (one.name.endswith((".cuda", "torch.cuda.set_device")) and _is_zero(one.args[:1]))
-            or (one.name == "torch.device" and _is_zero(one.args[1:2]))
+            call.place
+            for call in self.calls_made
+            if (call.name.endswith((".cuda", "torch.cuda.set_device")) and _is_zero(call.args[:1]))
+            or (call.name == "torch.device" and _is_zero(call.args[1:2]))
         )
         return tuple(dict.fromkeys([*named, *by_call]))
 
@@ -454,18 +472,18 @@ def _is_given(value: ast.expr | None) -> bool:
 
 
 def _is_zero(values: Sequence[ast.expr]) -> bool:
-    return any(isinstance(one, ast.Constant) and one.value == 0 and one.value is not False for one in values)
+    return any(isinstance(item, ast.Constant) and item.value == 0 and item.value is not False for item in values)
 
 
-def _read_all(script: Path, directory: Path) -> _Read:
-    read = _Read()
+def _read_all(script: Path, directory: Path) -> _Source:
+    source = _Source()
     roots = [script.resolve().parent, directory.resolve()]
     left, seen = [script.resolve()], {script.resolve()}
-    while left and read.num_files < _MAX_FILES:
+    while left and source.num_files < _MAX_FILES:
         path = left.pop(0)
-        visitor = _Visitor(read, _relative(path, directory))
-        tree = _parsed(path, is_script=not read.num_files)
-        read.num_files += 1
+        visitor = _Visitor(source, _relative(path, directory))
+        tree = _parsed(path, is_script=not source.num_files)
+        source.num_files += 1
         if tree is None:
             continue
         visitor.visit(tree)
@@ -474,7 +492,7 @@ def _read_all(script: Path, directory: Path) -> _Read:
                 if file not in seen:
                     seen.add(file)
                     left.append(file)
-    return read
+    return source
 
 
 def _parsed(path: Path, *, is_script: bool) -> ast.Module | None:
@@ -524,10 +542,10 @@ _SAME = (
 
 
 class _Visitor(ast.NodeVisitor):
-    """Reads one file into a `_Read`, with the names that its imports give."""
+    """Reads a file into a `_Source`, with the names that its imports give."""
 
-    def __init__(self, read: _Read, file: str) -> None:
-        self._read = read
+    def __init__(self, source: _Source, file: str) -> None:
+        self._source = source
         self._file = file
         self._names: dict[str, str] = {}
         self._num_alone = 0
@@ -551,13 +569,13 @@ class _Visitor(ast.NodeVisitor):
                 self._names[alias.asname or alias.name] = f"{module}.{alias.name}"
 
     def visit_Call(self, node: ast.Call) -> None:
-        keywords = {one.arg: one.value for one in node.keywords if one.arg is not None}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
         call = _Call(self._name(node.func), self._place(node), keywords, tuple(node.args), self._num_alone > 0)
-        self._read.found.append(call)
+        self._source.calls_made.append(call)
         if call.name == "os.environ.update":
             given = node.args[0].keys if node.args and isinstance(node.args[0], ast.Dict) else []
             names = [*keywords, *(key.value for key in given if isinstance(key, ast.Constant))]
-            self._read.writes += [(str(name), call.place) for name in names]
+            self._source.writes += [(str(name), call.place) for name in names]
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
@@ -578,26 +596,26 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if isinstance(node.value, ast.Call) and self._name(node.value.func) == _DDP:
-            self._read.wrapped.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            self._source.wrapped.update(target.id for target in node.targets if isinstance(target, ast.Name))
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for base in node.bases:
-            self._read.classes.append((self._name(base).rpartition(".")[2], self._place(node)))
+            self._source.classes.append((self._name(base).rpartition(".")[2], self._place(node)))
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self._read.names.append((self._name(node), self._place(node)))
+        self._source.names.append((self._name(node), self._place(node)))
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str):
-            self._read.texts.append((node.value, self._place(node)))
+            self._source.texts.append((node.value, self._place(node)))
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         key = node.slice
         if isinstance(node.ctx, ast.Store) and isinstance(key, ast.Constant) and self._name(node.value) == "os.environ":
-            self._read.writes.append((str(key.value), self._place(node)))
+            self._source.writes.append((str(key.value), self._place(node)))
         self.generic_visit(node)
 
     def _name(self, node: ast.expr) -> str:
@@ -622,7 +640,7 @@ class _Visitor(ast.NodeVisitor):
 
 
 def _is_rank_zero(test: ast.expr) -> bool:
-    """Whether the condition holds on rank 0 only, by its names: `rank == 0`, `dist.get_rank() == 0`, `not rank`,
+    """Return True if the condition holds on rank 0 only, by its names: `rank == 0`, `dist.get_rank() == 0`, `not rank`,
     `accelerator.is_main_process`."""
     match test:
         case ast.BoolOp(op=ast.And(), values=values):
@@ -671,7 +689,7 @@ def refuse_function_as_task(document: dict[str, Any]) -> None:
 
 
 def function_line(path: Path, name: str) -> int | None:
-    """Return the line of a function at the top level of a module; None: there is no such module or function."""
+    """Return the line of a function at the top level of a module; None if there is no such module or function."""
     if not path.is_file():
         return None
     tree = _parsed(path, is_script=False)

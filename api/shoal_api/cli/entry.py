@@ -5,6 +5,9 @@ Nothing is imported before that, because an interrupt within an import would be 
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _INTERRUPTED = 130
@@ -13,11 +16,23 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; ends the process with one of `ExitCode`."""
-    usual = signal.signal(signal.SIGINT, _leave)
-    from shoal_api.cli.main import main as run
+    with leaving_on_interrupt():
+        from shoal_api.cli.main import main as run
 
-    signal.signal(signal.SIGINT, usual)
     run()
+
+
+@contextmanager
+def leaving_on_interrupt() -> Iterator[None]:
+    """End the process at once on Ctrl-C, while modules are loaded. Does nothing in other threads than the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

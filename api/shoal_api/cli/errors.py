@@ -13,11 +13,16 @@ CliError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from shoal_api.client import ApiError
 
 
@@ -43,6 +48,24 @@ class CliError(Exception):
                 "exit_code": int(self.exit_code),
             }
         }
+
+
+@contextmanager
+def reading(path: Path, hint: str) -> Iterator[None]:
+    """Turn the errors of reading a file into CliError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"cannot read {path}: {error}", hint=hint) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first problem of a document: its key, and what is wrong with the value."""
+    problem = error.errors(include_url=False)[0]
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, problem["loc"])), message)))
 
 
 def explain(error: Exception, url: str) -> CliError | None:
@@ -99,26 +122,26 @@ def _from_problem(error: ApiError, url: str) -> CliError:
         f"{problem.title}: {problem.detail}",
         hint=hint,
         exit_code=exit_code,
-        details=tuple(f"{one.path}: {one.message}" if one.path else one.message for one in problem.errors),
+        details=tuple(f"{item.path}: {item.message}" if item.path else item.message for item in problem.errors),
     )
 
 
 def _refused_token(url: str) -> CliError | None:
-    """Say what to do about a token that the server does not accept, by where it came from; None if none was shown."""
-    from shoal_api.client.credentials import TokenSource, logins_path, owner_file, source_of_token
+    """Say what to do about a token that the server does not accept, by where it came from. None if there is none."""
+    from shoal_api.client.credentials import TokenSource, find_token_source, logins_path, owner_file
 
-    ended = "is not valid: it has expired or was revoked, or it is another server's"
-    match source_of_token(url):
+    invalid = "is not valid: it has expired or was revoked, or it is another server's"
+    match find_token_source(url):
         case None:
             return None
         case TokenSource.ENVIRONMENT:
-            message = f"the token in SHOAL_TOKEN {ended}"
+            message = f"the token in SHOAL_TOKEN {invalid}"
             hint = "set SHOAL_TOKEN to another one, or unset it; an admin makes one with `shoal token create`"
         case TokenSource.LOGIN:
-            message = f"the token that `shoal login` has stored for {url} ({logins_path()}) {ended}"
+            message = f"the token that `shoal login` has stored for {url} ({logins_path()}) {invalid}"
             hint = "`shoal login` with another one, or `shoal logout` to forget it"
         case TokenSource.OWNER:
-            message = f"the token of the server's owner, in {owner_file()}, {ended}"
+            message = f"the token of the server's owner, in {owner_file()}, {invalid}"
             hint = (
                 "restart `shoal serve`, which replaces a revoked one; if this server has another state directory, set "
                 "SHOAL_STATE_DIR to it"

@@ -3,7 +3,7 @@
     pump thread   reads the event stream with its own client and puts the events into a queue; reconnects
     caller        takes them from the queue; requests the job's status every half second
 
-Called by `submit --follow`, `watch` and the demo. A restart of the control plane loses nothing: event numbers have no
+A restart of the control plane loses nothing: event numbers have no
 gaps, so the pump continues after the last event that it has read.
 """
 

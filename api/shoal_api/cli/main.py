@@ -1,164 +1,145 @@
 """The commands of `shoal`. `entry.py` is the console script; `python -m shoal_api.cli.main` does the same.
 
-tools/cli_page.py reads the same registry and writes docs/reference/cli.md.
+The module of a command is imported when the command is called, because the help must appear without a delay: the
+short help of all commands is read from the sources. tools/cli_page.py writes docs/reference/cli.md from the same table.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from shoal_api.cli.commands import (
-    access,
-    accounts,
-    check,
-    clusters,
-    control,
-    export,
-    files,
-    inspect,
-    join,
-    live,
-    models,
-    nodes,
-    plan,
-    queue,
-    serve,
-    several,
-    simulate,
-    specs,
-    submit,
-    upkeep,
-)
-from shoal_api.cli.session import DEFAULT_URL, command
+from shoal_api.cli.entry import leaving_on_interrupt
+from shoal_api.cli.options import DEFAULT_URL, JsonFlag, UrlOption
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
 `shoal demo` shows this. `shoal serve` starts a server; `shoal submit SPEC --follow` trains a job on it.
 """
 
-PANELS: dict[str, dict[str, Callable[..., None]]] = {
+PANELS: dict[str, dict[str, str]] = {
     "Every day": {
-        "submit": submit.submit,
-        "jobs": inspect.jobs,
-        "show": inspect.show,
-        "logs": inspect.logs,
-        "watch": submit.watch,
-        "top": live.top,
-        "cancel": several.cancel,
-        "retry": control.retry,
-        "queue": queue.queue,
-        "cluster": inspect.cluster,
+        "submit": "submit.submit",
+        "jobs": "inspect.jobs",
+        "show": "inspect.show",
+        "logs": "inspect.logs",
+        "watch": "submit.watch",
+        "top": "live.top",
+        "cancel": "several.cancel",
+        "retry": "control.retry",
+        "queue": "queue.queue",
+        "cluster": "inspect.cluster",
     },
     "Change jobs": {
-        "pause": several.pause,
-        "resume": several.resume,
-        "scale": control.scale,
-        "priority": queue.priority,
-        "relayout": control.relayout,
-        "move": clusters.move,
-        "update": control.update,
-        "extend": control.extend,
-        "sweep": submit.sweep,
-        "rename": control.rename,
-        "label": control.label,
-        "annotate": control.annotate,
-        "archive": several.archive,
-        "unarchive": several.unarchive,
-        "delete": upkeep.delete,
+        "pause": "several.pause",
+        "resume": "several.resume",
+        "scale": "control.scale",
+        "priority": "queue.priority",
+        "relayout": "control.relayout",
+        "move": "clusters.move",
+        "update": "control.update",
+        "extend": "control.extend",
+        "sweep": "sweep.sweep",
+        "rename": "control.rename",
+        "label": "control.label",
+        "annotate": "control.annotate",
+        "archive": "several.archive",
+        "unarchive": "several.unarchive",
+        "delete": "upkeep.delete",
     },
     "Look into jobs": {
-        "events": inspect.events,
-        "workers": inspect.workers,
-        "incidents": accounts.incidents,
-        "stacks": live.stacks,
-        "profile-job": live.profile_job,
-        "profiles": live.profiles,
-        "goodput": accounts.goodput,
-        "parity": accounts.parity,
-        "series": accounts.series,
+        "events": "inspect.events",
+        "workers": "inspect.workers",
+        "incidents": "accounts.incidents",
+        "stacks": "live.stacks",
+        "profile-job": "live.profile_job",
+        "profiles": "live.profiles",
+        "goodput": "accounts.goodput",
+        "parity": "accounts.parity",
+        "series": "accounts.series",
     },
     "Checkpoints and models": {
-        "checkpoints": inspect.checkpoints,
-        "pin": control.pin,
-        "verify": control.verify,
-        "delete-checkpoint": control.delete_checkpoint,
-        "take": control.take,
-        "export": export.export,
-        "files": files.files,
-        "fetch": files.fetch,
-        "model register": models.register,
-        "model list": models.list_models,
-        "model get": models.get,
-        "model alias": models.alias,
-        "model remove": models.remove,
+        "checkpoints": "inspect.checkpoints",
+        "pin": "control.pin",
+        "verify": "control.verify",
+        "delete-checkpoint": "control.delete_checkpoint",
+        "take": "control.take",
+        "export": "export.export",
+        "files": "files.files",
+        "fetch": "files.fetch",
+        "model register": "models.register",
+        "model list": "models.list_models",
+        "model get": "models.get",
+        "model alias": "models.alias",
+        "model remove": "models.remove",
     },
     "Specs and data": {
-        "init": specs.init,
-        "validate": specs.validate,
-        "check": specs.check,
-        "plan": plan.plan,
-        "profile": plan.profile,
-        "simulate": simulate.simulate,
-        "schema": specs.schema,
-        "data prepare": specs.prepare,
-        "data show": specs.show,
+        "init": "specs.init",
+        "validate": "specs.validate",
+        "check": "specs.check",
+        "plan": "plan.plan",
+        "profile": "plan.profile",
+        "simulate": "simulate.simulate",
+        "schema": "specs.schema",
+        "data prepare": "specs.prepare",
+        "data show": "specs.show",
     },
     "Server": {
-        "serve": serve.serve,
-        "demo": check.demo,
-        "doctor": check.doctor,
-        "open": access.open_page,
-        "login": access.login,
-        "logout": access.logout,
-        "whoami": access.whoami,
-        "token create": access.create,
-        "token list": access.list_tokens,
-        "token revoke": access.revoke,
-        "audit": access.audit,
-        "webhooks": inspect.webhooks,
-        "gc": upkeep.gc,
-        "backup": upkeep.backup,
-        "restore": upkeep.restore,
-        "version": check.version,
+        "serve": "serve.serve",
+        "demo": "demo.demo",
+        "doctor": "doctor.doctor",
+        "open": "access.open_page",
+        "login": "access.login",
+        "logout": "access.logout",
+        "whoami": "access.whoami",
+        "token create": "access.create",
+        "token list": "access.list_tokens",
+        "token revoke": "access.revoke",
+        "audit": "access.audit",
+        "webhooks": "inspect.webhooks",
+        "gc": "upkeep.gc",
+        "backup": "backup.backup",
+        "restore": "backup.restore",
+        "version": "doctor.version",
     },
     "Clusters and quotas": {
-        "join": join.join,
-        "clusters list": clusters.list_clusters,
-        "clusters cordon": clusters.cordon,
-        "clusters uncordon": clusters.uncordon,
-        "clusters label": clusters.label,
-        "clusters remove": clusters.remove,
-        "clusters tokens": clusters.tokens,
-        "nodes": nodes.nodes,
-        "drain": nodes.drain,
-        "cordon": nodes.cordon,
-        "maintenance list": nodes.list_windows,
-        "maintenance add": nodes.add_window,
-        "maintenance cancel": nodes.cancel_window,
-        "quota list": queue.list_quotas,
-        "quota set": queue.set_quota,
-        "quota delete": queue.delete_quota,
-        "quota list-users": queue.list_users,
-        "quota set-user": queue.set_user,
-        "quota delete-user": queue.delete_user,
+        "join": "join.join",
+        "clusters list": "clusters.list_clusters",
+        "clusters cordon": "clusters.cordon",
+        "clusters uncordon": "clusters.uncordon",
+        "clusters label": "clusters.label",
+        "clusters remove": "clusters.remove",
+        "clusters tokens": "clusters.tokens",
+        "nodes": "nodes.nodes",
+        "drain": "nodes.drain",
+        "cordon": "nodes.cordon",
+        "quota list": "queue.list_quotas",
+        "quota set": "queue.set_quota",
+        "quota delete": "queue.delete_quota",
+        "quota list-users": "queue.list_users",
+        "quota set-user": "queue.set_user",
+        "quota delete-user": "queue.delete_user",
     },
 }
-"""The commands, in the order in which the help lists them. A name of two words is a command of a group."""
-_GROUPS: dict[str, Callable[..., None]] = {
-    "data": specs.data,
-    "model": models.model,
-    "quota": queue.quota,
-    "maintenance": nodes.maintenance,
-    "token": access.token,
-    "clusters": clusters.clusters,
+"""Each command with its module in cli/commands/ and its function, in the order in which the help lists them. A name of
+two words is a command of a group."""
+COMMANDS = {name: path for commands in PANELS.values() for name, path in commands.items()}
+GROUPS = {
+    "data": "Prepare training data, and look at it.",
+    "model": "The registry of models: register checkpoints, name versions, fetch them.",
+    "quota": "Show and change the quotas of projects, and the limits of users.",
+    "token": "API tokens: who may use the server.",
+    "clusters": "The clusters that have joined; without a further word: list them.",
 }
-_LISTS = {"clusters"}
-"""Groups that do something without a further word."""
-_CLASSES = {"submit": submit.ScriptCommand}
 _SUBMIT = "`shoal submit train.py --workers 2` starts a program, and `shoal submit job.yaml` a job spec"
 _LIST = "`shoal jobs` lists the jobs, and `shoal top` displays those that go on, live"
 _STOP = "`shoal cancel JOB` ends a job, and `shoal pause JOB` keeps it for later"
@@ -180,8 +161,9 @@ def main() -> None:
 
 
 def build_app() -> typer.Typer:
-    """The commands, in the order of `PANELS`."""
+    """Return the application with the commands, in the order of `PANELS`."""
     app = typer.Typer(
+        cls=LazyGroup,
         help=_HELP,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -191,37 +173,100 @@ def build_app() -> typer.Typer:
     app.callback()(_options)
     groups: dict[str, typer.Typer] = {}
     for panel, commands in PANELS.items():
-        for name, function in commands.items():
+        for name in commands:
             group, _, word = name.rpartition(" ")
-            if not group:
-                app.command(name, cls=_CLASSES.get(name), rich_help_panel=panel, short_help=_short(function))(function)
-                continue
-            if group not in groups:
-                lists = group in _LISTS
-                groups[group] = typer.Typer(no_args_is_help=not lists, invoke_without_command=lists)
-                groups[group].callback()(_GROUPS[group])
+            if group and group not in groups:
+                groups[group] = _make_group(group)
                 app.add_typer(groups[group], name=group, rich_help_panel=panel)
-            groups[group].command(word)(function)
+            target = groups[group] if group else app
+            target.command(word, help=short_help(name), rich_help_panel=None if group else panel)(_placeholder)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     for word in _OTHER_WORDS:
         app.command(word, hidden=True, context_settings=anything)(_suggest)
     return app
 
 
-def _short(function: Callable[..., None]) -> str:
-    """Return the first sentence of a command's help, without its example."""
-    text = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+class LazyGroup(TyperGroup):
+    """A group whose commands are placeholders for the help. The module of the called command is imported."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word, command, rest = super().resolve_command(ctx, args)
+        name = f"{ctx.info_name} {word}" if ctx.parent is not None else word
+        return word, _load_command(name) if name in COMMANDS else command, rest
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose options end where those of a script begin: an option that is not known was probably meant for the
+    script, so the error says where those go."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)  # the parser consumes it
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", None)
+            has_script = any(word.endswith(".py") or word in ("-m", "--module") for word in given)
+            if option is not None and has_script and hasattr(error, "message"):
+                error.message += f". Arguments of the script come after --: shoal submit train.py -- {option}"
+            raise
+
+
+@functools.cache
+def _load_command(name: str) -> Any:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+    app.command(name.rpartition(" ")[2], cls=ScriptCommand if name == "submit" else None)(load_function(name))
+    return get_command(app)
+
+
+def load_function(name: str) -> Callable[..., None]:
+    """Import the module of a command, and return the function of the command."""
+    module, _, function = COMMANDS[name].partition(".")
+    with leaving_on_interrupt():
+        loaded: Callable[..., None] = getattr(import_module(f"shoal_api.cli.commands.{module}"), function)
+    return loaded
+
+
+def short_help(name: str) -> str:
+    """Return the first sentence of a command's docstring, without its example."""
+    module, _, function = COMMANDS[name].partition(".")
+    text = " ".join(_docstrings(module)[function].split("\n\n")[0].split())
     return re.split(r"(?<=[^.]\.) |: `|; ", text)[0].removesuffix(".")
 
 
-def _suggest(ctx: typer.Context) -> None:
+@functools.cache
+def _docstrings(module: str) -> dict[str, str]:
+    """Return the docstrings of the functions of a module of cli/commands/, without importing it."""
+    tree = ast.parse(Path(__file__).with_name("commands").joinpath(f"{module}.py").read_bytes())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {function.name: ast.get_docstring(function) or "" for function in functions}
+
+
+def _make_group(name: str) -> typer.Typer:
+    """`shoal clusters` without a further word lists the clusters; other groups show their help."""
+    lists = name == "clusters"
+    group = typer.Typer(cls=LazyGroup, help=GROUPS[name], no_args_is_help=not lists, invoke_without_command=lists)
+    group.callback()(_list_clusters if lists else _placeholder)
+    return group
+
+
+def _placeholder() -> None:
+    """Replaced by the command or the help of the group."""
+
+
+def _list_clusters(context: typer.Context, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    if context.invoked_subcommand is None:
+        load_function("clusters list")(url=url, as_json=as_json)
+
+
+def _suggest(context: typer.Context) -> None:
     """Refuse a command of another tool, and name Shoal's."""
     from shoal_api.cli.errors import CliError
+    from shoal_api.cli.output import Output
 
-    with command(DEFAULT_URL, False):
-        raise CliError(
-            f"there is no command {ctx.info_name!r}: {_OTHER_WORDS[str(ctx.info_name)]}", hint="shoal --help"
-        )
+    word = str(context.info_name)
+    error = CliError(f"there is no command {word!r}: {_OTHER_WORDS[word]}", hint="shoal --help")
+    Output(as_json=False).fail(error)
+    raise typer.Exit(error.exit_code)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,18 +1,19 @@
 """Writes the output of a command: results to standard output, progress and errors to standard error.
 
 With `--json` standard output holds JSON only, in every case: one document, or one line per item of a stream.
-Called by every command through its `Session`.
+Every command writes through the Output of its `Session`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -21,6 +22,9 @@ from shoal_api.cli.errors import CliError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+T = TypeVar("T")
+Printable: TypeAlias = "RenderableType | list[RenderableType]"
+"""What rich prints: a table, a text, or several of them below each other."""
 _PIPED_WIDTH = 200
 """Columns when standard output is not a terminal: a table that wraps at 80 columns cannot be searched with grep."""
 
@@ -44,13 +48,13 @@ class Output:
         """Standard output is a terminal, so moving elements are allowed."""
         return not self.as_json and self.stdout.is_terminal
 
-    def document(self, value: Any, text: Callable[[], RenderableType | Iterable[RenderableType]]) -> None:
-        """Write the result of a command. `text` is called only without `--json`."""
+    def document(self, value: T, text: Printable | Callable[[T], Printable]) -> None:
+        """Write the result of a command: `text`, or what it makes of the value; with `--json` the value."""
         if self.as_json:
             self._write(json.dumps(plain(value), indent=2))
             return
-        rendered = text()
-        for part in [rendered] if isinstance(rendered, str) or not isinstance(rendered, list) else rendered:
+        rendered = text(value) if callable(text) else text
+        for part in rendered if isinstance(rendered, list) else [rendered]:
             self.stdout.print(part)
 
     def line(self, value: Any, text: str, style: str = "plain") -> None:
@@ -87,6 +91,23 @@ class Output:
     def _write(self, text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+
+@contextmanager
+def complete_file(path: Path, *, parents: bool = False) -> Iterator[BinaryIO]:
+    """Open a file that appears under its name only when all of it is written. `parents`: make missing directories.
+    Raises CliError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        raise CliError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "dim": "dim"}

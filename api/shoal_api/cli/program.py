@@ -7,7 +7,7 @@
 
 Hides which options of which launcher mean what: numbers of processes become workers, what only brings processes
 together is noted as not needed, and every other option is refused by name. Opens no file but the configuration of
-accelerate. Called by `shoal submit` and `shoal check`.
+accelerate.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ class Program:
     """What is run, as one process of each worker."""
 
     file: Path | None = None
-    """The script, as the user has named it; None: a module is run."""
+    """The script, as the user has named it; None if a module is run."""
     module: str | None = None
     args: tuple[str, ...] = ()
     launcher: Launcher = Launcher.TORCHRUN
     workers: tuple[int, int] | None = None
-    """The least and the most workers, by the options of the launcher; None: they do not say."""
+    """The least and the most workers, by the options of the launcher; None if they do not say."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that options of the launcher stand for."""
     not_needed: tuple[str, ...] = ()
     """Options of the launcher that are left out, because Shoal brings the processes together itself."""
     config_file: Path | None = None
-    """The configuration of the launcher that was read."""
+    """The configuration file of the launcher that was read."""
 
 
-def read_program(words: Sequence[str], module: str | None = None) -> Program | None:
-    """Read the words of `shoal submit`. None: they name a job spec.
+def read_program(command_line: Sequence[str], module: str | None = None) -> Program | None:
+    """Read the arguments of `shoal submit`. Returns None if they name a job spec.
 
     Raises:
         CliError: the command line is not one that Shoal can start; the message names the way out.
     """
     if module is not None:
-        return Program(module=module, args=tuple(words))
-    if not words:
+        return Program(module=module, args=tuple(command_line))
+    if not command_line:
         raise CliError("which job? shoal submit SPEC, or shoal submit SCRIPT", hint=_EXAMPLE)
-    first, *rest = words
+    first, *rest = command_line
     if first.endswith(".py"):
         return Program(file=_existing(first), args=tuple(rest))
     name = PurePosixPath(first).name
     if re.fullmatch(r"python(3(\.\d+)?)?", name) and rest:
-        return _of_python(first, rest)
+        return _read_python(first, rest)
     if name == "torchrun":
-        return _of_torchrun(rest)
+        return _read_torchrun(rest)
     if name == "accelerate" and rest[:1] == ["launch"]:
-        return _of_accelerate(rest[1:])
+        return _read_accelerate(rest[1:])
     if name == "deepspeed":
-        return _of_deepspeed(rest)
-    if (way_out := _OTHERS.get(name)) and not Path(first).exists():
+        return _read_deepspeed(rest)
+    if (way_out := _REFUSED_COMMANDS.get(name)) and not Path(first).exists():
         raise CliError(f"{name} cannot be submitted: {way_out}", hint=_EXAMPLE)
     if re.match(r"[A-Za-z_]\w*=", first):
         assignment = first.partition("=")[0]
@@ -84,7 +84,7 @@ def read_program(words: Sequence[str], module: str | None = None) -> Program | N
     return None
 
 
-_OTHERS = {
+_REFUSED_COMMANDS = {
     **dict.fromkeys(
         ("horovodrun", "mpirun", "mpiexec", "srun", "composer", "colossalai", "fabric"),
         "it starts processes itself, and Shoal starts one for each worker; name the Python script that it starts",
@@ -98,18 +98,18 @@ _OTHERS = {
 """Commands that people start programs with, and that are not read -> what to do instead."""
 
 
-def _of_python(python: str, words: Sequence[str]) -> Program:
-    options = list(words)
+def _read_python(python: str, command_line: Sequence[str]) -> Program:
+    options = list(command_line)
     while options and options[0] == "-u":  # each line of output is shown when it is written
         options.pop(0)
     if options[:1] == ["-m"] and len(options) > 1:
         module, rest = options[1], options[2:]
         if module in ("torch.distributed.run", "torch.distributed.launch"):
-            return _of_torchrun(rest)
+            return _read_torchrun(rest)
         if module in ("deepspeed.launcher.runner", "deepspeed"):
-            return _of_deepspeed(rest)
+            return _read_deepspeed(rest)
         if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
-            return _of_accelerate(rest[1:] if rest[:1] == ["launch"] else rest)
+            return _read_accelerate(rest[1:] if rest[:1] == ["launch"] else rest)
         return Program(module=module, args=tuple(rest), launcher=Launcher.PYTHON)
     if not options or options[0].startswith("-"):
         what = options[0] if options else "without a script"
@@ -127,18 +127,20 @@ _TORCHRUN_NOT_NEEDED = frozenset(
 _TORCHRUN_FLAGS = frozenset({"standalone", "use_env"})
 
 
-def _of_torchrun(words: Sequence[str]) -> Program:
-    found = _options("torchrun", words, _TORCHRUN_FLAGS, (*_TORCHRUN_COUNTS, *_TORCHRUN_NOT_NEEDED), _OF_TORCHRUN)
-    per_node = _count("torchrun --nproc-per-node", found.values.get("nproc_per_node", "1"))
-    least, most = workers_of("torchrun --nnodes", found.values.get("nnodes", "1"))
-    program = found.program
-    if found.values.keys() & set(_TORCHRUN_COUNTS):
+def _read_torchrun(command_line: Sequence[str]) -> Program:
+    parsed = _parse_options(
+        "torchrun", command_line, _TORCHRUN_FLAGS, (*_TORCHRUN_COUNTS, *_TORCHRUN_NOT_NEEDED), _TORCHRUN_WAYS_OUT
+    )
+    per_node = _parse_count("torchrun --nproc-per-node", parsed.values.get("nproc_per_node", "1"))
+    least, most = parse_workers("torchrun --nnodes", parsed.values.get("nnodes", "1"))
+    program = parsed.program
+    if parsed.values.keys() & set(_TORCHRUN_COUNTS):
         program = replace(program, workers=(least * per_node, most * per_node))
-    left_out = [name for name in found.values if name not in _TORCHRUN_COUNTS]
+    left_out = [name for name in parsed.values if name not in _TORCHRUN_COUNTS]
     return replace(program, not_needed=tuple(_dashed(name) for name in left_out))
 
 
-_OF_TORCHRUN = {
+_TORCHRUN_WAYS_OUT = {
     "max_restarts": "restarts after a failure of the script are --set retry.max_failures=N; lost workers do not count",
     "no_python": "a job is a Python program",
     "log_dir": "`shoal logs JOB` has the lines of every rank",
@@ -160,13 +162,13 @@ _ACCELERATE_NOT_NEEDED = frozenset(
 _ACCELERATE_FLAGS = frozenset({"multi_gpu", "same_network", "cpu"})
 
 
-def _of_accelerate(words: Sequence[str]) -> Program:
+def _read_accelerate(command_line: Sequence[str]) -> Program:
     """Options on the command line come before those of the configuration, as with accelerate itself."""
     valued = ("num_processes", "num_cpu_threads_per_process", "config_file", *_ACCELERATE_ENV, *_ACCELERATE_NOT_NEEDED)
-    found = _options("accelerate launch", words, _ACCELERATE_FLAGS, valued, _OF_ACCELERATE)
-    program = replace(found.program, launcher=Launcher.ACCELERATE)
-    named = found.values.get("config_file")
-    path = Path(named) if named else None if "cpu" in found.values else default_config(os.environ)
+    parsed = _parse_options("accelerate launch", command_line, _ACCELERATE_FLAGS, valued, _ACCELERATE_WAYS_OUT)
+    program = replace(parsed.program, launcher=Launcher.ACCELERATE)
+    named = parsed.values.get("config_file")
+    path = Path(named) if named else None if "cpu" in parsed.values else default_config(os.environ)
     env: dict[str, str] = {}
     not_needed: list[str] = []
     if path is not None:
@@ -176,19 +178,19 @@ def _of_accelerate(words: Sequence[str]) -> Program:
         program = replace(program, config_file=path)
         if config.num_processes is not None:
             program = replace(program, workers=(config.num_processes, config.num_processes))
-    env |= {variable: found.values[name] for name, variable in _ACCELERATE_ENV.items() if name in found.values}
-    if "num_cpu_threads_per_process" in found.values:
-        env["OMP_NUM_THREADS"] = found.values["num_cpu_threads_per_process"]
-    if "cpu" in found.values:
+    env |= {variable: parsed.values[name] for name, variable in _ACCELERATE_ENV.items() if name in parsed.values}
+    if "num_cpu_threads_per_process" in parsed.values:
+        env["OMP_NUM_THREADS"] = parsed.values["num_cpu_threads_per_process"]
+    if "cpu" in parsed.values:
         env["ACCELERATE_USE_CPU"] = "true"
-    if "num_processes" in found.values:
-        number = _count("accelerate launch --num_processes", found.values["num_processes"])
+    if "num_processes" in parsed.values:
+        number = _parse_count("accelerate launch --num_processes", parsed.values["num_processes"])
         program = replace(program, workers=(number, number))
-    left_out = [f"--{name}" for name in found.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
+    left_out = [f"--{name}" for name in parsed.values if name in _ACCELERATE_NOT_NEEDED | {"multi_gpu"}]
     return replace(program, env=env, not_needed=(*left_out, *not_needed))
 
 
-_OF_ACCELERATE = {
+_ACCELERATE_WAYS_OUT = {
     "use_fsdp": "pass FullyShardedDataParallelPlugin to Accelerator in the script",
     "use_deepspeed": "pass DeepSpeedPlugin to Accelerator in the script",
     "use_megatron_lm": "Megatron-LM starts from its own script",
@@ -206,12 +208,12 @@ _DEEPSPEED_FLAGS = frozenset(
 )
 
 
-def _of_deepspeed(words: Sequence[str]) -> Program:
+def _read_deepspeed(command_line: Sequence[str]) -> Program:
     valued = ("num_gpus", "num_accelerators", "num_nodes", *(_DEEPSPEED_NOT_NEEDED - _DEEPSPEED_FLAGS))
-    found = _options("deepspeed", words, _DEEPSPEED_FLAGS, valued, _OF_DEEPSPEED)
-    program, values = replace(found.program, launcher=Launcher.DEEPSPEED_ENV), found.values
+    parsed = _parse_options("deepspeed", command_line, _DEEPSPEED_FLAGS, valued, _DEEPSPEED_WAYS_OUT)
+    program, values = replace(parsed.program, launcher=Launcher.DEEPSPEED_ENV), parsed.values
     if per_node := values.get("num_gpus", values.get("num_accelerators")):
-        number = _count("deepspeed --num_gpus", per_node) * _count(
+        number = _parse_count("deepspeed --num_gpus", per_node) * _parse_count(
             "deepspeed --num_nodes", values.get("num_nodes", "1")
         )
         program = replace(program, workers=(number, number))
@@ -223,7 +225,7 @@ def _of_deepspeed(words: Sequence[str]) -> Program:
     return replace(program, not_needed=tuple(left_out))
 
 
-_OF_DEEPSPEED = {
+_DEEPSPEED_WAYS_OUT = {
     "include": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
     "i": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
     "exclude": "Shoal chooses the GPUs; worker.gpus and the labels of nodes say which",
@@ -237,33 +239,37 @@ _OF_DEEPSPEED = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _ParsedOptions:
     program: Program
     values: Mapping[str, str]
     """Options by name with underscores; a flag has the value "true"."""
 
 
-def _options(
-    launcher: str, words: Sequence[str], flags: frozenset[str], valued: Sequence[str], ways_out: Mapping[str, str]
-) -> _Read:
-    """Read the options of a launcher up to the program, which has all words after it."""
+def _parse_options(
+    launcher: str,
+    command_line: Sequence[str],
+    flags: frozenset[str],
+    valued: Sequence[str],
+    ways_out: Mapping[str, str],
+) -> _ParsedOptions:
+    """Read the options of a launcher up to the program, which has all arguments after it."""
     values: dict[str, str] = {}
     is_module = False
-    left: Iterator[str] = iter(words)
+    left: Iterator[str] = iter(command_line)
     for word in left:
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
         if word == "--module" and "module" in flags:  # DeepSpeed's: what follows the options is one
             is_module = True
             continue
         if is_module and not word.startswith("-"):
-            return _Read(Program(module=word, args=tuple(left)), values)
+            return _ParsedOptions(Program(module=word, args=tuple(left)), values)
         if word in ("-m", "--module"):
             module = next(left, None)
             if module is None:
                 raise CliError(f"{launcher} -m needs a module", hint=_EXAMPLE)
-            return _Read(Program(module=module, args=tuple(left)), values)
+            return _ParsedOptions(Program(module=module, args=tuple(left)), values)
         if not word.startswith("-"):
-            return _Read(Program(file=_existing(word), args=tuple(left)), values)
+            return _ParsedOptions(Program(file=_existing(word), args=tuple(left)), values)
         if name in flags and "=" not in word:
             values[name] = "true"
         elif name in valued:
@@ -275,20 +281,20 @@ def _options(
     raise CliError(f"{launcher} is given no script", hint=_EXAMPLE)
 
 
-def _count(option: str, text: str) -> int:
+def _parse_count(option: str, text: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) <= 100_000:
         return int(text)
     raise CliError(f"{option} {text!r} is not a number of processes", hint="name one, or give --workers")
 
 
-def workers_of(option: str, text: str) -> tuple[int, int]:
+def parse_workers(option: str, text: str) -> tuple[int, int]:
     """Read `N` or `MIN:MAX`. Raises CliError."""
     least, colon, most = text.partition(":")
     numbers = [least, most if colon else least]
-    if all(one.isascii() and one.isdigit() and 0 < int(one) <= 100_000 for one in numbers):
-        found = (int(numbers[0]), int(numbers[1]))
-        if found[0] <= found[1]:
-            return found
+    if all(text.isascii() and text.isdigit() and 0 < int(text) <= 100_000 for text in numbers):
+        smallest, largest = map(int, numbers)
+        if smallest <= largest:
+            return smallest, largest
     raise CliError(
         f"{option} {text!r} is neither a number of workers nor the least and the most of them",
         hint="for example: --workers 4, or --workers 2:8",
@@ -316,9 +322,9 @@ def code_directory(program: Program) -> Path:
     return program.file.resolve().parent
 
 
-def spec_of(program: Program, max_workers: int | None = None, *, in_place: bool = False) -> dict[str, Any]:
-    """Return the job spec of a program, not yet validated. `max_workers`: as the option of `shoal submit` says.
-    `in_place`: it gives a loop of its own to Shoal."""
+def make_spec(program: Program, max_workers: int | None = None, *, in_place: bool = False) -> dict[str, Any]:
+    """Return the job spec of a program, not yet validated. `max_workers` is the option of `shoal submit`.
+    `in_place`: the program gives its loop to Shoal."""
     directory = code_directory(program)
     if program.file is None:
         what: dict[str, Any] = {"module": program.module}

@@ -1,4 +1,4 @@
-"""Reads `/readyz` of a server, without the retries of the client. Called by the doctor and the demo."""
+"""Reads `/readyz` of a server, without the retries of the client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def waits_for(url: str) -> str | None:
         return f"a Shoal server (another program answers there, with status {answer.status_code})"
 
 
-def warns_of(url: str) -> tuple[str, ...]:
+def read_warnings(url: str) -> tuple[str, ...]:
     """Return the warnings of a server that is ready. Raises httpx.TransportError, InvalidURL."""
     answer = _get(url)
     try:

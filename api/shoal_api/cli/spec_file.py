@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, reading
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.core.key_paths import NotASection, assign
 from shoal_workers.contract.checks.spec_errors import SpecError
@@ -22,7 +21,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 
 
 def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The decoded document of `source` ("-": standard input), completed. Not yet validated."""
+    """Return the decoded document of `source` ("-": standard input), completed. Not yet validated."""
     if source.endswith(".py"):
         raise CliError(
             f"{source} is a Python program, not a job spec",
@@ -39,10 +38,10 @@ def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str
     document = decode_spec(text, source)
     if source != "-":
         document = _with_absolute_code(document, Path(source).resolve().parent)
-    return completed(document, assignments, options or {})
+    return complete(document, assignments, options or {})
 
 
-def completed(document: dict[str, Any], assignments: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+def complete(document: dict[str, Any], assignments: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document with `--set` applied, then the options of the command that are not None, by the path of the
     key that each replaces. Raises CliError."""
     document = apply_overrides(document, assignments)
@@ -56,7 +55,7 @@ def completed(document: dict[str, Any], assignments: Iterable[str], options: Map
     return document
 
 
-_OF_TEXTS = ("code.env.", "labels.")
+_TEXT_SECTIONS = ("code.env.", "labels.")
 """Sections whose values are texts."""
 
 
@@ -73,8 +72,8 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
         if not equals or not all(path.strip().split(".")):
             raise CliError(f"--set {assignment!r} is not key.path=value", hint="for example: --set stop.steps=100")
         try:
-            value = _value_of(assignment, text)
-            is_text = path.strip().startswith(_OF_TEXTS) and not isinstance(value, str)
+            value = _parse_value(assignment, text)
+            is_text = path.strip().startswith(_TEXT_SECTIONS) and not isinstance(value, str)
             assign(changed, path.strip(), text.strip() if is_text else value)
         except NotASection as error:
             raise CliError(
@@ -84,7 +83,7 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
     return changed
 
 
-def _value_of(assignment: str, text: str) -> Any:
+def _parse_value(assignment: str, text: str) -> Any:
     try:
         return decode(text, SpecFormat.YAML)[0]
     except SpecError as error:
@@ -101,19 +100,14 @@ def decode_spec(text: str, source: str) -> dict[str, Any]:
     except SpecError as error:
         raise CliError(f"{source} cannot be read as a job spec", details=tuple(str(error).splitlines())) from None
     if not isinstance(document, dict):
-        shown = "empty" if document is None else f"a {type(document).__name__}"
-        raise CliError(f"{source} is {shown}, not a job spec", hint="start from an example: examples/byte-lm.yaml")
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise CliError(f"{source} is {kind}, not a job spec", hint="start from an example: examples/byte-lm.yaml")
     return document
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", hint="give a readable YAML or JSON file") from None
+    with reading(path, "give a readable YAML or JSON file"), path.open(encoding="utf-8") as file:
+        return file.read(_MAX_BYTES + 1)
 
 
 def _with_absolute_code(document: dict[str, Any], base: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Tries a task or a loop on this machine, within seconds, before it is submitted: that a task trains, and that a loop
-tracks all of its state. Called by `shoal check`.
+tracks all of its state.
 
 `shoal_workers.check` and `shoal_workers.check_loop` do it in a process of its own, because the command line never loads
 torch, and because what is tried may crash its process or never end. Hidden here: that process, and what its end means.
@@ -17,38 +17,38 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal_api.cli.doors import LOOP_COST
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_service.core.quantities import count_text
-
-if TYPE_CHECKING:
-    from shoal_api.cli.errors import CliError
+from shoal_api.cli.program import Program, code_directory, make_spec
+from shoal_api.cli.render.terminal import number
+from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
+from shoal_service.core.quantities import count_text, size_text
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.exit_status import ExitStatus, place_of_crash
 
 _MAX_STACK_CHARS = 100_000
 """Characters that are kept of what the program printed, from its end."""
 
 
-def describe_task(task: str, found: dict[str, Any]) -> str:
-    """Say to people what was found."""
-    from shoal_api.cli.render.terminal import number
-    from shoal_service.core.quantities import size_text
-
-    validation = "" if found["val_loss"] is None else f"; validation loss {found['val_loss']:.4g}"
+def describe_task(task: str, result: dict[str, Any]) -> str:
+    """Describe the result to people."""
+    validation = "" if result["val_loss"] is None else f"; validation loss {result['val_loss']:.4g}"
     lines = [
-        f"{task} trains: build, three steps, save, load{'' if found['val_loss'] is None else ' and validation'} work",
-        f"  {found['parameters']:,} parameters, checkpoint {size_text(found['checkpoint_bytes'])}",
-        f"  {found['micro_batch_s']:.3g} s per micro-batch of "
-        f"{count_text(found['micro_size'], 'sample')} on this machine's "
-        f"{found['device'].upper()}, one process",
-        f"  {size_text(found['memory_bytes'])} of memory at most, Python and libraries included"
-        if found["device"] == "cpu"
-        else f"  {size_text(found['memory_bytes'])} of GPU memory at most",
-        f"  loss {number(found['loss'])} in the first step, {number(found['last_loss'])} in the third{validation}",
+        f"{task} trains: build, three steps, save, load{'' if result['val_loss'] is None else ' and validation'} work",
+        f"  {result['parameters']:,} parameters, checkpoint {size_text(result['checkpoint_bytes'])}",
+        f"  {result['micro_batch_s']:.3g} s per micro-batch of "
+        f"{count_text(result['micro_size'], 'sample')} on this machine's "
+        f"{result['device'].upper()}, one process",
+        f"  {size_text(result['memory_bytes'])} of memory at most, Python and libraries included"
+        if result["device"] == "cpu"
+        else f"  {size_text(result['memory_bytes'])} of GPU memory at most",
+        f"  loss {number(result['loss'])} in the first step, {number(result['last_loss'])} in the third{validation}",
     ]
-    lines += _layouts(found.get("proofs", ()))
-    return "\n".join([*lines, *(f"  note: {remark}" for remark in found["remarks"])])
+    lines += _layouts(result.get("proofs", ()))
+    return "\n".join([*lines, *(f"  note: {remark}" for remark in result["remarks"])])
 
 
 def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
@@ -56,17 +56,12 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
     proven = [proof["name"] for proof in proofs if proof["outcome"] == "proven"]
     others = [proof for proof in proofs if proof["outcome"] != "proven"]
     lines = [f"  layouts proven, one micro-batch split against whole: {', '.join(proven)}"] if proven else []
-    return [*lines, *(f"  layout {one['name']} {one['outcome']}: {one['words']}" for one in others)]
+    return [*lines, *(f"  layout {proof['name']} {proof['outcome']}: {proof['words']}" for proof in others)]
 
 
 def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] | None:
-    """Return the file of a script or loop that `source` is or whose spec it is, and the directory of its code; None: it
+    """Return the file of the script or loop that `source` or its spec names, and the directory of its code; None if it
     is a task. Raises CliError, SpecError."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import Program, code_directory
-    from shoal_api.cli.spec_file import load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     path = Path(source)
     if source.endswith(".py"):
         if not path.is_file():
@@ -91,9 +86,6 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
     """Return the validated spec as a document, and the directory of its code."""
-    from shoal_api.cli.spec_file import apply_overrides, load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     module, colon, name = task.partition(":")
     if colon and name.isidentifier() and not Path(task).exists() and "/" not in module:
         document = apply_overrides({"task": task, "stop": {"steps": 3}, "code": {"working_dir": "."}}, assignments)
@@ -106,14 +98,12 @@ def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Pa
 def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Run the program, in a separate process because the command line never loads torch, and because the task may crash
     it."""
-    from shoal_api.cli.errors import CliError
-
     if not directory.is_dir():
         raise CliError(
             f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
         )
     document = {**document, "code": {**document["code"], "working_dir": "."}}
-    answer, code, text = _answer_of("shoal_workers.check", document, directory)
+    answer, code, text = _run_trial("shoal_workers.check", document, directory)
     if "found" in answer:
         return dict(answer["found"])
     if "failed" in answer:
@@ -123,13 +113,8 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
     """Return the valid spec of a loop. `source`: the spec, or the program itself. Raises CliError, SpecError."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.program import Program, spec_of
-    from shoal_api.cli.spec_file import completed, load_spec
-    from shoal_workers.contract.checks.spec_errors import parse_spec
-
     if source.endswith(".py"):
-        document = completed(spec_of(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
+        document = complete(make_spec(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
     elif arguments:
         raise CliError("the spec has the arguments of the program", hint="change it with --set loop.args=[...]")
     else:
@@ -143,9 +128,7 @@ def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s:
     Raises:
         CliError: the loop fails, or takes longer.
     """
-    from shoal_api.cli.errors import CliError
-
-    answer, code, text = _answer_of(
+    answer, code, text = _run_trial(
         "shoal_workers.check_loop",
         {**document, "code": {**document["code"], "working_dir": "."}},
         directory,
@@ -168,7 +151,7 @@ def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s:
 
 
 def describe_loop(program: str, trial: dict[str, Any], has_arguments: bool = False) -> str:
-    """Say to people what was found."""
+    """Describe the result to people."""
     return "\n".join(
         [*_loop_lines(program, trial, has_arguments), *(f"  note: {remark}" for remark in trial["remarks"])]
     )
@@ -187,21 +170,21 @@ def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Ite
         yield f"  {LOOP_COST}"
         return
     yield f"{program} does not go on as the undisturbed run does; it tracks {tracked}"
-    for one in trial["differences"]:
-        yield f"  {one['trial']}: step {one['step']} is the first that differs: {one['what']} {_is(one['words'])}"
-    for one in trial["untracked"]:
-        yield f"  not tracked: {one['name']} ({one['place']}); {one['path']} {_is(one['words'])}"
-    for one in trial["suspects"]:
-        yield f"  suspect: {one}; the position of run.batches is kept, and that of no other iterator"
+    for item in trial["differences"]:
+        yield f"  {item['trial']}: step {item['step']} is the first that differs: {item['what']} {_is(item['words'])}"
+    for item in trial["untracked"]:
+        yield f"  not tracked: {item['name']} ({item['place']}); {item['path']} {_is(item['words'])}"
+    for suspect in trial["suspects"]:
+        yield f"  suspect: {suspect}; the position of run.batches is kept, and that of no other iterator"
     if trial["untracked"]:
         yield "what belongs to the state is an object with state_dict() and load_state_dict(), named in run.track()"
 
 
-def _is(words: str) -> str:
-    return words if words.startswith(("differs", "has")) else f"is {words}"
+def _is(state: str) -> str:
+    return state if state.startswith(("differs", "has")) else f"is {state}"
 
 
-def _answer_of(
+def _run_trial(
     module: str, document: dict[str, Any], directory: Path, *, timeout_s: float | None = None, **environment: str
 ) -> tuple[dict[str, Any], int, str]:
     """Run a module that tries a spec, in a process of its own in the directory of the code. It is killed with all that
@@ -251,11 +234,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _refused(task: str, failed: dict[str, Any]) -> CliError:
-    from shoal_api.cli.errors import CliError
-
     if not failed["is_the_tasks"]:
-        words = f"{task} was not tried to the end: {failed['sentence']}"
-        return CliError(words, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
+        message = f"{task} was not tried to the end: {failed['sentence']}"
+        return CliError(message, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
     refusal = CliError(
         f"{task} does not train ({failed['phase']}): {failed['sentence']}",
         details=() if failed["mistake"] else tuple(failed["traceback"].splitlines()),
@@ -266,10 +247,7 @@ def _refused(task: str, failed: dict[str, Any]) -> CliError:
 
 
 def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
-    """The process ended without an answer: by a signal, or because it could not begin."""
-    from shoal_api.cli.errors import CliError
-    from shoal_workers.exit_status import ExitStatus, place_of_crash
-
+    """Return the error of a process that ended without an answer: by a signal, or because it could not begin."""
     status = ExitStatus(signal=-code, place=place_of_crash(printed)) if code < 0 else ExitStatus(code=code)
     when = f", {last['phase']} {last['note']}".rstrip() if last and not status.place else ""
     return CliError(

@@ -5,7 +5,7 @@ fleet.py), the errors that it raises, and the transport with its retries and str
 Used by the `shoal` command, the demo and users' programs. Never imports the HTTP edge or the store.
 """
 
-from shoal_api.client.client import Client
+from shoal_api.client.client import Client, JobsQuery
 from shoal_api.client.errors import (
     ApiError,
     BadRequest,
@@ -30,6 +30,7 @@ __all__ = [
     "Disconnected",
     "Forbidden",
     "InvalidSpec",
+    "JobsQuery",
     "NotFound",
     "PreconditionFailed",
     "ServerError",

@@ -11,25 +11,22 @@ Safe to use from several threads. Never imports the HTTP edge or the store.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-import httpx
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from shoal_api.answers import SpecCheck
 from shoal_api.client.artifacts import Artifacts
 from shoal_api.client.credentials import find_ca_file, find_token
-from shoal_api.client.errors import Disconnected, WaitTimeout
+from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
-from shoal_api.client.spec_document import document_of, with_absolute_checkpoint, with_archive, with_user
-from shoal_api.client.transport import DEFAULT_RETRY, JSON_CONTENT, RetryPolicy, Shown, Transport, job_path
+from shoal_api.client.spec_document import read_document, with_absolute_checkpoint, with_archive, with_user
+from shoal_api.client.transport import DEFAULT_RETRY, Credentials, RetryPolicy, Transport, job_path
 from shoal_service.control.code_archive import CodeArchive, pack
 from shoal_service.fleet_views import DeletionView, DryRun, SweepView
 from shoal_service.views import (
@@ -59,6 +56,28 @@ _SWEEP_S = 120.0
 """Seconds to wait for the answer: every job is checked, and all are stored in one transaction."""
 
 
+class JobsQuery(TypedDict, total=False):
+    """Which jobs a list has, in which order, and with which values."""
+
+    state: Collection[JobState]
+    project: str | None
+    """None: jobs of all projects."""
+    user: str | None
+    """None: jobs of all users."""
+    label: Collection[str]
+    """NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match."""
+    search: str
+    """Words that must all be in name, id, project, user or labels."""
+    where: str
+    """A condition, such as `lr > 1e-3 and state == "FAILED"`; docs/submitting.md has the language."""
+    sort: str
+    """Names, separated by commas; a dash before one: the largest first."""
+    columns: str
+    """Names whose values each job has in `values`."""
+    archived: bool
+    """Also archived jobs."""
+
+
 class Client(Histories, Fleet, Artifacts):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
@@ -75,8 +94,8 @@ class Client(Histories, Fleet, Artifacts):
         `ca_file`: the certificates, in PEM, of authorities that the server's may come from; None for SHOAL_CA_FILE,
         else the usual ones."""
         find = (lambda: token) if token else partial(find_token, base_url)
-        shown = Shown(find, Path(ca_file) if ca_file is not None else find_ca_file())
-        super().__init__(Transport(base_url, timeout_s, retry, shown))
+        credentials = Credentials(find, Path(ca_file) if ca_file is not None else find_ca_file())
+        super().__init__(Transport(base_url, timeout_s, retry, credentials))
 
     @property
     def base_url(self) -> str:
@@ -113,13 +132,11 @@ class Client(Histories, Fleet, Artifacts):
             SpecError: the file is not valid YAML or JSON.
             CodeArchiveError: the working directory cannot be packed.
         """
-        document, base = document_of(spec)
+        document, base = read_document(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
         upload = partial(self.upload_code, on_packed=on_packed)
-        body = json.dumps(with_archive(document, base, upload)).encode()
-        headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
-        return JobView.model_validate_json(response.content)
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._call("POST", "/v1/jobs", JobView, body=with_archive(document, base, upload), headers=headers)
 
     def submit_sweep(self, sweep: SweepRequest) -> SweepView:
         """Submit a job for each combination of the grid, all or none; the jobs are in the order of the grid. The spec
@@ -138,10 +155,7 @@ class Client(Histories, Fleet, Artifacts):
         document = with_user(with_absolute_checkpoint(sweep.spec, self.base_url, Path.cwd()))
         document = with_archive(document, Path(), self.upload_code)
         named = with_name(sweep).model_copy(update={"spec": document})
-        response = self._transport.send(
-            "POST", "/v1/sweeps", headers=JSON_CONTENT, content=named.model_dump_json().encode(), wait_s=_SWEEP_S
-        )
-        return SweepView.model_validate_json(response.content)
+        return self._call("POST", "/v1/sweeps", SweepView, body=named, wait_s=_SWEEP_S)
 
     def dry_run(
         self,
@@ -154,21 +168,16 @@ class Client(Histories, Fleet, Artifacts):
 
         Raises: as `submit`.
         """
-        document, base = document_of(spec)
+        document, base = read_document(spec)
         document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
         packed = with_archive(document, base, lambda directory: _packed(directory, on_packed).sha256)
         params = {"uploads": packed is not document}
-        response = self._transport.send(
-            "POST", "/v1/jobs/dry-run", params=params, headers=JSON_CONTENT, content=json.dumps(packed).encode()
-        )
-        return DryRun.model_validate_json(response.content)
+        return self._call("POST", "/v1/jobs/dry-run", DryRun, body=packed, params=params)
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        document = with_absolute_checkpoint(document_of(spec)[0], self.base_url, Path.cwd())
-        body = json.dumps(document).encode()
-        response = self._transport.send("POST", "/v1/specs/validate", headers=JSON_CONTENT, content=body)
-        return SpecCheck.model_validate_json(response.content)
+        document = with_absolute_checkpoint(read_document(spec)[0], self.base_url, Path.cwd())
+        return self._call("POST", "/v1/specs/validate", SpecCheck, body=document)
 
     def plan(
         self,
@@ -191,142 +200,51 @@ class Client(Histories, Fleet, Artifacts):
         from shoal_service.control.planning import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
 
         request = PlanRequest(
-            spec=document_of(spec)[0],
+            spec=read_document(spec)[0],
             workers=workers,
             gpus=gpus,
             gpu=gpu,
             top=top,
             racks=tuple(tuple(nodes) for nodes in racks),
         )
-        body = request.model_dump_json().encode()
-        response = self._transport.send("POST", "/v1/plans", headers=JSON_CONTENT, content=body)
-        return PlanAnswer.model_validate_json(response.content)
+        return self._call("POST", "/v1/plans", PlanAnswer, body=request)
 
-    def jobs(
-        self,
-        *,
-        state: Collection[JobState] = (),
-        project: str | None = None,
-        user: str | None = None,
-        label: Collection[str] = (),
-        search: str = "",
-        where: str = "",
-        sort: str = "",
-        columns: str = "",
-        archived: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[JobSummary]:
-        """Yield jobs, newest first if `sort` names nothing, page by page, at most `limit`. `project` and `user` None:
-        jobs of all. `label`: NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match. `search`: words that must
-        all be in name, id, project, user or labels.
-
-        Args:
-            where: a condition, such as `lr > 1e-3 and state == "FAILED"`; docs/submitting.md has the language.
-            sort: names, separated by commas; a dash before one: the largest first.
-            columns: names whose values each job has in `values`.
-            archived: also archived jobs.
-        """
+    def jobs(self, *, limit: int | None = None, **query: Unpack[JobsQuery]) -> Iterator[JobSummary]:
+        """Yield jobs, newest first if `sort` names nothing, page by page, at most `limit`."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
-            page_size = 500 if left is None else min(left, 500)
-            page = self.jobs_page(
-                state=state,
-                project=project,
-                user=user,
-                label=label,
-                search=search,
-                where=where,
-                sort=sort,
-                columns=columns,
-                archived=archived,
-                limit=page_size,
-                cursor=cursor,
-            )
+            page = self.jobs_page(limit=500 if left is None else min(left, 500), cursor=cursor, **query)
             yield from page.items
             cursor = page.next_cursor
             if cursor is None:
                 return
             left = None if left is None else left - len(page.items)
 
-    def jobs_page(
-        self,
-        *,
-        state: Collection[JobState] = (),
-        project: str | None = None,
-        user: str | None = None,
-        label: Collection[str] = (),
-        search: str = "",
-        where: str = "",
-        sort: str = "",
-        columns: str = "",
-        archived: bool = False,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Page[JobSummary]:
-        params = {
-            "state": [one.value for one in state],
-            "project": project,
-            "user": user,
-            "label": list(label),
-            "search": search,
-            "where": where or None,
-            "sort": sort or None,
-            "columns": columns or None,
-            "archived": archived or None,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._get("/v1/jobs", Page[JobSummary], params)
+    def jobs_page(self, *, limit: int = 100, cursor: str | None = None, **query: Unpack[JobsQuery]) -> Page[JobSummary]:
+        return self._get("/v1/jobs", Page[JobSummary], {**_query_params(query), "limit": limit, "cursor": cursor})
 
     def export_jobs(
         self,
         out: BinaryIO,
         *,
         format: str = "csv",
-        state: Collection[JobState] = (),
-        project: str | None = None,
-        user: str | None = None,
-        label: Collection[str] = (),
-        search: str = "",
-        where: str = "",
-        sort: str = "",
-        columns: str = "",
-        archived: bool = False,
         job: Collection[str] = (),
         limit: int | None = None,
+        **query: Unpack[JobsQuery],
     ) -> int:
         """Write jobs to a file, as `csv` or `parquet`, a row for each, and return their number. The service makes the
-        file, so it need not fit into memory. The arguments are those of `jobs`.
+        file, so it need not fit into memory. `columns` are those after id, name and state; empty: the fields of a
+        `JobSummary`.
 
         Args:
-            columns: names of the columns after id, name and state; empty: the fields of a `JobSummary`.
             job: only the jobs with these ids, 500 at most, also if they are archived.
 
         Raises:
             Disconnected: the answer broke off; `out` has a part of it.
         """
-        params = {
-            "format": format,
-            "state": [one.value for one in state],
-            "project": project,
-            "user": user,
-            "label": list(label),
-            "search": search or None,
-            "where": where or None,
-            "sort": sort or None,
-            "columns": columns or None,
-            "archived": archived or None,
-            "job": list(job),
-            "limit": limit,
-        }
-        try:
-            with self._transport.stream("/v1/job-export", params, {}) as response:
-                for piece in response.iter_bytes():
-                    out.write(piece)
-                return int(response.headers["X-Total-Count"])
-        except httpx.TransportError as error:
-            raise Disconnected(self.base_url, str(error) or type(error).__name__) from error
+        params = {**_query_params(query), "format": format, "job": list(job), "limit": limit}
+        return int(self._save("/v1/job-export", out, params)["X-Total-Count"])
 
     def job(self, job_id: str) -> JobView:
         return self._get(job_path(job_id), JobView)
@@ -337,12 +255,9 @@ class Client(Histories, Fleet, Artifacts):
         Raises:
             PreconditionFailed: the job was changed in the meantime.
         """
-        headers = JSON_CONTENT | ({"If-Match": f'"{if_match}"'} if if_match is not None else {})
-        body = patch.model_dump_json(exclude_unset=True).encode()
-        response = self._transport.send(
-            "PATCH", job_path(job_id), headers=headers, content=body, idempotent=if_match is None
-        )
-        return JobView.model_validate_json(response.content)
+        headers = {"If-Match": f'"{if_match}"'} if if_match is not None else {}
+        body = patch.model_dump(mode="json", exclude_unset=True)
+        return self._call("PATCH", job_path(job_id), JobView, body=body, headers=headers, idempotent=if_match is None)
 
     def update_code(self, job_id: str, working_dir: str | Path, *, if_match: str | None = None) -> JobView:
         """Pack and upload a directory as the new code of a job, which follows while it trains.
@@ -357,9 +272,9 @@ class Client(Histories, Fleet, Artifacts):
         """Give the sources of a job's mixture other weights, while it trains.
 
         Args:
-            weights: of each source, by its name or path; 0: it is not read any more.
-            at_step: the first step with them. None: the service chooses the first one of which all workers learn in
-                time; `spec.data["changes"]` of the answer names it.
+            weights: of each source, by its name or path. A source with weight 0 is not read any more.
+            at_step: the first step with them. By default the service chooses the first one of which all workers learn
+                in time; `spec.data["changes"]` of the answer names it.
         """
         return self.patch(job_id, JobPatch(data=DataPatch(weights=dict(weights), at_step=at_step)))
 
@@ -394,15 +309,13 @@ class Client(Histories, Fleet, Artifacts):
 
     def extend(self, job_id: str, steps: int) -> JobView:
         """Let a job go on to `steps` steps in all; an ended one returns to the queue."""
-        body = ExtendRequest(steps=steps).model_dump_json().encode()
-        path = f"{job_path(job_id)}/extend"
-        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
-        return JobView.model_validate_json(response.content)
+        return self._call(
+            "POST", job_path(job_id, "extend"), JobView, body=ExtendRequest(steps=steps), idempotent=False
+        )
 
     def retry(self, job_id: str) -> JobView:
         """Let a failed job try again, from its newest checkpoint."""
-        response = self._transport.send("POST", f"{job_path(job_id)}/retry", idempotent=False)
-        return JobView.model_validate_json(response.content)
+        return self._call("POST", job_path(job_id, "retry"), JobView, idempotent=False)
 
     def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:
         """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. With `any` the
@@ -412,25 +325,25 @@ class Client(Histories, Fleet, Artifacts):
             Conflict: the job could not run there, or has ended; the message names the way out.
             PreconditionFailed: the job was changed in the meantime.
         """
-        headers = JSON_CONTENT | ({"If-Match": f'"{if_match}"'} if if_match is not None else {})
-        body = MoveRequest(to=to).model_dump_json().encode()
-        response = self._transport.send(
-            "POST", f"{job_path(job_id)}/move", headers=headers, content=body, idempotent=if_match is None
+        headers = {"If-Match": f'"{if_match}"'} if if_match is not None else {}
+        return self._call(
+            "POST",
+            job_path(job_id, "move"),
+            JobView,
+            body=MoveRequest(to=to),
+            headers=headers,
+            idempotent=if_match is None,
         )
-        return JobView.model_validate_json(response.content)
 
     def take(self, job_id: str, step: int) -> JobView:
         """Choose the checkpoint to go on from, and delete the later ones. Step 0 starts the job over."""
-        body, path = TakeRequest(step=step).model_dump_json().encode(), f"{job_path(job_id)}/take"
-        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, wait_s=_DELETE_S)
-        return JobView.model_validate_json(response.content)
+        return self._call("POST", job_path(job_id, "take"), JobView, body=TakeRequest(step=step), wait_s=_DELETE_S)
 
     def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:
         """Delete a job that has ended, with its history, and with `checkpoints` its files in the storage too. It cannot
         be undone. `finished_at` is None if the storage does not answer: the server goes on later."""
         params = {"checkpoints": checkpoints}
-        response = self._transport.send("DELETE", job_path(job_id), params=params, wait_s=_DELETE_S)
-        return DeletionView.model_validate_json(response.content)
+        return self._call("DELETE", job_path(job_id), DeletionView, params=params, wait_s=_DELETE_S)
 
     def wait(
         self,
@@ -465,7 +378,15 @@ class Client(Histories, Fleet, Artifacts):
         return archive.sha256
 
     def _post(self, job_id: str, verb: str) -> JobView:
-        return JobView.model_validate_json(self._transport.send("POST", f"{job_path(job_id)}/{verb}").content)
+        return self._call("POST", job_path(job_id, verb), JobView)
+
+
+def _query_params(query: JobsQuery) -> dict[str, Any]:
+    """Return the parameters of a request. Raises TypeError for a name that is no key of `JobsQuery`."""
+    if unknown := query.keys() - JobsQuery.__annotations__.keys():
+        raise TypeError(f"a list of jobs has no {', '.join(sorted(unknown))}")
+    params = {name: value if value not in ("", False) else None for name, value in query.items()}
+    return params | {"state": [state.value for state in query.get("state", ())], "label": list(query.get("label", ()))}
 
 
 def _packed(working_dir: str | Path, on_packed: Callable[[CodeArchive], None] | None) -> CodeArchive:

@@ -35,17 +35,17 @@ class TokenSource(Enum):
 def find_token(url: str) -> str | None:
     """Return the token for the server at this URL; None if there is none. Raises UntrustedServer."""
     try:
-        return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(origin_of(url)) or _of_owner(url)
+        return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(parse_origin(url)) or _find_owner_token(url)
     except ValueError:  # not a URL: the first request says so
         return None
 
 
-def source_of_token(url: str) -> TokenSource | None:
+def find_token_source(url: str) -> TokenSource | None:
     """Return where `find_token` found the token for this URL; None if it found none."""
     try:
         if os.environ.get("SHOAL_TOKEN"):
             return TokenSource.ENVIRONMENT
-        if origin_of(url) in stored_tokens():
+        if parse_origin(url) in stored_tokens():
             return TokenSource.LOGIN
         is_owners = urlsplit(url).hostname in LOOPBACK and read_token_file(owner_file()) is not None
     except ValueError:
@@ -87,44 +87,44 @@ def logins_path() -> Path:
 def stored_tokens() -> dict[str, str]:
     """Return the tokens that `shoal login` has stored, by the origin of the server."""
     try:
-        found = json.loads(logins_path().read_text(encoding="utf-8"))
+        tokens = json.loads(logins_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in tokens.items()} if isinstance(tokens, dict) else {}
 
 
 def store_token(url: str, token: str | None) -> Path:
-    """Keep a token for a server, readable by this user alone; None: forget it."""
+    """Keep a token for a server, readable by this user alone. None forgets it."""
     path = logins_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = stored_tokens()
-    tokens.pop(origin_of(url), None)
+    tokens.pop(parse_origin(url), None)
     if token is not None:
-        tokens[origin_of(url)] = token
-    beside = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        tokens[parse_origin(url)] = token
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump(tokens, file, indent=1)
-    beside.replace(path)  # in one step, so that another command never reads half a file
+    draft.replace(path)  # in one step, so that another command never reads half a file
     return path
 
 
 def forget_token(url: str, token_id: str) -> bool:
     """Forget the token that is kept for a server if it has this id; it was revoked. Return whether it was kept."""
-    kept = stored_tokens().get(origin_of(url))
-    if kept is None or id_of(kept) != token_id:
+    stored = stored_tokens().get(parse_origin(url))
+    if stored is None or id_of(stored) != token_id:
         return False
     store_token(url, None)
     return True
 
 
-def origin_of(url: str) -> str:
-    """Scheme, host and port of a URL."""
+def parse_origin(url: str) -> str:
+    """Return scheme, host and port of a URL."""
     parts = urlsplit(url)
     port = parts.port or _PORTS.get(parts.scheme, 0)
     return f"{parts.scheme}://{parts.hostname or ''}:{port}"
 
 
-def _of_owner(url: str) -> str | None:
+def _find_owner_token(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.hostname not in LOOPBACK:
         return None
@@ -133,20 +133,20 @@ def _of_owner(url: str) -> str | None:
     if token is None:
         return None
     port = parts.port or _PORTS.get(parts.scheme, 0)
-    owner = owner_of_port(port)
+    owner = find_port_owner(port)
     # root, this user and the owner of the file can read the token anyway
     if owner is not None and owner not in (0, os.getuid(), path.stat().st_uid):
         raise UntrustedServer(url, owner, str(path))
     return token
 
 
-def owner_of_port(port: int, tables: tuple[Path, ...] = _TABLES) -> int | None:
+def find_port_owner(port: int, tables: tuple[Path, ...] = _TABLES) -> int | None:
     """Return the user id of the process that listens on a TCP port of loopback or of all addresses, as Linux says in
     /proc/net/tcp; None if it is not known, as on other systems. No connection is opened.
 
     If several listen there, one that is not root is named.
     """
-    found: set[int] = set()
+    owners: set[int] = set()
     for table in tables:
         try:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
@@ -155,5 +155,5 @@ def owner_of_port(port: int, tables: tuple[Path, ...] = _TABLES) -> int | None:
         for line in lines:
             fields = line.split()
             if len(fields) > 7 and fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(int(fields[7]))
-    return max(found, default=None)
+                owners.add(int(fields[7]))
+    return max(owners, default=None)

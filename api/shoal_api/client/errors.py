@@ -80,31 +80,31 @@ class ApiError(ClientError):
 
 
 class BadRequest(ApiError):
-    pass
+    """400, 413, 415, 421 or 422: the request is not valid."""
 
 
 class InvalidSpec(BadRequest):
-    pass
+    """The spec is not valid; `problem.errors` lists everything that is wrong."""
 
 
 class Unauthenticated(BadRequest):
-    pass
+    """401: no token, or one that is not valid."""
 
 
 class Forbidden(BadRequest):
-    pass
+    """403: the token may not do this."""
 
 
 class NotFound(ApiError):
-    pass
+    """404: there is no such resource."""
 
 
 class Conflict(ApiError):
-    pass
+    """409: the state of the resource does not allow it."""
 
 
 class PreconditionFailed(ApiError):
-    pass
+    """412: the resource was changed in the meantime."""
 
 
 class TooManyRequests(ApiError):
@@ -114,19 +114,19 @@ class TooManyRequests(ApiError):
 
 
 class ServerError(ApiError):
-    pass
+    """5xx: the service failed, or is not ready."""
 
 
-def error_of(response: httpx.Response) -> ApiError:
+def parse_error(response: httpx.Response) -> ApiError:
     """Return the exception for a response with status 400 or above, whose body has been read."""
-    problem = _problem_of(response)
+    problem = _parse_problem(response)
     if problem.code == "invalid-spec":
         return InvalidSpec(problem)
     if problem.status >= 500:
         return ServerError(problem)
     if problem.status == 429:
         return TooManyRequests(problem, retry_after_s(response))
-    return _OF_STATUS.get(problem.status, BadRequest)(problem)
+    return _BY_STATUS.get(problem.status, BadRequest)(problem)
 
 
 def retry_after_s(response: httpx.Response) -> float:
@@ -135,7 +135,7 @@ def retry_after_s(response: httpx.Response) -> float:
     return min(60.0, float(text)) if text.isascii() and text.isdigit() else 1.0
 
 
-_OF_STATUS: dict[int, type[ApiError]] = {
+_BY_STATUS: dict[int, type[ApiError]] = {
     401: Unauthenticated,
     403: Forbidden,
     404: NotFound,
@@ -144,7 +144,7 @@ _OF_STATUS: dict[int, type[ApiError]] = {
 }
 
 
-def _problem_of(response: httpx.Response) -> Problem:
+def _parse_problem(response: httpx.Response) -> Problem:
     try:
         return Problem.model_validate_json(response.content)
     except ValueError:  # the response comes from a proxy or from the HTTP server itself

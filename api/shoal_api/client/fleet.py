@@ -5,10 +5,9 @@ and the audit. A part of `Client`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 from shoal_api.answers import Health, Readiness
-from shoal_api.client.transport import JSON_CONTENT, Endpoint, node_path
+from shoal_api.client.transport import Endpoint, api_path
 from shoal_service.access_views import (
     AuditPage,
     ClusterTokenRequest,
@@ -28,7 +27,6 @@ from shoal_service.fleet_views import (
     DrainRequest,
     FleetOverview,
     FleetTimeline,
-    Foresight,
     GcView,
     JobField,
     JobFields,
@@ -44,8 +42,6 @@ from shoal_service.fleet_views import (
     TableView,
     UserRules,
     UserView,
-    WindowRequest,
-    WindowView,
 )
 from shoal_service.views import Page, WebhookView
 
@@ -81,89 +77,70 @@ class Fleet(Endpoint):
         return self._get("/v1/curves", Curves, params)
 
     def views(self, project: str | None = None) -> tuple[SavedView, ...]:
-        """Return the saved views of the table of jobs; `project` None: of all projects."""
+        """Return the saved views of the table of jobs; `project` None means all projects."""
         return self._get("/v1/views", Page[SavedView], {"project": project}).items
 
     def save_view(self, project: str, name: str, view: TableView) -> SavedView:
         """Save a view of the table of jobs under a name; one with the same name is replaced."""
-        path = f"/v1/views/{quote(project, safe='')}/{quote(name, safe='')}"
-        response = self._transport.send("PUT", path, headers=JSON_CONTENT, content=view.model_dump_json().encode())
-        return SavedView.model_validate_json(response.content)
+        return self._call("PUT", api_path("views", project, name), SavedView, body=view)
 
     def delete_view(self, project: str, name: str) -> None:
-        self._transport.send("DELETE", f"/v1/views/{quote(project, safe='')}/{quote(name, safe='')}")
+        self._transport.send("DELETE", api_path("views", project, name))
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get("/v1/nodes", Page[NodeView]).items
 
     def node(self, node_id: str) -> NodeView:
-        return self._get(node_path(node_id), NodeView)
+        return self._get(api_path("nodes", node_id), NodeView)
 
     def drain(self, node_id: str, *, reason: str = "drain requested", deadline_s: float | None = None) -> NodeView:
         """Move jobs off the node at their next step boundary, and place nothing new there.
 
         `deadline_s`: seconds until the node is switched off.
         """
-        body = DrainRequest(reason=reason, deadline_s=deadline_s).model_dump_json().encode()
-        response = self._transport.send("POST", f"{node_path(node_id)}/drain", headers=JSON_CONTENT, content=body)
-        return NodeView.model_validate_json(response.content)
+        return self._call(
+            "POST",
+            api_path("nodes", node_id, "drain"),
+            NodeView,
+            body=DrainRequest(reason=reason, deadline_s=deadline_s),
+        )
 
     def undo_drain(self, node_id: str) -> NodeView:
         """End the drain of a node; the node is used again."""
-        response = self._transport.send("DELETE", f"{node_path(node_id)}/drain")
-        return NodeView.model_validate_json(response.content)
+        return self._call("DELETE", api_path("nodes", node_id, "drain"), NodeView)
 
     def cordon(self, node_id: str, *, reason: str = "cordon requested") -> NodeView:
         """Place no new worker on the node; those that are there stay."""
-        body = CordonRequest(reason=reason).model_dump_json().encode()
-        response = self._transport.send("POST", f"{node_path(node_id)}/cordon", headers=JSON_CONTENT, content=body)
-        return NodeView.model_validate_json(response.content)
+        return self._call("POST", api_path("nodes", node_id, "cordon"), NodeView, body=CordonRequest(reason=reason))
 
     def undo_cordon(self, node_id: str) -> NodeView:
         """Place workers on the node again."""
-        response = self._transport.send("DELETE", f"{node_path(node_id)}/cordon")
-        return NodeView.model_validate_json(response.content)
+        return self._call("DELETE", api_path("nodes", node_id, "cordon"), NodeView)
 
     def announce_preemption(
         self, node: str, *, deadline_s: float = 30.0, reason: str = "preemption notice"
     ) -> tuple[NodeView, ...]:
         """Announce that the machine with this address, or the node with this id, will be taken away in `deadline_s`
         seconds. Returns the nodes that are drained."""
-        body = NoticeRequest(deadline_s=deadline_s, reason=reason).model_dump_json().encode()
-        path = f"{node_path(node)}/preemption-notice"
-        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body)
-        return Page[NodeView].model_validate_json(response.content).items
-
-    def maintenance_windows(self) -> tuple[WindowView, ...]:
-        """Return the maintenance windows, the earliest first."""
-        return self._get("/v1/maintenance-windows", Page[WindowView]).items
-
-    def plan_maintenance(self, window: WindowRequest) -> WindowView:
-        """Plan a window: its nodes are drained in time for it, and used again after it."""
-        body = window.model_dump_json().encode()
-        response = self._transport.send(
-            "POST", "/v1/maintenance-windows", headers=JSON_CONTENT, content=body, idempotent=False
-        )
-        return WindowView.model_validate_json(response.content)
-
-    def cancel_maintenance(self, window_id: str) -> None:
-        """Cancel a window; its nodes are used again."""
-        path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
-        self._transport.send("DELETE", path, idempotent=False)
+        return self._call(
+            "POST",
+            api_path("nodes", node, "preemption-notice"),
+            Page[NodeView],
+            body=NoticeRequest(deadline_s=deadline_s, reason=reason),
+        ).items
 
     def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
-        """Return the deletions of jobs, newest first; `project` None: those of all projects."""
+        """Return the deletions of jobs, newest first; `project` None means all projects."""
         return self._get("/v1/deletions", Page[DeletionView], {"project": project, "limit": limit}).items
 
     def gc(self, *, dry_run: bool = False) -> GcView:
         """Delete what ended jobs leave behind and is older than the settings allow, or say what would be deleted.
         Repeat it while `is_complete` is false."""
-        response = self._transport.send("POST", "/v1/gc", params={"dry_run": dry_run}, wait_s=_DELETE_S)
-        return GcView.model_validate_json(response.content)
+        return self._call("POST", "/v1/gc", GcView, params={"dry_run": dry_run}, wait_s=_DELETE_S)
 
     def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> tuple[WebhookView, ...]:
-        """Return what the webhooks that concern a job have delivered. None: those of the settings over all jobs, and at
-        most `limit` hooks of specs that fail."""
+        """Return what the webhooks that concern a job have delivered. Without a job, those of the settings over all
+        jobs, and at most `limit` hooks of specs that fail."""
         params = {"job": job_id, "limit": limit}
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
@@ -174,7 +151,7 @@ class Fleet(Endpoint):
     def ready(self) -> Readiness:
         """Return the readiness of the service. Raises ServerError with code not-ready if the store or the cluster
         cannot be reached."""
-        return Readiness.model_validate_json(self._transport.send("GET", "/readyz", idempotent=False).content)
+        return self._call("GET", "/readyz", Readiness, idempotent=False)
 
     def metrics(self) -> str:
         """Return the metrics in the text format of Prometheus."""
@@ -185,33 +162,30 @@ class Fleet(Endpoint):
         return self._get("/v1/clusters", Page[ClusterSummary]).items
 
     def joined_cluster(self, name: str) -> ClusterSummary:
-        return self._get(_cluster_path(name), ClusterSummary)
+        return self._get(api_path("clusters", name), ClusterSummary)
 
     def label_cluster(self, name: str, labels: Mapping[str, str | None]) -> ClusterSummary:
         """Merge labels by name; None removes one. They are added to those of the cluster's nodes."""
-        body = ClusterPatch(labels=dict(labels)).model_dump_json().encode()
-        response = self._transport.send("PATCH", _cluster_path(name), headers=JSON_CONTENT, content=body)
-        return ClusterSummary.model_validate_json(response.content)
+        return self._call("PATCH", api_path("clusters", name), ClusterSummary, body=ClusterPatch(labels=dict(labels)))
 
     def cordon_cluster(self, name: str, *, reason: str = "cordon requested") -> ClusterSummary:
         """Let the cluster start no job and add no worker; those that are there stay."""
-        body = CordonRequest(reason=reason).model_dump_json().encode()
-        response = self._transport.send("POST", f"{_cluster_path(name)}/cordon", headers=JSON_CONTENT, content=body)
-        return ClusterSummary.model_validate_json(response.content)
+        return self._call(
+            "POST", api_path("clusters", name, "cordon"), ClusterSummary, body=CordonRequest(reason=reason)
+        )
 
     def uncordon_cluster(self, name: str) -> ClusterSummary:
         """Use the cluster again."""
-        response = self._transport.send("DELETE", f"{_cluster_path(name)}/cordon")
-        return ClusterSummary.model_validate_json(response.content)
+        return self._call("DELETE", api_path("clusters", name, "cordon"), ClusterSummary)
 
     def remove_cluster(self, name: str, *, force: bool = False) -> None:
         """Forget the cluster, and revoke its tokens. `force` does so although jobs have attempts there, but only once
         its gateway is gone."""
-        self._transport.send("DELETE", _cluster_path(name), params={"force": force}, idempotent=False)
+        self._transport.send("DELETE", api_path("clusters", name), params={"force": force}, idempotent=False)
 
     def cluster_tokens(self, name: str) -> tuple[TokenView, ...]:
         """Return the tokens of the cluster's gateway, newest first, with those that have ended."""
-        return self._get(f"{_cluster_path(name)}/tokens", Page[TokenView]).items
+        return self._get(api_path("clusters", name, "tokens"), Page[TokenView]).items
 
     def queue(self, *, limit: int = 1000) -> QueueView:
         """Return the queue in the order in which its jobs would start, and what each project uses."""
@@ -229,61 +203,50 @@ class Fleet(Endpoint):
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[SweepSummary]:
-        """Return a page of sweeps, newest first; `project` and `name` None: those of all."""
+        """Return a page of sweeps, newest first; without `project` and `name` all of them."""
         params = {"project": project, "name": name, "limit": limit, "cursor": cursor}
         return self._get("/v1/sweeps", Page[SweepSummary], params)
 
     def sweep(self, project: str, name: str) -> SweepView:
         """Return the rules of a sweep, and its jobs, the best first."""
-        return self._get(_sweep_path(project, name), SweepView)
+        return self._get(api_path("sweeps", project, name), SweepView)
 
     def sweep_curves(self, project: str, name: str, *, measure: str = "loss") -> SweepCurves:
         """Return the losses of all jobs of a sweep, the best so far, and how much each label matters; `measure`: loss
         or val_loss."""
-        return self._get(f"{_sweep_path(project, name)}/curves", SweepCurves, {"measure": measure})
+        return self._get(api_path("sweeps", project, name, "curves"), SweepCurves, {"measure": measure})
 
     def cancel_sweep(self, project: str, name: str) -> SweepView:
         """Cancel the jobs of a sweep that have not ended; they are the jobs of the answer."""
-        response = self._transport.send("POST", f"{_sweep_path(project, name)}/cancel")
-        return SweepView.model_validate_json(response.content)
+        return self._call("POST", api_path("sweeps", project, name, "cancel"), SweepView)
 
     def projects(self) -> tuple[ProjectView, ...]:
         return self._get("/v1/projects", Page[ProjectView]).items
 
     def project(self, name: str) -> ProjectView:
-        return self._get(_project_path(name), ProjectView)
+        return self._get(api_path("projects", name), ProjectView)
 
     def set_project(self, name: str, rules: ProjectRules) -> ProjectView:
         """Define a project, or replace all of its quotas."""
-        body = rules.model_dump_json().encode()
-        response = self._transport.send("PUT", _project_path(name), headers=JSON_CONTENT, content=body)
-        return ProjectView.model_validate_json(response.content)
-
-    def try_project(self, name: str, rules: ProjectRules) -> Foresight:
-        """Return which jobs would have other workers with these quotas. Nothing is stored."""
-        body = rules.model_dump_json().encode()
-        response = self._transport.send("POST", f"{_project_path(name)}/dry-run", headers=JSON_CONTENT, content=body)
-        return Foresight.model_validate_json(response.content)
+        return self._call("PUT", api_path("projects", name), ProjectView, body=rules)
 
     def delete_project(self, name: str) -> None:
         """Delete the quotas of a project; its jobs go on under those of the project `default`."""
-        self._transport.send("DELETE", _project_path(name), idempotent=False)
+        self._transport.send("DELETE", api_path("projects", name), idempotent=False)
 
     def users(self) -> tuple[UserView, ...]:
         return self._get("/v1/users", Page[UserView]).items
 
     def user(self, name: str) -> UserView:
-        return self._get(_user_path(name), UserView)
+        return self._get(api_path("users", name), UserView)
 
     def set_user(self, name: str, rules: UserRules) -> UserView:
         """Replace the limits of a user. The limits of the user `default` apply to users without limits of their own."""
-        body = rules.model_dump_json().encode()
-        response = self._transport.send("PUT", _user_path(name), headers=JSON_CONTENT, content=body)
-        return UserView.model_validate_json(response.content)
+        return self._call("PUT", api_path("users", name), UserView, body=rules)
 
     def delete_user(self, name: str) -> None:
         """Delete the limits of a user; those of `default` then apply."""
-        self._transport.send("DELETE", _user_path(name), idempotent=False)
+        self._transport.send("DELETE", api_path("users", name), idempotent=False)
 
     def whoami(self) -> Whoami:
         """Return who this client is to the service: name, role, projects, permissions."""
@@ -291,21 +254,16 @@ class Fleet(Endpoint):
 
     def session_link(self) -> SessionLink:
         """Make a link that logs a browser in once; it is valid for two minutes."""
-        answer = self._transport.send("POST", "/v1/session/link", idempotent=False)
-        return SessionLink.model_validate_json(answer.content)
+        return self._call("POST", "/v1/session/link", SessionLink, idempotent=False)
 
     def create_token(self, request: TokenRequest) -> NewToken:
         """Make a token. Only the answer has it; it cannot be read again. If the client's token is not an admin's, the
         made one may do no more and ends with it."""
-        body = request.model_dump_json().encode()
-        answer = self._transport.send("POST", "/v1/tokens", headers=JSON_CONTENT, content=body, idempotent=False)
-        return NewToken.model_validate_json(answer.content)
+        return self._call("POST", "/v1/tokens", NewToken, body=request, idempotent=False)
 
     def create_cluster_token(self, cluster: str, request: ClusterTokenRequest) -> NewToken:
         """Make a token for the gateway of a cluster. Only the answer has it; it cannot be read again."""
-        body, path = request.model_dump_json().encode(), f"/v1/clusters/{quote(cluster, safe='')}/tokens"
-        answer = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
-        return NewToken.model_validate_json(answer.content)
+        return self._call("POST", api_path("clusters", cluster, "tokens"), NewToken, body=request, idempotent=False)
 
     def tokens(self) -> tuple[TokenView, ...]:
         """Return the own tokens, or as an admin all tokens, newest first, with those that have ended."""
@@ -320,21 +278,4 @@ class Fleet(Endpoint):
 
     def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token, and those that were made with it. Idempotent."""
-        answer = self._transport.send("DELETE", f"/v1/tokens/{quote(token_id, safe='')}")
-        return TokenView.model_validate_json(answer.content)
-
-
-def _cluster_path(name: str) -> str:
-    return f"/v1/clusters/{quote(name, safe='')}"
-
-
-def _sweep_path(project: str, name: str) -> str:
-    return f"/v1/sweeps/{quote(project, safe='')}/{quote(name, safe='')}"
-
-
-def _user_path(name: str) -> str:
-    return f"/v1/users/{quote(name, safe='')}"
-
-
-def _project_path(name: str) -> str:
-    return f"/v1/projects/{quote(name, safe='')}"
+        return self._call("DELETE", api_path("tokens", token_id), TokenView)

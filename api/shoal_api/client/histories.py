@@ -10,13 +10,9 @@ import json
 import math
 from collections.abc import Iterator
 from typing import BinaryIO
-from urllib.parse import quote
-
-import httpx
 
 from shoal_api.answers import EventPage, LogPage
-from shoal_api.client.errors import Disconnected
-from shoal_api.client.transport import JSON_CONTENT, Endpoint, follow_stream, job_path
+from shoal_api.client.transport import Endpoint, follow_stream, job_path
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.core.system_metrics import SystemMetric
@@ -51,7 +47,7 @@ class Histories(Endpoint):
         """Yield the events of a job after number `after`, without gaps, each once. `follow`: continue until the job has
         ended."""
         if follow:
-            for event in follow_stream(self._transport, f"{job_path(job_id)}/events", {"after": after}):
+            for event in follow_stream(self._transport, job_path(job_id, "events"), {"after": after}):
                 yield EventView.model_validate_json(event.data)
             return
         while True:
@@ -64,7 +60,7 @@ class Histories(Endpoint):
     def events_page(self, job_id: str, *, after: int = 0, wait_s: float = 0.0, limit: int = 500) -> EventPage:
         """Return one page of events; the call is a long poll if `wait_s` is given."""
         params = {"after": after, "wait": min(wait_s, 60.0), "limit": limit}
-        return self._get(f"{job_path(job_id)}/events", EventPage, params, wait_s=wait_s)
+        return self._get(job_path(job_id, "events"), EventPage, params, wait_s=wait_s)
 
     def logs(
         self,
@@ -76,7 +72,7 @@ class Histories(Endpoint):
         follow: bool = False,
     ) -> Iterator[LogView]:
         """Yield lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
-        path = f"{job_path(job_id)}/logs"
+        path = job_path(job_id, "logs")
         if follow:
             params = {"rank": rank, "tail": tail, "after": after, "follow": True}
             for event in follow_stream(self._transport, path, params):
@@ -94,7 +90,7 @@ class Histories(Endpoint):
     ) -> tuple[SeriesPoint, ...]:
         """Return the steps after `after_step` up to `until_step`; means if there are more than `max_points`."""
         params = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
-        return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
+        return parse_series(self._transport.send("GET", job_path(job_id, "series"), params=params).content)
 
     def save_series(
         self, job_id: str, out: BinaryIO, *, format: str = "csv", after_step: int = -1, max_points: int | None = None
@@ -105,29 +101,24 @@ class Histories(Endpoint):
             Disconnected: the answer broke off; `out` has a part of it.
         """
         params = {"format": format, "after_step": after_step, "max_points": max_points}
-        try:
-            with self._transport.stream(f"{job_path(job_id)}/series", params, {}) as response:
-                for piece in response.iter_bytes():
-                    out.write(piece)
-        except httpx.TransportError as error:
-            raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
+        self._save(job_path(job_id, "series"), out, params)
 
     def overview(self, job_id: str) -> JobOverview:
         """Return everything that a page about the job shows, with at most 500 points of its series."""
-        return self._get(f"{job_path(job_id)}/overview", JobOverview)
+        return self._get(job_path(job_id, "overview"), JobOverview)
 
     def spec_versions(self, job_id: str) -> tuple[SpecVersion, ...]:
         """Return the versions of the job's spec, oldest first."""
-        return self._get(f"{job_path(job_id)}/specs", Page[SpecVersion]).items
+        return self._get(job_path(job_id, "specs"), Page[SpecVersion]).items
 
     def workers(self, job_id: str) -> tuple[WorkerView, ...]:
-        return self._get(f"{job_path(job_id)}/workers", Page[WorkerView]).items
+        return self._get(job_path(job_id, "workers"), Page[WorkerView]).items
 
     def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks:
         """Return what the training threads of all workers do now, or that of one rank. `native` adds frames of native
         code."""
         params = {"rank": rank, "native": native}
-        return self._get(f"{job_path(job_id)}/stacks", Stacks, params, wait_s=_STACKS_S)
+        return self._get(job_path(job_id, "stacks"), Stacks, params, wait_s=_STACKS_S)
 
     def system(
         self, job_id: str, metric: SystemMetric = SystemMetric.BUSY, *, ranks: str = "", after: float = 0.0
@@ -135,60 +126,57 @@ class Histories(Endpoint):
         """Return a system metric of each rank over time. `ranks`: only these, for example `0,4-7`; empty: all ranks.
         `after`: only what was measured after this time, in shorter intervals."""
         params = {"metric": metric.value, "ranks": ranks, "after": after}
-        return self._get(f"{job_path(job_id)}/system", SystemColumns, params)
+        return self._get(job_path(job_id, "system"), SystemColumns, params)
 
     def incidents(self, job_id: str) -> tuple[IncidentView, ...]:
-        return self._get(f"{job_path(job_id)}/incidents", Page[IncidentView]).items
+        return self._get(job_path(job_id, "incidents"), Page[IncidentView]).items
 
     def checkpoints(self, job_id: str) -> tuple[CheckpointView, ...]:
-        return self._get(f"{job_path(job_id)}/checkpoints", Page[CheckpointView]).items
+        return self._get(job_path(job_id, "checkpoints"), Page[CheckpointView]).items
 
     def pin_checkpoint(self, job_id: str, name: str) -> CheckpointView:
         """Retention does not delete the checkpoint of this name (`CheckpointView.name`) from now on."""
-        return self._pin("PUT", job_id, name)
+        return self._call("PUT", job_path(job_id, "checkpoints", name, "pin"), CheckpointView)
 
     def unpin_checkpoint(self, job_id: str, name: str) -> CheckpointView:
         """Retention may delete the checkpoint of this name again."""
-        return self._pin("DELETE", job_id, name)
+        return self._call("DELETE", job_path(job_id, "checkpoints", name, "pin"), CheckpointView)
 
     def verify_checkpoint(self, job_id: str, name: str, *, wait_s: float = 30.0) -> VerificationView:
         """Read every byte of the checkpoint of this name and compare it with its marker. Begins or joins the
         verification, and waits up to `wait_s` seconds (60 at most): repeat the call while its state is `running`."""
-        path, wait_s = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}/verify", min(wait_s, 60.0)
-        response = self._transport.send("POST", path, params={"wait": wait_s}, wait_s=wait_s)
-        return VerificationView.model_validate_json(response.content)
+        wait_s, path = min(wait_s, 60.0), job_path(job_id, "checkpoints", name, "verify")
+        return self._call("POST", path, VerificationView, params={"wait": wait_s}, wait_s=wait_s)
 
     def delete_checkpoint(self, job_id: str, name: str) -> CheckpointView:
         """Delete the checkpoint of this name from the storage; it cannot be undone."""
-        path = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}"
-        return CheckpointView.model_validate_json(self._transport.send("DELETE", path, wait_s=_DELETE_S).content)
-
-    def _pin(self, method: str, job_id: str, name: str) -> CheckpointView:
-        path = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}/pin"
-        return CheckpointView.model_validate_json(self._transport.send(method, path).content)
+        return self._call("DELETE", job_path(job_id, "checkpoints", name), CheckpointView, wait_s=_DELETE_S)
 
     def parity(
         self, job_id: str, against: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
     ) -> ParityView:
         """Compare the losses of two jobs. `max_points`: number of steps to list, those that differ most first."""
         params = {"against": against, "tolerance": tolerance, "max_points": max_points}
-        response = self._transport.send("GET", f"{job_path(job_id)}/parity", params=params)
+        response = self._transport.send("GET", job_path(job_id, "parity"), params=params)
         return parse_parity(response.content)
 
     def request_profile(self, job_id: str, *, steps: int = 3, rank: int = 0) -> ProfileView:
         """Profile `steps` steps of a rank of a running job, without stopping it. Returns at once: the profile has ended
         when the state of `profile` is not `requested` any more."""
-        body = ProfileBody(steps=steps, rank=rank).model_dump_json().encode()
-        path = f"{job_path(job_id)}/profiles"
-        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
-        return ProfileView.model_validate_json(response.content)
+        return self._call(
+            "POST",
+            job_path(job_id, "profiles"),
+            ProfileView,
+            body=ProfileBody(steps=steps, rank=rank),
+            idempotent=False,
+        )
 
     def profiles(self, job_id: str) -> tuple[ProfileView, ...]:
         """Return the newest 8 profiles, oldest first."""
-        return self._get(f"{job_path(job_id)}/profiles", Page[ProfileView]).items
+        return self._get(job_path(job_id, "profiles"), Page[ProfileView]).items
 
     def profile(self, job_id: str, number: int) -> ProfileView:
-        return self._get(f"{job_path(job_id)}/profiles/{number}", ProfileView)
+        return self._get(job_path(job_id, "profiles", str(number)), ProfileView)
 
     def save_profile_file(self, job_id: str, number: int, name: str, out: BinaryIO) -> None:
         """Write one of the `files` of a profile, as it is.
@@ -196,13 +184,7 @@ class Histories(Endpoint):
         Raises:
             Disconnected: the answer broke off; `out` has a part of it.
         """
-        path = f"{job_path(job_id)}/profiles/{number}/files/{name}"
-        try:
-            with self._transport.stream(path, {}, {}) as response:
-                for piece in response.iter_raw():
-                    out.write(piece)
-        except httpx.TransportError as error:
-            raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
+        self._save(f"{job_path(job_id)}/profiles/{number}/files/{name}", out, raw=True)
 
 
 def parse_series(body: bytes) -> tuple[SeriesPoint, ...]:

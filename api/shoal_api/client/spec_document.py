@@ -1,7 +1,7 @@
 """Makes the document that is sent from the spec that a user gives. Only the client knows the user's working directory,
 login name and files.
 
-`document_of` reads a spec; the other functions complete its document, which is not validated yet: the server validates.
+`read_document` reads a spec; the other functions complete its document. The server validates it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal_workers.contract.placing import is_user
 from shoal_workers.contract.spec import JobSpec
 
 
-def document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
+def read_document(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:
     """Return the spec as plain values, and the directory that its relative paths start from."""
     if isinstance(spec, JobSpec):
         return spec.model_dump(mode="json", exclude_unset=True), Path()
@@ -66,11 +66,11 @@ def _login_name() -> str:
         return ""
 
 
-def with_archive(document: Any, base: Path, archive_of: Callable[[Path], str]) -> Any:
-    """Return the document with the sha256 of an archive instead of the working directory, if it names one. `archive_of`
+def with_archive(document: Any, base: Path, pack: Callable[[Path], str]) -> Any:
+    """Return the document with the sha256 of an archive instead of the working directory, if it names one. `pack`
     packs a directory and returns the sha256."""
     code = document.get("code") if isinstance(document, dict) else None
     if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str) or code.get("archive"):
         return document
     working_dir = base / Path(code["working_dir"]).expanduser()
-    return document | {"code": {**code, "working_dir": None, "archive": archive_of(working_dir)}}
+    return document | {"code": {**code, "working_dir": None, "archive": pack(working_dir)}}

@@ -11,6 +11,7 @@ alone: redirects are not followed. Thread-safe, as httpx.Client is.
 
 from __future__ import annotations
 
+import json
 import random
 import ssl
 import threading
@@ -18,13 +19,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
 
-from shoal_api.client.errors import Disconnected, ServerError, error_of, retry_after_s
+from shoal_api.client.errors import Disconnected, ServerError, parse_error, retry_after_s
+from shoal_workers.contract.backoff import backoff_s
 
 _UNAVAILABLE = 503
 _TOO_MANY = 429
@@ -32,7 +34,6 @@ _LONG_POLL_MARGIN_S = 10.0
 _STREAM_SILENCE_S = 45.0
 """The service sends a heartbeat every 15 s; a stream without data for this long is broken."""
 M = TypeVar("M", bound=BaseModel)
-JSON_CONTENT = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,15 @@ class RetryPolicy:
 
     def delay_s(self, failures: int, spread: float) -> float:
         """Return the delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
-        return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
+        return backoff_s(failures + 1, first_s=self.first_s, longest_s=self.most_s, spread=spread)
 
 
 DEFAULT_RETRY = RetryPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a client and the server show to each other: a token, and a certificate."""
+class Credentials:
+    """The token of a client, and the authorities of the server's certificate."""
 
     find_token: Callable[[], str | None]
     """Called until it finds one: a server that starts writes its owner's token only after its port is open."""
@@ -62,14 +63,14 @@ class Shown:
 
 
 class Transport:
-    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy, shown: Shown) -> None:
+    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy, credentials: Credentials) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        token = shown.find_token()
-        headers = _shows(token) if token is not None else {}
-        auth = _LaterToken(shown.find_token) if token is None else None
-        verify = True if shown.ca_file is None else ssl.create_default_context(cafile=shown.ca_file)
+        token = credentials.find_token()
+        headers = _authorization(token) if token is not None else {}
+        auth = _LaterToken(credentials.find_token) if token is None else None
+        verify = True if credentials.ca_file is None else ssl.create_default_context(cafile=credentials.ca_file)
         self._http = httpx.Client(
             base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers, auth=auth, verify=verify
         )
@@ -117,7 +118,7 @@ class Transport:
                 # after 429 nothing was done
                 again = response.status_code == _TOO_MANY or (idempotent and response.status_code == _UNAVAILABLE)
                 if not again or failures >= self._retry.num_retries:
-                    raise error_of(response)
+                    raise parse_error(response)
                 if response.status_code == _TOO_MANY or "Retry-After" in response.headers:
                     self._closed.wait(retry_after_s(response))  # not a sleep: `close` ends it
             self.back_off(failures)
@@ -130,7 +131,7 @@ class Transport:
         with self._http.stream("GET", path, params=_given(params), headers=headers, timeout=timeout) as response:
             if response.status_code >= 400:
                 response.read()
-                raise error_of(response)
+                raise parse_error(response)
             yield response
 
     def back_off(self, failures: int) -> None:
@@ -141,7 +142,7 @@ class Transport:
         return failures > self._retry.num_retries or self._closed.is_set()
 
 
-def _shows(token: str) -> dict[str, str]:
+def _authorization(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -156,7 +157,7 @@ class _LaterToken(httpx.Auth):
         if self._token is None:
             self._token = self._find()
         if self._token is not None:
-            request.headers.update(_shows(self._token))
+            request.headers.update(_authorization(self._token))
         yield request
 
 
@@ -175,16 +176,57 @@ class Endpoint:
         self._transport = transport
 
     def _get(self, path: str, model: type[M], params: Mapping[str, Any] | None = None, wait_s: float = 0.0) -> M:
-        response = self._transport.send("GET", path, params=params, wait_s=wait_s)
+        return self._call("GET", path, model, params=params, wait_s=wait_s)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        model: type[M],
+        *,
+        body: BaseModel | Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        idempotent: bool = True,
+        wait_s: float = 0.0,
+    ) -> M:
+        """Send a request with `body` as JSON, and parse the answer. Raises what `Transport.send` raises."""
+        content, headers = None, dict(headers or {})
+        if body is not None:
+            content = body.model_dump_json() if isinstance(body, BaseModel) else json.dumps(body)
+            headers["Content-Type"] = "application/json"
+        response = self._transport.send(
+            method,
+            path,
+            params=params,
+            headers=headers,
+            content=None if content is None else content.encode(),
+            idempotent=idempotent,
+            wait_s=wait_s,
+        )
         return model.model_validate_json(response.content)
 
+    def _save(
+        self, path: str, out: BinaryIO, params: Mapping[str, Any] | None = None, *, raw: bool = False
+    ) -> httpx.Headers:
+        """Write the body of an answer to `out`, `raw` as it is or decoded, and return the headers. Raises Disconnected
+        if the answer breaks off; `out` then has a part of it."""
+        try:
+            with self._transport.stream(path, params or {}, {}) as response:
+                for piece in response.iter_raw() if raw else response.iter_bytes():
+                    out.write(piece)
+                return response.headers
+        except httpx.TransportError as error:
+            raise Disconnected(self._transport.base_url, _cause(error)) from error
 
-def job_path(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+def api_path(*parts: str) -> str:
+    """Return the path of a resource, with each part quoted."""
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])
 
 
-def node_path(node_id: str) -> str:
-    return f"/v1/nodes/{quote(node_id, safe='')}"
+def job_path(job_id: str, *parts: str) -> str:
+    return api_path("jobs", job_id, *parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +252,7 @@ def follow_stream(transport: Transport, path: str, params: Mapping[str, Any]) ->
         cause = "the stream ended early"
         try:
             with transport.stream(path, params=params, headers=headers) as response:
-                for event in parse_stream(lines_of(response.iter_bytes())):
+                for event in parse_stream(split_lines(response.iter_bytes())):
                     if event.event == "end":
                         return
                     failures = 0
@@ -251,7 +293,7 @@ def parse_stream(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
             event_id = value
 
 
-def lines_of(chunks: Iterator[bytes]) -> Iterator[str]:
+def split_lines(chunks: Iterator[bytes]) -> Iterator[str]:
     """Split at LF only: the text may contain other characters that Unicode defines as line ends."""
     rest = b""
     for chunk in chunks:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.training import GenerationFormed
 from shoal_service.core.quantities import count_text
 from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.job import JobState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +106,21 @@ def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[Serie
 
 def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
     """Return the world sizes over the run, one entry per change."""
-    sizes: list[int] = []
-    for event in sorted(events, key=lambda event: event.seq):
-        if event.type == GenerationFormed.type and (not sizes or sizes[-1] != event.data["workers"]):
-            sizes.append(int(event.data["workers"]))
-    return tuple(sizes)
+    return changes(int(event.data["workers"]) for event in _formed_generations(events))
 
 
 def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
     """Return the parallel layouts over the run, one entry per change."""
-    shown: list[str] = []
-    for event in sorted(events, key=lambda event: event.seq):
-        layout = event.data.get("layout") if event.type == GenerationFormed.type else None
-        if layout and (not shown or shown[-1] != layout):
-            shown.append(str(layout))
-    return tuple(shown)
+    return changes(str(event.data["layout"]) for event in _formed_generations(events) if event.data.get("layout"))
+
+
+def changes(values: Iterable[T]) -> tuple[T, ...]:
+    """Return the values without those that equal the one before."""
+    return tuple(value for value, _ in itertools.groupby(values))
+
+
+def _formed_generations(events: Iterable[EventView]) -> list[EventView]:
+    return sorted((event for event in events if event.type == GenerationFormed.type), key=lambda event: event.seq)
 
 
 def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
@@ -129,9 +132,9 @@ def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -
 
 
 def contains_in_order(seen: Sequence[object], expected: Sequence[object]) -> bool:
-    """Return whether `expected` is a subsequence of `seen`."""
+    """Return True if `expected` is a subsequence of `seen`."""
     rest = iter(seen)
-    return all(one in rest for one in expected)
+    return all(value in rest for value in expected)
 
 
 def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:

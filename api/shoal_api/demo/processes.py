@@ -75,19 +75,13 @@ class ServerProcess:
         return tuple(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def owns(self, pid: int) -> bool:
-        """Return whether `pid` is a descendant of the server. The demo sends signals to no other process."""
+        """Return True if `pid` is a descendant of the server. The demo sends signals to no other process."""
         return pid in descendants(self.pid) or pid in self._below_this_process()
 
     def stop(self, grace_s: float = 20.0) -> None:
         """Send SIGTERM, wait, then kill the remaining processes. Idempotent; a second Ctrl-C ends the wait."""
         below = descendants(self.pid)  # before the server ends: then its children have another parent
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(grace_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.kill()
-            self._process.wait()
+        _end(self._process, grace_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         # a pid may belong to another process by now, which the start time tells
@@ -99,6 +93,17 @@ class ServerProcess:
         return {pid: started for pid, started in descendants(os.getpid()).items() if pid not in self._not_ours}
 
 
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Send SIGTERM and wait; kill the process after `grace_s`, or at Ctrl-C."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        process.wait(grace_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+
+
 def descendants(root: int) -> dict[int, str]:
     """Return pid and start time of every descendant of `root`; empty on systems without /proc."""
     parents: dict[int, int] = {}
@@ -106,12 +111,12 @@ def descendants(root: int) -> dict[int, str]:
         fields = _stat(int(entry.name))
         if fields is not None and fields[0] != "Z":
             parents[int(entry.name)] = int(fields[1])
-    found: dict[int, str] = {}
+    below: dict[int, str] = {}
     frontier = {root}
     while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in found}
-        found.update({pid: start_time(pid) or "" for pid in frontier})
-    return found
+        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in below}
+        below.update({pid: start_time(pid) or "" for pid in frontier})
+    return below
 
 
 def start_time(pid: int) -> str | None:
@@ -198,13 +203,7 @@ class PrometheusProcess:
 
     def stop(self) -> None:
         """End the process. Idempotent."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _end(self._process, 10.0)
 
     def __enter__(self) -> PrometheusProcess:
         return self

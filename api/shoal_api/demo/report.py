@@ -6,14 +6,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.demo.outcome import DemoOutcome, arrows
+from shoal_api.demo.outcome import DemoOutcome, arrows, changes
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.quantities import count_text, duration_text
 
@@ -58,7 +57,7 @@ def report(
 def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[str, str, str]]:
     rows = [
         ("steps", str(outcome.steps), str(max((point.step for point in undisturbed.series), default=0))),
-        ("world size", arrows(outcome.world_sizes), arrows(sizes_of(undisturbed.series))),
+        ("world size", arrows(outcome.world_sizes), arrows(sizes_by_step(undisturbed.series))),
         ("layout", arrows(outcome.layouts), next(iter(outcome.layouts), "")),
         ("surviving workers", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
     ]
@@ -114,13 +113,9 @@ def _curves(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[str]
     )
 
 
-def sizes_of(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
+def sizes_by_step(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
     """Return the world sizes in the order of the steps, one entry per change."""
-    sizes: list[Any] = []
-    for point in series:
-        if not sizes or sizes[-1] != point.world_size:
-            sizes.append(point.world_size)
-    return tuple(sizes)
+    return changes(point.world_size for point in series)
 
 
 def plot_losses(

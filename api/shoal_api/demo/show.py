@@ -36,7 +36,7 @@ from shoal_api.demo.outcome import (
 )
 from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
 from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, make_script
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
@@ -62,7 +62,7 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
             if prometheus:
                 watcher = _start_prometheus(output, url, folder)
             at = _Address(url, folder / "state")
-            passed = _show(output, server, at, script_of(scenario, steps))
+            passed = _show(output, server, at, make_script(scenario, steps))
             kept = keep
             if keep:
                 _print(
@@ -140,7 +140,7 @@ def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -
             output.say(line, "bad")
         output.line(outcome.document(), "")
     else:
-        output.document(None, lambda: report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
+        output.document(None, report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
     return not broken
 
 
@@ -220,7 +220,7 @@ class _WorkerKiller:
 def collect(client: Client, job: JobView) -> Run:
     """Read from the server what the report needs of an ended job."""
     series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
-    committed = [one for one in client.checkpoints(job.id) if one.state is CheckpointState.COMMITTED]
+    committed = [item for item in client.checkpoints(job.id) if item.state is CheckpointState.COMMITTED]
     wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
     return Run(
         job_id=job.id,
@@ -228,7 +228,7 @@ def collect(client: Client, job: JobView) -> Run:
         val_bits_per_byte=job.status.val_bits_per_byte,
         tokens_per_s=mean_tokens_per_s(series, tokens_per_step(DEMO_SPEC)),
         wall_s=wall_s,
-        checkpoint_url=max(committed, key=lambda one: one.step).url if committed else "none",
+        checkpoint_url=max(committed, key=lambda checkpoint: checkpoint.step).url if committed else "none",
     )
 
 

@@ -50,7 +50,7 @@ class Script:
     """Expected layouts in this order; others may lie between them. Empty: any layouts."""
 
 
-def script_of(scenario: Scenario, steps: int | None = None) -> Script:
+def make_script(scenario: Scenario, steps: int | None = None) -> Script:
     """Return what a scenario trains. `steps`: how many at least, instead of those of the spec; the learning rate decays
     over them, also if the run goes on until the new worker has joined."""
     steps = steps or DEMO_SPEC["stop"]["steps"]

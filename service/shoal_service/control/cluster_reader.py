@@ -2,7 +2,7 @@
 
     newest report of each gateway  ->  one snapshot a second and cluster; one is asked for when a node has come or gone,
                                        or an attempt there has begun or ended
-    drains, cordons, windows, suspicions, labels of clusters  ->  read from the store each time
+    drains, cordons, suspicions, labels of clusters  ->  read from the store each time
 
 Called by the control loop in each pass. Of several clusters, one that answers late is left out, and its last snapshot
 counts for some seconds: the pass is about all of them. It never decides which job uses which node.
@@ -19,11 +19,10 @@ from contextlib import suppress
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
-from shoal_service.control.market import capacity
 from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.nodes import Cordon, Drain, Node, NodeSuspicion
+from shoal_service.core.nodes import Cordon, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.store import node_records
@@ -48,8 +47,6 @@ class ClusterReader:
         self._clock = clock
         self._max_probation = max_probation
         self._readings: dict[str, _Reading] = {}
-        self._window_drains: dict[str, Drain] = {}
-        """Drains for maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
         """Resources that others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
@@ -136,12 +133,11 @@ class ClusterReader:
             one.take()
 
     def _describe(self, joined: Mapping[str, JoinedAs], lease: Lease | None) -> None:
-        """The nodes with their drains, cordons, windows and probation; blocks on the store."""
-        store, now = self._store, self._clock.time()
+        """The nodes with their drains, cordons and probation; blocks on the store."""
+        store = self._store
         with store.read() as tx:
-            requested, suspicions = node_records.drains(tx), node_records.suspicions(tx)
-            cordons, windows = node_records.cordons(tx), node_records.windows(tx)
-            lead = capacity.lead_s(node_records.read_drain_times(tx) if windows else ())
+            drains, suspicions = node_records.drains(tx), node_records.suspicions(tx)
+            cordons = node_records.cordons(tx)
         suspected = {
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
@@ -152,21 +148,16 @@ class ClusterReader:
             if one.why_away or one.snapshot is None:
                 found[name] = one.nodes
                 continue
-            gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
+            gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*drains, *suspicions, *cordons}
             found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
         if gone and lease is not None:  # Ray never reuses the id of a dead node, so its rows are of no use
             with store.write(lease.epoch) as tx:
                 node_records.forget(tx, frozenset(gone))
-        all_nodes = tuple(node for nodes in found.values() for node in nodes)
-        self._window_drains = capacity.window_drains(all_nodes, windows, lead, now, self._window_drains)
-        drains = capacity.combined(requested, self._window_drains)
         for name, nodes in found.items():
             reading = self._readings[name]
             if reading.why_away:
                 continue
             shown = node_rules.described(nodes, drains, suspected, self._max_probation)
-            if windows:
-                shown = capacity.with_windows(shown, windows, lead, now)
             reading.nodes = tuple(_view_of(node, reading.foreign) for node in shown)
 
     def _show(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:

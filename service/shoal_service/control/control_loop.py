@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from shoal_service.clock import Clock
@@ -32,8 +31,7 @@ from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver, Leftovers
 from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import MarketBuilder, Whereabouts, market_nodes, standing_of
-from shoal_service.control.market.capacity import DrainTimes
-from shoal_service.control.market.outlook import demand, forecast, foresee, freed_places, without_room
+from shoal_service.control.market.outlook import demand, forecast, freed_places, without_room
 from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.probation import Probation
@@ -49,12 +47,12 @@ from shoal_service.core.scheduling.market import (
     MarketState,
     Policy,
     Preempt,
-    Project,
     Resize,
     Start,
+    WorkerNeed,
 )
-from shoal_service.fleet_views import ClusterView, Foresight, StartForecast
-from shoal_service.store import driving, node_records, quotas, reporting
+from shoal_service.fleet_views import ClusterView, StartForecast
+from shoal_service.store import driving, quotas, reporting
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
@@ -120,9 +118,8 @@ class ControlLoop:
         self._market, self._spared = MarketBuilder(config.profiles), SparedJobs()
         self._writer, self._links = DecisionWriter(store, clusters.own), SupervisorLinks(store, clock)
         self._pruner = Pruner(store)
-        self._drain_times = DrainTimes()
         self._leftovers = Leftovers(store, clusters)
-        self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url)
+        self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
         """The state for which the policy was asked last; None: its decisions have changed something, so it is asked
@@ -153,12 +150,6 @@ class ControlLoop:
         if (market := self._last_market) is None:
             return None
         return forecast(market, spec, self._config.profiles, self._policy, self._clock.time())
-
-    def foresee_quotas(self, projects: Mapping[str, Project]) -> Foresight:
-        """What would happen with these projects in place of the defined ones. On any thread; it blocks."""
-        if (market := self._last_market) is None:
-            return Foresight(changes=(), known=False)
-        return foresee(market, replace(market, projects=projects), self._policy, self._clock.time())
 
     @property
     def lease(self) -> Lease | None:
@@ -262,7 +253,6 @@ class ControlLoop:
             self._is_saved = not in_own and not self._drivers.keys() - elsewhere
         elif reachable:
             await self._schedule(rows, self._lease)
-            await self._measure_drains(self._lease)
             await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             joined = self._clusters.joined
             self._probations = {name: one for name, one in self._probations.items() if name in joined}
@@ -303,13 +293,6 @@ class ControlLoop:
         except ClusterUnreachable as error:
             _log.warning("cluster.unreachable", extra={"cluster": cluster, "error": str(error)})
 
-    async def _measure_drains(self, lease: Lease) -> None:
-        ended = self._drain_times.observe(self._reader.view.nodes, self._reader.workers, self._clock.monotonic())
-        if ended:
-            await asyncio.to_thread(
-                self._store.writing(node_records.add_drain_times, lease.epoch), ended, now=self._clock.time()
-            )
-
     def _node_changed(self, cluster: str) -> None:
         self._reader.expire(cluster)
         self._woken.set()
@@ -341,7 +324,11 @@ class ControlLoop:
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         now, mono = self._clock.time(), self._clock.monotonic()
         where = await self._moving.whereabouts(rows, lease)
-        state = self._last_market = await asyncio.to_thread(self._market_state, rows, now, where)
+        state = await asyncio.to_thread(self._market_state, rows, now, where)
+        while await self._moving.begin(state, now):
+            where = await self._moving.whereabouts(rows, lease)
+            state = await asyncio.to_thread(self._market_state, rows, now, where)
+        self._last_market = state
         standing = standing_of(state)
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
@@ -399,9 +386,10 @@ class ControlLoop:
         reader = self._reader
         with self._store.read() as tx:
             projects, users = quotas.defined_projects(tx), quotas.defined_users(tx)
-        state = self._market.build(
-            rows, reader.connected_nodes, reader.foreign, reader.workers, projects, users, now, where
-        )
+        foreign = dict(reader.foreign)
+        for node_id, need in self._moving.kept(rows).items():
+            foreign[node_id] = foreign.get(node_id, WorkerNeed()).plus(need)
+        state = self._market.build(rows, reader.connected_nodes, foreign, reader.workers, projects, users, now, where)
         self._spared.note(self._market.num_new, len(rows))
         return state
 
@@ -418,7 +406,7 @@ class ControlLoop:
             cramped = frozenset[str]()
             if any(node.drain or node.suspected for node in nodes):
                 capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
-                cramped = without_room(there, capacity, self._reader.workers, self._clock.time())
+                cramped = without_room(there, capacity, self._reader.workers)
             common, wary = node_rules.avoided(nodes), node_rules.suspecting(nodes)
             for row in there:
                 avoid = node_rules.avoided(nodes, row.id) if row.id in wary else common

@@ -19,6 +19,7 @@ from shoal_service.cluster.isolation import Account
 from shoal_service.clusters.config import COMMAND, GatewayConfig
 from shoal_service.core.gateways import HangLimits, WatchedGateway, hangs, replaced, watched
 from shoal_service.store.errors import StoreUnavailable
+from shoal_workers.contract.backoff import backoff_s
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _LIVES_S = 30.0
@@ -81,7 +82,7 @@ class GatewayProcess:
             except Exception:
                 _log.exception("gateway.start_failed")
             failures = 1 if time.monotonic() - began_mono > _LIVES_S else failures + 1
-            await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10)))
+            await asyncio.sleep(backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S))
 
     async def _watch(self, child: subprocess.Popen[bytes]) -> int:
         """Waits until the child has ended, kills one that hangs, and returns its exit status."""

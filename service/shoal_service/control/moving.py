@@ -1,13 +1,14 @@
 """Moving: whether a job can go on in another cluster, and which ones do: at a request, or since theirs is lost.
 
-    spec names another cluster, it can go on there   ->  its attempt saves and ends; the queue starts it there
+    spec names another cluster, it would start there ->  its attempt saves and ends; the queue starts it there
     cluster and supervisor silent for wait_s         ->  requeued, if another cluster can have it
     queued, with a checkpoint                        ->  not in clusters where that is not known to be readable
 
 The storage of a cluster is not this server's: a directory of the same name may be another one there. So its nodes are
 asked whether they can read a job's checkpoints, in the background (ReachableStorage), and a cluster that does not
-answer holds up nothing. Part of the control loop, on its event loop; `core/lost_clusters.py` decides about lost
-clusters. What stands in the way is said once, in the job's status and history.
+answer holds up nothing. In a full cluster the job would wait, so it trains on until the market would start it there;
+the room is then kept for it until it has saved. Part of the control loop, on its event loop; `core/lost_clusters.py`
+decides about lost clusters. What stands in the way is said once, in the job's status and history.
 """
 
 from __future__ import annotations
@@ -23,13 +24,21 @@ from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
 from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.control.errands import Errands
-from shoal_service.control.market.build import Whereabouts, market_nodes, named_cluster, requested
+from shoal_service.control.market.build import (
+    Whereabouts,
+    is_preempted,
+    market_nodes,
+    named_cluster,
+    requested,
+    standing_of,
+)
+from shoal_service.control.market.outlook import forecast_move
 from shoal_service.control.protocols import Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core.desired import Desired
 from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, decide
 from shoal_service.core.scheduling.facts import facts_of
-from shoal_service.core.scheduling.market import ClusterState
+from shoal_service.core.scheduling.market import ClusterState, MarketState, Policy, WorkerNeed
 from shoal_service.core.scheduling.room import Room
 from shoal_service.store import checkpoint_rows, driving
 from shoal_service.store.driving import DriveRow
@@ -66,7 +75,9 @@ class Moving:
         links: SupervisorLinks,
         clock: Clock,
         checkpoint_url: str,
+        policy: Policy,
     ) -> None:
+        self._policy = policy
         self._store = store
         self._clusters = clusters
         self._reader = reader
@@ -74,8 +85,15 @@ class Moving:
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
         self._lost = _Silences(clock)
-        self._begun: set[AttemptKey] = set()
-        """Attempts that are directed to save and end. They stay directed, whatever becomes of the other cluster."""
+        self._begun: dict[AttemptKey, dict[str, WorkerNeed]] = {}
+        """What is kept of each node of the other cluster, by node id, for each attempt that is directed to save and
+        end. They stay directed, whatever becomes of the other cluster."""
+        self._ready: list[DriveRow] = []
+        """Jobs that move as soon as they would start in the other cluster."""
+        self._waits: dict[AttemptKey, str] = {}
+        """Why they would wait there, as it was last found out."""
+        self._asked_about: object = None
+        """The market in which it was found out."""
         self._said: dict[str, str] = {}
         """What stands in the way of each job, as it was said last."""
 
@@ -159,6 +177,34 @@ class Moving:
             return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
         return _unreadable_words(found)
 
+    async def begin(self, market: MarketState, now: float) -> bool:
+        """Direct the attempts to save and end whose jobs would start now in the clusters that they name. Return whether
+        there are any: the market is then another."""
+        waiting = [(row, named_cluster(row.spec)) for row in self._ready]
+        asked_about = standing_of(market), waiting
+        if not waiting or asked_about == self._asked_about:
+            return False
+        self._asked_about = asked_about
+        self._waits.clear()
+        for row in self._ready:
+            start, kept = await asyncio.to_thread(
+                forecast_move, market, row.id, named_cluster(row.spec), self._policy, now
+            )
+            if start.workers:
+                self._begun[row.id, row.attempt] = kept
+                return True  # another one that is ready is asked about in the market that follows
+            self._waits[row.id, row.attempt] = f"{start.reason}. It trains on until then"
+        return False
+
+    def kept(self, rows: Sequence[DriveRow]) -> dict[str, WorkerNeed]:
+        """What is kept of each node for jobs that are about to leave another cluster, by node id."""
+        kept: dict[str, WorkerNeed] = {}
+        for row in rows:
+            if row.state is not JobState.QUEUED and self.moves(row):
+                for node_id, need in self._begun[row.id, row.attempt].items():
+                    kept[node_id] = kept.get(node_id, WorkerNeed()).plus(need)
+        return kept
+
     async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
         cluster = self.cluster_of(row)
         cluster_s, supervisor_s = self._lost.silent_s(cluster, (row.id, row.attempt))
@@ -193,17 +239,19 @@ class Moving:
         return True
 
     async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
-        self._begun &= {(row.id, row.attempt) for row in rows}
-        found = set()
+        keys = {(row.id, row.attempt) for row in rows}
+        self._begun = {key: kept for key, kept in self._begun.items() if key in keys}
+        self._ready, found = [], set()
         for row in rows:
             if row.state is JobState.QUEUED or row.desired is not Desired.RUN or not self._is_elsewhere(row):
                 continue
             key = row.id, row.attempt
-            if key not in self._begun:
+            if key not in self._begun and not is_preempted(row):
                 why_not = self._why_not_go(row, named_cluster(row.spec), saves=True)
                 if why_not == "":
-                    self._begun.add(key)
-                elif why_not is not None and not self._reader.why_away(self.cluster_of(row)):
+                    self._ready.append(row)
+                    why_not = self._waits.get(key)
+                if why_not and not self._reader.why_away(self.cluster_of(row)):
                     words = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
                     await self._say(row, words, lease, cluster=self.cluster_of(row))
             if key in self._begun:
@@ -239,7 +287,7 @@ class Moving:
             return f"the cluster is cordoned ({joined.cordon.reason}). End that with `shoal clusters uncordon {to}`"
         job = replace(requested(row), cluster=to)
         nodes = market_nodes(self._reader.nodes_of(to), [row.id], self._reader.foreign)
-        shape = Room(nodes, self._clock.time()).shape(job, facts_of(job))
+        shape = Room(nodes).shape(job, facts_of(job))
         if shape.ever >= job.min_workers:
             return ""
         return (

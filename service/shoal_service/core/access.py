@@ -91,7 +91,7 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
         True,
         "Read jobs with their specs, events, logs, series, checkpoints, profiles and webhooks; the queue.",
     ),
-    Permission.CLUSTER_READ: PermissionRow(_VIEWERS, True, "Read the clusters, their nodes and maintenance windows."),
+    Permission.CLUSTER_READ: PermissionRow(_VIEWERS, True, "Read the clusters and their nodes."),
     Permission.USERS_READ: PermissionRow(_VIEWERS, False, "Read the users, their limits, and what they have."),
     Permission.SPECS_CHECK: PermissionRow(_VIEWERS, True, "Check specs, and predict layouts."),
     Permission.JOBS_SUBMIT: PermissionRow(_OPERATORS, True, "Upload code, and submit jobs."),
@@ -104,7 +104,7 @@ PERMISSIONS: Mapping[Permission, PermissionRow] = {
     Permission.CLUSTER_CHANGE: PermissionRow(
         _ADMINS,
         False,
-        "Drain and cordon nodes, announce preemptions, plan maintenance windows; cordon, label and remove clusters.",
+        "Drain and cordon nodes, announce preemptions; cordon, label and remove clusters.",
     ),
     Permission.QUOTAS_CHANGE: PermissionRow(_ADMINS, False, "Set the quotas of projects and the limits of users."),
     Permission.RETENTION_RUN: PermissionRow(_ADMINS, False, "Delete what ended jobs leave behind."),

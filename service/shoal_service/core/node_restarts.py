@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from shoal_workers.contract.backoff import backoff_s
+
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 STEADY_S = 300.0
@@ -26,7 +28,7 @@ class NodeLife:
 
     @property
     def pause_s(self) -> float:
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_starts, 16))
+        return backoff_s(self.num_starts + 1, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 
 def seen(life: NodeLife, runs: bool, now: float) -> NodeLife:

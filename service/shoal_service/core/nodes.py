@@ -22,6 +22,7 @@ from pydantic import Field
 
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.base import Frozen
 
 MAX_TEST_DELAY_S = 6 * 3600.0
@@ -39,8 +40,6 @@ class DrainSource(StrEnum):
     """Announced by the cluster."""
     NOTICE = "notice"
     """Announced by the cloud, which is about to take the node away."""
-    WINDOW = "window"
-    """A maintenance window begins soon, or has begun."""
 
 
 class Drain(Frozen):
@@ -83,8 +82,6 @@ class Node(Frozen):
     set."""
     drain: Drain | None = None
     cordon: Cordon | None = None
-    maintenance_at: float | None = None
-    """When the drain for its next maintenance window begins; null: no window is planned, or the node is drained now."""
     suspected: str = ""
     """Why the node is on probation; empty: it is not."""
     suspected_since: float | None = None
@@ -179,15 +176,13 @@ def chosen_for_probation(
 
 
 def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Node, ...]:
-    """The nodes with the drains requested now. A drain by Ray takes precedence, since it cannot be undone; that of a
-    maintenance window stays."""
+    """The nodes with the drains requested now. A drain by Ray takes precedence, since it cannot be undone."""
 
     def now_of(node: Node) -> Drain | None:
         known = node.drain
         if known is not None and known.source is DrainSource.RAY:
             return known
-        is_window = known is not None and known.source is DrainSource.WINDOW
-        return drains.get(node.node_id, known if is_window else None)
+        return drains.get(node.node_id)
 
     return tuple(node.model_copy(update={"drain": now_of(node)}) for node in nodes)
 
@@ -243,7 +238,7 @@ def _excluded(nodes: Sequence[Node], job_id: str = "") -> set[str]:
 
 def next_test_delay_s(probation_s: float, num_failed: int) -> float:
     """Seconds until the next test of a suspected node; they double with each failed test."""
-    return min(max(MAX_TEST_DELAY_S, probation_s), probation_s * 2.0 ** min(num_failed, 30))
+    return backoff_s(num_failed + 1, first_s=probation_s, longest_s=max(MAX_TEST_DELAY_S, probation_s))
 
 
 def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:

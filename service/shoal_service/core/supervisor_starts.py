@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.job import EndReason
 
 MAX_FAILED_STARTS = 5
@@ -54,7 +55,7 @@ def after_failure(num_failed: int, error: str) -> StartDecision:
         return StartDecision(
             False, 0.0, f"the supervisor could not be started {count_text(num_failed, 'time')} in a row: {error}"
         )
-    after_s = 2.0 ** (num_failed - 1)
+    after_s = backoff_s(num_failed, first_s=1.0)
     return StartDecision(True, after_s, f"start {num_failed} of at most {MAX_FAILED_STARTS} failed: {error}")
 
 
@@ -63,7 +64,7 @@ def after_error(num_errors: int, error: str) -> StartDecision:
     if num_errors >= MAX_DRIVER_ERRORS:
         times = count_text(num_errors, "time")
         return StartDecision(False, 0.0, f"the control plane failed {times} in a row to drive the attempt: {error}")
-    after_s = min(_MAX_PAUSE_S, 2.0 ** (num_errors - 1))
+    after_s = backoff_s(num_errors, first_s=1.0, longest_s=_MAX_PAUSE_S)
     return StartDecision(True, after_s, f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}")
 
 

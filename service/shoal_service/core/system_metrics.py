@@ -2,7 +2,7 @@
 
 A sample has one value for each metric and rank, as a mean over its interval. Roll-ups are means of samples over ten
 seconds, then four times as long, and so on; of each length only the newest are kept, so a job has a bounded number of
-them at any age. The supervisor makes samples (`supervisor/reporting/system_samples.py`), `store/system_samples.py`
+them at any age. The supervisor makes samples (`supervisor/reporting/reporter.py`), `store/system_samples.py`
 rolls them up, and the route `/system` shows them.
 """
 

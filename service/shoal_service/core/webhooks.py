@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from shoal_service.core.events.catalogue import CATALOGUE
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.placing import is_label
 from shoal_workers.contract.webhooks import WebhookSpec
 
@@ -202,7 +203,7 @@ def after_failure(
     assert waiting, "an attempt delivers an event"
     num_failed = before.num_failed + 1
     since = now if before.failing_since is None else min(before.failing_since, now)
-    pause_s = min(policy.longest_s, policy.first_s * 2.0 ** min(num_failed - 1, 60)) * (0.75 + spread / 2)
+    pause_s = backoff_s(num_failed, first_s=policy.first_s, longest_s=policy.longest_s) * (0.75 + spread / 2)
     expired = 0
     for at in waiting:
         if now - max(at, since) < policy.give_up_s:

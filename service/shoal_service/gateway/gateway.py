@@ -27,6 +27,7 @@ from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.wire import MAX_ANSWERS, MAX_WORDS, Answer, ClusterReport, Failure, Order, ReportReceipt
 from shoal_service.gateway.answering import Answering, RayAccess
 from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
+from shoal_workers.contract.backoff import backoff_s
 
 _REPORT_S = 1.0
 _FIRST_REPORT_S = 5.0
@@ -39,7 +40,7 @@ _WAIT_S = 20.0
 _PACE_S = 0.02
 """Pause between two requests of a loop. Under load each request has more in it, and there are not more of them."""
 _STAND_BY_S = 1.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 _KEPT_ANSWERS = 1_000
 _MAX_ANSWER_CHARS = 16 << 20
 """Characters of the answers in one report, at most."""
@@ -387,4 +388,4 @@ async def _until(event: asyncio.Event, at_most_s: float) -> None:
 
 def _pause_s(failures: int) -> float:
     """Pause after this many failures in a row. A random part keeps gateways apart."""
-    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 10)) * (0.5 + random.random() / 2)
+    return backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, spread=random.random())

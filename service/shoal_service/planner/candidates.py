@@ -30,7 +30,7 @@ from shoal_workers.contract.layout import (
     Schedule,
     ShardLevel,
 )
-from shoal_workers.contract.proofs import kind_of
+from shoal_workers.contract.proofs import PLAIN, kind_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -148,7 +148,8 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     has_effect = (level == LEVELS.index(ShardLevel.OPTIMIZER)) & ~is_whole | (shard * cp > 1)
     legal &= np.where(is_plain, is_whole, has_effect | _is_fixed(limits.fixed, "shard"))
     for kind in limits.refused:
-        legal &= ~_uses(kind, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
+        uses = _uses(kind, {"pp": pp, "cp": cp, "tp": tp, "ep": ep}, schedule, context)
+        legal &= ~(uses & is_plain if PLAIN in kind else uses)
     cuts, cut_index = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
     columns = Candidates(
         pp,

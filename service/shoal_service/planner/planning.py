@@ -4,6 +4,7 @@ The attempt machine calls `plan` whenever a group forms, so it always has an ans
 it is the one that needs the least memory, and the reason says so. If the layout leaves ranks idle, the reason says why.
 
     a script                                      one replica per worker: it splits its own work
+    a task of the user's own                      plain replicas, unless the whole state does not fit
     deterministic, or a model of unknown sizes    fully sharded
     fixed degrees                                 used if they fit the world; else planned again, or idle ranks
     workers without a GPU                         data axes while each worker has a micro-batch
@@ -33,8 +34,15 @@ from shoal_service.planner.ranking import (
     select_layouts,
 )
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
-from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel, micro_batches_fed, replicated
+from shoal_workers.contract.checks.legality import (
+    fixed_layout,
+    is_own_task,
+    is_plain_by_default,
+    loop_layout,
+    violations,
+    why_not_plain,
+)
+from shoal_workers.contract.layout import Layout, ParallelismSpec, ShardLevel, micro_batches_fed, plain, replicated
 from shoal_workers.contract.proofs import is_refused
 from shoal_workers.contract.spec import JobSpec, plan_of
 
@@ -189,7 +197,7 @@ def _best(
 ) -> Plan:
     shape = shape_of(spec)
     if shape is None:
-        return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "the sizes of the model are unknown")
+        return _of_unknown_size(spec, world_size, refused)
     if not tp_may_cross:
         profile = on_nodes(profile, racks)
     task = Task(spec, shape, profile, racks=racks, tp_may_cross=tp_may_cross, refused=refused)
@@ -279,6 +287,21 @@ def _as_requested(
             reason = f"{reason}; {rule}{Preference.AS_REQUESTED}{_idle(world, world_size)}"
             return Plan(layout, reason, host=least_need(spec, layout, num_params_of(spec)))
     return None
+
+
+def _of_unknown_size(spec: JobSpec, world_size: int, refused: tuple[Layout, ...]) -> Plan:
+    """Plain for a task of the user's own, until a worker has measured that its whole state does not fit. The host
+    memory is the least that the job needs, so that of shards."""
+    why = "the sizes of the model are unknown"
+    ranks = min(world_size, spec.batch.num_micro_batches)
+    if is_plain_by_default(spec):
+        if ranks == 1 or not is_refused(plain(ranks), refused):
+            sharded = _fully_sharded(spec, world_size, Preference.PLAIN, PLAIN)
+            return replace(sharded, layout=plain(ranks))
+        why = "the whole state does not fit on each worker"
+    elif is_own_task(spec) and (reasons := list(why_not_plain(spec))):
+        why += f", and {' and '.join(reasons)}"
+    return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, why)
 
 
 def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -> Plan:

@@ -24,7 +24,6 @@ from shoal_service.store.errors import (
     StoreUnavailable,
     TokenNotFound,
     UserNotFound,
-    WindowNotFound,
 )
 from shoal_service.store.hub import Subscription
 from shoal_service.store.lease import Lease
@@ -52,5 +51,4 @@ __all__ = [
     "Subscription",
     "TokenNotFound",
     "UserNotFound",
-    "WindowNotFound",
 ]

@@ -8,16 +8,20 @@ some thirty for the end that is not rolled up yet. Used by `many_curves.py` and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Select, bindparam, select
 
-from shoal_service.store.curves import WIDTHS
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import series, series_rollups
 
 MAX_STEP = 2**62
+FACTOR = 8
+WIDTHS = tuple(FACTOR**n for n in range(1, 7))
+"""Steps per bucket of each level of roll-ups."""
+_ROWS_AT_ONCE = 5_000
 
 
 def points_of(
@@ -36,62 +40,66 @@ def points_of(
         least: points at least, if the job has as many steps after `after_step` and up to `until_step`.
     """
     num_steps = min(last_step, until_step) - max(after_step, 0)
-    coarsest = max((width for width in WIDTHS if num_steps // width >= least), default=0)
-    while True:
-        rows = _pyramid(tx, num, coarsest, columns, after_step, until_step)
-        # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
-        if coarsest == 0 or len(rows) >= least:
-            return rows
-        coarsest //= WIDTHS[0]
-        coarsest = coarsest if coarsest in WIDTHS else 0
+    for width in sorted(WIDTHS, reverse=True):
+        if num_steps // width >= least:
+            rows = list(read_pyramid(tx, num, columns, coarsest=width, after_step=after_step, until_step=until_step))
+            if len(rows) >= least:
+                return rows
+            # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
+    rows = list(read_steps(tx, num, columns, after_step, until_step))
+    if rows and rows[0].step <= max(after_step, 0) + FACTOR:
+        return rows
+    pruned_until = rows[0].step if rows else until_step
+    first = max(after_step, 0) // FACTOR
+    rolled = read_buckets(tx, num, columns, FACTOR, first, pruned_until // FACTOR)
+    return [row for row in rolled if after_step < row.step < pruned_until] + rows
 
 
-def _pyramid(
-    tx: Transaction, num: int, coarsest: int, columns: tuple[str, ...], after_step: int, until_step: int
-) -> list[Any]:
-    """From the coarsest level as far as it is written, and from finer ones after that. Retention deletes steps, but not
-    their roll-ups, so the finest level comes first if there are no steps at the beginning."""
-    rows: list[Any] = []
+def read_pyramid(
+    tx: Transaction, num: int, columns: tuple[str, ...], *, coarsest: int, after_step: int, until_step: int
+) -> Iterator[Any]:
+    """Yield the coarsest level as far as it is written, and finer ones after that, down to the steps themselves."""
     done = after_step
     for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
-        bounds = {
-            "of_job": num,
-            "of_width": width,
-            "from_bucket": max(done, 0) // width,
-            "to_bucket": until_step // width,
-        }
-        found = tx.execute(_rolled(columns), bounds).all()
-        rows += [row for row in found if row[0] > done]
-        done = max(done, found[-1][0]) if found else done
-    steps = tx.execute(_steps(columns), {"of_job": num, "after": done, "until": until_step}).all()
-    if coarsest == 0 and not (steps and steps[0][0] <= max(done, 0) + WIDTHS[0]):
-        pruned_until = steps[0][0] if steps else until_step
-        bounds = {"of_job": num, "of_width": WIDTHS[0], "from_bucket": max(done, 0) // WIDTHS[0]}
-        bounds["to_bucket"] = pruned_until // WIDTHS[0]
-        rows += [row for row in tx.execute(_rolled(columns), bounds) if done < row[0] < pruned_until]
-    return rows + list(steps)
+        for row in read_buckets(tx, num, columns, width, max(done, 0) // width, until_step // width):
+            if row.step > done:
+                done = row.step
+                yield row
+    yield from read_steps(tx, num, columns, done, until_step)
+
+
+def read_buckets(
+    tx: Transaction, num: int, columns: tuple[str, ...], width: int, first: int, end: int
+) -> Iterator[Any]:
+    """Yield the roll-ups over `width` steps with the numbers from `first` up to, but without `end`."""
+    bounds = {"of_job": num, "of_width": width, "from_bucket": first, "to_bucket": end}
+    yield from tx.execute(_rolled(columns), bounds)
+
+
+def read_steps(tx: Transaction, num: int, columns: tuple[str, ...], after: int, until: int) -> Iterator[Any]:
+    """Yield the steps after `after` up to `until`."""
+    query = _steps(columns)
+    if "metrics" in columns:  # large rows, and there may be a million: the database keeps those that are not read yet
+        query = query.execution_options(yield_per=_ROWS_AT_ONCE)
+    yield from tx.execute(query, {"of_job": num, "after": after, "until": until})
 
 
 @cache
 def _rolled(columns: tuple[str, ...]) -> Select[Any]:
     of = series_rollups.c
-    return (
-        select(of.step, of.at, *(of[name] for name in columns))
-        .where(
-            of.job_num == bindparam("of_job"),
-            of.width == bindparam("of_width"),
-            of.bucket >= bindparam("from_bucket"),
-            of.bucket < bindparam("to_bucket"),
-        )
-        .order_by(of.bucket)
+    query = select(of.step, of.at, *(of[name] for name in columns)).where(
+        of.job_num == bindparam("of_job"),
+        of.width == bindparam("of_width"),
+        of.bucket >= bindparam("from_bucket"),
+        of.bucket < bindparam("to_bucket"),
     )
+    return query.order_by(of.bucket)
 
 
 @cache
 def _steps(columns: tuple[str, ...]) -> Select[Any]:
     of = series.c
-    return (
-        select(of.step, of.at, *(of[name] for name in columns))
-        .where(of.job_num == bindparam("of_job"), of.step > bindparam("after"), of.step <= bindparam("until"))
-        .order_by(of.step)
+    query = select(of.step, of.at, *(of[name] for name in columns)).where(
+        of.job_num == bindparam("of_job"), of.step > bindparam("after"), of.step <= bindparam("until")
     )
+    return query.order_by(of.step)

@@ -28,20 +28,15 @@ from sqlalchemy import Column, ColumnElement, bindparam, func, select
 from shoal_service.core.downsampling import BIN_S, SeriesPoint, bin_of, bucket_steps, downsample
 from shoal_service.core.goodput import Category, recovering
 from shoal_service.fleet_views import ClusterGoodput
+from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_pyramid, read_steps
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series, series_rollups
 from shoal_service.views import JobStatus, SampleColumns
 from shoal_workers.contract.job import JobState
 
-_FACTOR = 8
-WIDTHS = tuple(_FACTOR**n for n in range(1, 7))
-"""Steps per bucket of each level."""
 _MAX_ROWS = 4_000
 """At most this many rows of the coarsest level are read before means of them are made."""
-_ROWS_AT_ONCE = 5_000
 _VALUES = (
-    "step",
-    "at",
     "loss",
     "grad_norm",
     "lr",
@@ -53,8 +48,6 @@ _VALUES = (
     "metrics",
     "val_metrics",
 )  # fmt: skip - a list of names
-_POINTS = select(*(series.c[name] for name in _VALUES))
-_ROLLED = select(*(series_rollups.c[name] for name in _VALUES))
 
 _NEWEST_BUCKET = select(func.max(series_rollups.c.bucket)).where(
     series_rollups.c.job_num == bindparam("of_job"), series_rollups.c.width == bindparam("of_width")
@@ -107,7 +100,7 @@ def read_curve(
     first, last = _ends(tx, series.c.step, within)
     rolled = _rolled_extent(tx, job_num, after_step, until_step)
     # Retention deletes whole buckets. A job that goes on from another one's checkpoint begins within a bucket.
-    is_pruned = rolled is not None and (first is None or -(-rolled[0] // _FACTOR) * _FACTOR < first)
+    is_pruned = rolled is not None and (first is None or -(-rolled[0] // FACTOR) * FACTOR < first)
     if rolled is not None and is_pruned:
         first, last = rolled[0], rolled[1] if last is None else last
     if first is None:
@@ -115,7 +108,9 @@ def read_curve(
     num_steps = last - first + 1
     levels = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
     coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 0)
-    points = _pyramid(tx, job_num, first, last, max(coarsest, _FACTOR) if is_pruned else coarsest)
+    coarsest = max(coarsest, FACTOR) if is_pruned else coarsest
+    rows = read_pyramid(tx, job_num, _VALUES, coarsest=coarsest, after_step=first - 1, until_step=last)
+    points = map(point_of, rows)
     if num_steps <= max_points:
         return list(points)
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
@@ -131,37 +126,18 @@ def _ends(tx: Transaction, column: Column[int], within: ColumnElement[bool]) -> 
 
 def _rolled_extent(tx: Transaction, job_num: int, after_step: int, until_step: int | None) -> tuple[int, int] | None:
     """First and last step of the buckets of the finest level in that range. Retention deletes the steps below them."""
-    within = (series_rollups.c.job_num == job_num) & (series_rollups.c.width == _FACTOR)
-    within &= series_rollups.c.bucket >= max(0, after_step) // _FACTOR
+    within = (series_rollups.c.job_num == job_num) & (series_rollups.c.width == FACTOR)
+    within &= series_rollups.c.bucket >= max(0, after_step) // FACTOR
     if until_step is not None:
-        within &= series_rollups.c.bucket < until_step // _FACTOR
+        within &= series_rollups.c.bucket < until_step // FACTOR
     first, last = _ends(tx, series_rollups.c.bucket, within)
-    return None if first is None else (max(first * _FACTOR, after_step) + 1, (last + 1) * _FACTOR)
+    return None if first is None else (max(first * FACTOR, after_step) + 1, (last + 1) * FACTOR)
 
 
 def rolled_until(tx: Transaction, job_num: int) -> int:
     """The last step that is in roll-ups of the finest level. A curve can do without the steps up to it."""
-    bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": _FACTOR}).scalar_one()
-    return 0 if bucket is None else (bucket + 1) * _FACTOR
-
-
-def _pyramid(tx: Transaction, job_num: int, first: int, last: int, coarsest: int) -> Iterator[SeriesPoint]:
-    """Reads the steps of [first, last] from the coarsest level as far as it is written, and from finer ones after
-    that."""
-    done = first - 1
-    for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
-        query = _ROLLED.where(
-            series_rollups.c.job_num == job_num,
-            series_rollups.c.width == width,
-            series_rollups.c.bucket >= done // width,  # the first one may begin before
-            series_rollups.c.bucket < last // width,
-        ).order_by(series_rollups.c.bucket)
-        for row in tx.execute(query):
-            done = max(done, row.step)
-            yield point_of(row)
-    query = _POINTS.where(series.c.job_num == job_num, series.c.step > done, series.c.step <= last)
-    for row in tx.execute(query.order_by(series.c.step).execution_options(yield_per=_ROWS_AT_ONCE)):
-        yield point_of(row)
+    bucket = tx.execute(_NEWEST_BUCKET, {"of_job": job_num, "of_width": FACTOR}).scalar_one()
+    return 0 if bucket is None else (bucket + 1) * FACTOR
 
 
 def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
@@ -171,35 +147,12 @@ def _buckets(tx: Transaction, job_num: int, width: int, begin: int, end: int) ->
         yield row_of(point, job_num=job_num, width=width, bucket=(point.step - 1) // width)
 
 
-_POINTS_BETWEEN = (
-    _POINTS.where(
-        series.c.job_num == bindparam("of_job"),
-        series.c.step > bindparam("after_step"),
-        series.c.step <= bindparam("until_step"),
-    )
-    .order_by(series.c.step)
-    .execution_options(yield_per=_ROWS_AT_ONCE)
-)
-_ROLLED_BETWEEN = (
-    _ROLLED.where(
-        series_rollups.c.job_num == bindparam("of_job"),
-        series_rollups.c.width == bindparam("of_width"),
-        series_rollups.c.bucket >= bindparam("from_bucket"),
-        series_rollups.c.bucket < bindparam("to_bucket"),
-    )
-    .order_by(series_rollups.c.bucket)
-    .execution_options(yield_per=_ROWS_AT_ONCE)
-)
-
-
 def _below(tx: Transaction, job_num: int, width: int, begin: int, end: int) -> Iterable[SeriesPoint]:
-    if width == _FACTOR:
-        between = {"of_job": job_num, "after_step": begin * width, "until_step": end * width}
-        found = tx.execute(_POINTS_BETWEEN, between)
+    if width == FACTOR:
+        rows = read_steps(tx, job_num, _VALUES, begin * width, end * width)
     else:
-        buckets = {"from_bucket": begin * _FACTOR, "to_bucket": end * _FACTOR}
-        found = tx.execute(_ROLLED_BETWEEN, {"of_job": job_num, "of_width": width // _FACTOR, **buckets})
-    return map(point_of, found)
+        rows = read_buckets(tx, job_num, _VALUES, width // FACTOR, begin * FACTOR, end * FACTOR)
+    return map(point_of, rows)
 
 
 def point_of(row: Any) -> SeriesPoint:

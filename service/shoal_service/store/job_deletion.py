@@ -21,6 +21,7 @@ from shoal_service.core.events.job import JobPruned
 from shoal_service.core.retention import EndedJob, Kind, best_names
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store import checkpoint_rows, curves
+from shoal_service.store.curve_points import FACTOR
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.errors import JobNotEnded, JobNotFound
 from shoal_service.store.records import document_of, load, load_spec, pins_of, read_status
@@ -251,7 +252,7 @@ def _has(table: Table) -> Exists:
 
 def _has_rolled_steps() -> Exists:
     """Whether steps are in a roll-up of the finest level too; see `remove_batch`."""
-    finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == min(curves.WIDTHS))
+    finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == FACTOR)
     newest = select(func.max(series_rollups.c.step)).where(finest).correlate(jobs).scalar_subquery()
     return exists(select(1).where(series.c.job_num == jobs.c.num, series.c.step <= newest))
 

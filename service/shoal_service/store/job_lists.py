@@ -15,7 +15,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -79,66 +79,7 @@ _COLUMNS = (
 )
 _JobPage = Page[JobSummary]
 _ALL = Selection()
-
-
-def page(
-    tx: Transaction,
-    *,
-    states: Collection[JobState] = (),
-    project: str | None = None,
-    user: str | None = None,
-    limit: int = 50,
-    cursor: str | None = None,
-    visible: Collection[str] | None = None,
-    labels: Collection[LabelSelector] = (),
-    search: str = "",
-    selection: Selection = _ALL,
-) -> Page[JobSummary]:
-    """A page of jobs, newest first if the selection has no order. Raises InvalidCursor.
-
-    Args:
-        states: only jobs in these states; empty: in all.
-        project, user: only jobs of this project and of this user; None: of all.
-        visible: only jobs of these projects; None: of all.
-        labels: only jobs that all of them match.
-        search: only jobs that have every word of it.
-        selection: only jobs that it selects, in its order. Pages of a list with an order are cut by counting, so a job
-            that changes its place meanwhile may be on two pages or on none.
-    """
-    is_sorted = bool(selection.order)
-    after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
-    query: Select[Any] = select(*SUMMARY_COLUMNS)
-    if is_sorted:
-        query = query.order_by(*order_in_sql(tx, selection.order), jobs.c.num.desc()).limit(limit + 1)
-        query = query.offset(after or 0)
-    else:
-        query = query.order_by(jobs.c.num.desc()).limit(limit + 1)
-        if after is not None:
-            query = query.where(jobs.c.num < after)
-    if project is not None:
-        query = query.where(jobs.c.project == project)
-    if user is not None:
-        query = query.where(jobs.c.user == user)
-    if visible is not None:
-        query = query.where(jobs.c.project.in_(sorted(visible)))
-    query = _chosen(tx, selected(query, labels, search), selection)
-    if states and is_sorted:
-        query = query.where(jobs.c.state.in_(sorted(state.value for state in states)))
-    elif states:  # one index range per state, merged: a rare state among many jobs is found without a scan
-        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
-        merged = union_all(*(select(part) for part in ranges)).subquery()
-        query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
-    rows = tx.execute(query).all()
-    more = len(rows) > limit
-    items = tuple(summary_of(row) for row in rows[:limit])
-    if selection.columns:
-        values = values_of(tx, [row.num for row in rows[:limit]], selection.columns)
-        known = zip(items, rows, strict=False)
-        items = tuple(item.model_copy(update={"values": values[row.num]}) for item, row in known)
-    if not more:
-        return _JobPage(items=items)
-    reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
-    return _JobPage(items=items, next_cursor=encode_cursor(reached, is_sorted=is_sorted))
+_USUAL_LIMIT = 50
 
 
 class JobOrder(StrEnum):
@@ -182,8 +123,42 @@ class FleetQuery:
     """Used if the selection has no order."""
     descending: bool = True
     offset: int = 0
-    limit: int | None = 50
+    limit: int | None = _USUAL_LIMIT
     """None: all."""
+
+
+_EVERY_JOB = FleetQuery()
+
+
+def page(tx: Transaction, query: FleetQuery = _EVERY_JOB, cursor: str | None = None) -> Page[JobSummary]:
+    """Return a page of jobs, newest first if the selection has no order: `order` and `offset` are not for this list.
+
+    Pages of a list with an order are cut by counting, so a job that changes its place meanwhile may be on two pages or
+    on none. Raises InvalidCursor.
+
+    Args:
+        cursor: `next_cursor` of the page before.
+    """
+    is_sorted, limit = bool(query.selection.order), query.limit or _USUAL_LIMIT
+    after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
+    one_more = select(*SUMMARY_COLUMNS).limit(limit + 1)
+    if is_sorted:
+        ordered = one_more.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc()).offset(after or 0)
+        found = _filtered(tx, ordered, query)
+    else:
+        ordered = one_more.order_by(jobs.c.num.desc())
+        earlier = ordered if after is None else ordered.where(jobs.c.num < after)
+        found = _filtered(tx, earlier, replace(query, states=frozenset()))
+    if query.states and not is_sorted:  # an index range per state: a rare state is found without a scan
+        ranges = [found.where(jobs.c.state == state.value).subquery() for state in sorted(query.states)]
+        merged = union_all(*(select(part) for part in ranges)).subquery()
+        found = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
+    rows = tx.execute(found).all()
+    items = _summaries(tx, rows[:limit], query.selection.columns)
+    if len(rows) <= limit:
+        return _JobPage(items=items)
+    reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
+    return _JobPage(items=items, next_cursor=encode_cursor(reached, is_sorted=is_sorted))
 
 
 def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
@@ -234,12 +209,17 @@ def nums(tx: Transaction, query: FleetQuery) -> array[int]:
 def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = ()) -> tuple[JobSummary, ...]:
     """The jobs with these numbers, in this order, with the values of the columns. Deleted ones are left out."""
     rows = {row.num: row for row in tx.execute(select(*SUMMARY_COLUMNS).where(jobs.c.num.in_(nums)))}
-    there = [num for num in nums if num in rows]
-    items = [summary_of(rows[num]) for num in there]
-    if columns:
-        values = values_of(tx, there, columns)
-        items = [item.model_copy(update={"values": values[num]}) for num, item in zip(there, items, strict=True)]
-    return tuple(items)
+    return _summaries(tx, [rows[num] for num in nums if num in rows], columns)
+
+
+def _summaries(
+    tx: Transaction, rows: Sequence[Row[*tuple[Any, ...]]], columns: Sequence[Field]
+) -> tuple[JobSummary, ...]:
+    """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
+    if not columns:
+        return tuple(summary_of(row) for row in rows)
+    values = values_of(tx, [row.num for row in rows], columns)
+    return tuple(summary_of(row).model_copy(update={"values": values[row.num]}) for row in rows)
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
@@ -274,11 +254,6 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
             known = tuple(sorted(rank for rank in ranks if rank is not None))
             found[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
     return {node_id: tuple(on_node) for node_id, on_node in found.items()}
-
-
-def names(tx: Transaction, ids: Collection[str]) -> dict[str, str]:
-    """The names of these jobs by id."""
-    return {row.id: row.name for row in tx.execute(select(jobs.c.id, jobs.c.name).where(jobs.c.id.in_(sorted(ids))))}
 
 
 def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:

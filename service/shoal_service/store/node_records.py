@@ -1,30 +1,25 @@
-"""What users and jobs have said of single nodes: drains, cordons, windows of maintenance, suspicions; times of drains.
+"""What users and jobs have said of single nodes: drains, cordons and suspicions.
 
 Rows are keyed by Ray's node id, which is never reused: a machine that returns is a new node without drain or suspicion.
-The jobs with workers on a node get an event about its cordon and its windows.
+The jobs with workers on a node get an event about its cordon.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, delete, select, update
 
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import MaintenancePlanned, NodeCleared, NodeCordoned
+from shoal_service.core.events.service import NodeCleared, NodeCordoned
 from shoal_service.core.nodes import Cordon, Drain, DrainSource
-from shoal_service.fleet_views import MaintenanceWindow
 from shoal_service.store import driving
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
-from shoal_service.store.errors import WindowNotFound
 from shoal_service.store.records import workers_of
 from shoal_service.store.tables import (
-    drain_times,
     jobs,
-    maintenance_windows,
     node_cordons,
     node_drains,
     node_suspicions,
@@ -32,10 +27,6 @@ from shoal_service.store.tables import (
 from shoal_workers.contract.job import JobState
 
 MAX_REASON_CHARS = 500
-NUM_DRAIN_TIMES = 16
-"""Number of drain times that are kept, the newest ones."""
-_WINDOW_KEPT_S = 86_400.0
-"""A window is listed for this long after its end."""
 _MAX_JOBS = 16
 """Jobs whose evidence against one node is stored; two are enough for probation."""
 
@@ -182,61 +173,6 @@ def cordons(tx: Transaction) -> dict[str, Cordon]:
     """Cordons by node id."""
     rows = tx.execute(select(node_cordons))
     return {row.node_id: Cordon(reason=row.reason, requested_at=row.requested_at) for row in rows}
-
-
-def plan_window(
-    tx: Transaction, nodes: Collection[str], *, begins_at: float, ends_at: float, reason: str, now: float
-) -> MaintenanceWindow:
-    """Plans a window, and deletes those that ended a day ago. `nodes`: ids or addresses."""
-    tx.execute(delete(maintenance_windows).where(maintenance_windows.c.ends_at < now - _WINDOW_KEPT_S))
-    window = MaintenanceWindow(
-        window_id=f"mw-{secrets.token_hex(4)}",
-        nodes=tuple(nodes),
-        begins_at=begins_at,
-        ends_at=ends_at,
-        reason=reason,
-    )
-    row = {"id": window.window_id, "nodes": json.dumps(window.nodes), "begins_at": begins_at, "ends_at": ends_at}
-    tx.execute(insert(maintenance_windows), row | {"reason": reason})
-    event = MaintenancePlanned(window_id=window.window_id, begins_at=begins_at, ends_at=ends_at, reason=reason)
-    _record_on_nodes(tx, set(nodes), event, now)
-    tx.publish(f"window {window.window_id}", is_request=True)
-    return window
-
-
-def cancel_window(tx: Transaction, window_id: str) -> None:
-    """Deletes a window. Raises WindowNotFound."""
-    if not tx.execute(delete(maintenance_windows).where(maintenance_windows.c.id == window_id)).rowcount:
-        raise WindowNotFound(window_id)
-    tx.publish(f"window {window_id}", is_request=True)
-
-
-def windows(tx: Transaction) -> list[MaintenanceWindow]:
-    """All windows, the earliest first; also those that have ended, for a day."""
-    query = select(maintenance_windows).order_by(maintenance_windows.c.begins_at, maintenance_windows.c.id)
-    return [
-        MaintenanceWindow(
-            window_id=row.id,
-            nodes=tuple(json.loads(row.nodes)),
-            begins_at=row.begins_at,
-            ends_at=row.ends_at,
-            reason=row.reason,
-        )
-        for row in tx.execute(query)
-    ]
-
-
-def add_drain_times(tx: Transaction, seconds: Mapping[str, float], *, now: float) -> None:
-    """Adds the seconds that ended drains have taken, by node id."""
-    rows = [{"node_id": node_id, "ended_at": now, "drain_s": drain_s} for node_id, drain_s in seconds.items()]
-    if rows:
-        tx.execute(insert(drain_times), rows)
-        newest = tx.execute(select(func.max(drain_times.c.num))).scalar_one()
-        tx.execute(delete(drain_times).where(drain_times.c.num <= newest - NUM_DRAIN_TIMES))
-
-
-def read_drain_times(tx: Transaction) -> list[float]:
-    return list(tx.execute(select(drain_times.c.drain_s).order_by(drain_times.c.num)).scalars())
 
 
 def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, now: float) -> None:

@@ -70,21 +70,13 @@ def put_project(tx: Transaction, name: str, rules: ProjectRules) -> tuple[Projec
     return project_view(tx, name), name not in known
 
 
-def projects_with(tx: Transaction, name: str, rules: ProjectRules) -> dict[str, Project]:
-    """The defined projects as they would be after `put_project`. Changes nothing. Raises ProjectConflict."""
-    known = defined_projects(tx)
-    return _require_possible(known, name, rules)
-
-
-def _require_possible(known: Mapping[str, Project], name: str, rules: ProjectRules) -> dict[str, Project]:
-    """The projects with these rules of one of them."""
+def _require_possible(known: Mapping[str, Project], name: str, rules: ProjectRules) -> None:
     after = {**known, name: Project(name=name, **rules.model_dump())}
     if rules.parent is not None:
         if rules.parent not in known:
             raise ProjectConflict(name, f"its parent {rules.parent} is not defined: `shoal quota set {rules.parent}`")
         if name in (above := [one.name for one in ancestors(after, rules.parent)]):
             raise ProjectConflict(name, f"it would be above itself: {' -> '.join([name, *above])}")
-    return after
 
 
 def remove_project(tx: Transaction, name: str) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -200,39 +201,26 @@ def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
 
 
 def record_of(row: Row[Any]) -> JobRecord:
-    return JobRecord(
-        num=row.num,
-        id=row.id,
-        name=row.name,
-        state=JobState(row.state),
-        desired=Desired(row.desired),
-        priority=row.priority,
-        spec_version=row.spec_version,
-        spec_hash=row.spec_hash,
-        attempt=row.attempt,
-        cluster=row.cluster,
-        granted_workers=row.granted_workers,
-        pulled_seq=row.pulled_seq,
-        event_seq=row.event_seq,
-        log_seq=row.log_seq,
-        failures=row.failures,
-        failure_step=row.failure_step,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        sampled_at=row.sampled_at,
-        sampled_productive=row.sampled_productive,
-        sampled_total=row.sampled_total,
-        status=status_of(row),
-        status_document=row.status,
-        workers_document=row.workers,
-        step_times=row.step_times,
-        pins=pins_of(row.pins),
-        profile=profile_of(row.profile),
-        deleting=row.deleting,
-        archived_at=row.archived_at,
-    )
+    parsed = {
+        "state": JobState(row.state),
+        "desired": Desired(row.desired),
+        "status": status_of(row),
+        "status_document": row.status,
+        "workers_document": row.workers,
+        "pins": pins_of(row.pins),
+        "profile": profile_of(row.profile),
+    }
+    return JobRecord(**columns_for(JobRecord, row) | parsed)
+
+
+def columns_for(model: Any, row: Row[Any]) -> dict[str, Any]:
+    """Return the columns of the row that have the name of a field of the model."""
+    return {name: value for name, value in row._mapping.items() if name in _field_names(model)}
+
+
+@cache
+def _field_names(model: Any) -> frozenset[str]:
+    return frozenset(model.model_fields if issubclass(model, BaseModel) else (one.name for one in fields(model)))
 
 
 def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> JobView:
@@ -258,18 +246,8 @@ def etag_of(job_id: str, spec_version: int) -> str:
 
 
 SUMMARY_COLUMNS = (
-    jobs.c.num,
-    jobs.c.id,
-    jobs.c.name,
-    jobs.c.state,
-    jobs.c.priority,
-    jobs.c.project,
-    jobs.c.user,
-    jobs.c.cluster,
-    jobs.c.granted_workers,
-    jobs.c.created_at,
-    jobs.c.updated_at,
-    jobs.c.status,
+    *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
+    *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "status")),
     select(queue_places.c.position)
     .where(queue_places.c.job_num == jobs.c.num)
     .scalar_subquery()
@@ -304,20 +282,7 @@ def _summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
 
 
 def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
-    return JobSummary(
-        id=row.id,
-        name=row.name,
-        state=JobState(row.state),
-        **known,
-        desired_workers=row.granted_workers,
-        priority=row.priority,
-        project=row.project,
-        user=row.user,
-        cluster=row.cluster,
-        queue_position=row.queue_position,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    return JobSummary(**columns_for(JobSummary, row), **known, desired_workers=row.granted_workers)
 
 
 def _fields_of(document: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy import Table, func, select
 
 from shoal_service.core.sweep_results import best_so_far, influences
 from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves, SweepInfluence
-from shoal_service.store.curves import WIDTHS
+from shoal_service.store.curve_points import WIDTHS
 from shoal_service.store.database import Transaction
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.sweep_jobs import nums_by_id

@@ -286,24 +286,6 @@ node_cordons = Table(
     Column("requested_at", Double, nullable=False),
 )
 
-maintenance_windows = Table(
-    "maintenance_windows",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    Column("nodes", Text, nullable=False),  # JSON: ids or addresses
-    Column("begins_at", Double, nullable=False),
-    Column("ends_at", Double, nullable=False),
-    Column("reason", Text, nullable=False),
-)
-
-drain_times = Table(
-    "drain_times",
-    metadata,
-    Column("num", Serial, primary_key=True, autoincrement=True),
-    Column("node_id", String(64), nullable=False),
-    Column("ended_at", Double, nullable=False),
-    Column("drain_s", Double, nullable=False),
-)
 
 node_suspicions = Table(
     "node_suspicions",

@@ -36,6 +36,7 @@ from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import Journal
 from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.version import VERSION
 
 SIGN_S = 1.0
@@ -45,6 +46,8 @@ _PACE_S = 0.1
 _WAIT_S = 20.0
 """Longest time for which the service may hold the long poll."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_REFUSED_COUNTS = 10
+"""A refusal counts as this many failures: the longest pause follows."""
 
 _CONNECT_S = 2.0
 _ANSWER_S = 10.0
@@ -150,20 +153,20 @@ class _Pauses:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._pause_s = 0.0
+        self._num_failures = 0
 
     def next_s(self, error: HomeAway | HomeRefused) -> float:
-        if not self._pause_s:
+        if not self._num_failures:
             _log.warning("home.away", extra={"what": self._what, "error": str(error)[:500]})
-        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s or _FIRST_PAUSE_S)
-        if isinstance(error, HomeRefused):
-            self._pause_s = _LONGEST_PAUSE_S
-        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        self._num_failures += 1 if isinstance(error, HomeAway) else _REFUSED_COUNTS
+        pause_s = backoff_s(
+            self._num_failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S, spread=random.random()
+        )
         return max(pause_s, error.retry_after_s) if isinstance(error, HomeAway) else pause_s
 
     def end(self) -> bool:
         """Ends the pauses, because a call has succeeded. Returns whether calls had failed before it."""
-        was_away, self._pause_s = self._pause_s > 0, 0.0
+        was_away, self._num_failures = self._num_failures > 0, 0
         if was_away:
             _log.info("home.back", extra={"what": self._what})
         return was_away

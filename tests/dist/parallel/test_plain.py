@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.snapshot_spec import snapshot_spec
+from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.layout import Layout, fully_sharded, plain
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
@@ -106,3 +107,83 @@ def test_a_lost_node_costs_no_completed_step_and_needs_no_buddy(make_job: Any, r
     formed = job.reported([here], GroupFormed)[-1]
     assert (formed.start_step, formed.remote_bytes) == (5, 0)
     assert job.losses([here]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_plain_replicas_whose_state_does_not_fit_are_refused_on_every_worker_and_a_sharded_group_follows(
+    make_job: Any, reference: Any
+) -> None:
+    spec = {**SPEC, "worker": {"memory_gib": 1e-6}}
+    job = make_job(memory=True, **spec)
+    workers = job.workers(2)
+    errors = [end.error for end in job.run(workers, layout=plain(2))]
+    assert [error.mistake for error in errors] == [LAYOUT_REFUSED] * 2
+    for error in errors:
+        assert error.message.startswith("the whole state of the model does not fit on each worker: 2 on 127.0.0.1 need")
+    ends = job.run(workers, layout=fully_sharded(2))
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallelism"), [(1, "auto"), (2, {"shard": "none"})], ids=["alone", "asked for"]
+)
+def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
+    make_job: Any, world_size: int, parallelism: Any
+) -> None:
+    job = make_job(**SPEC, worker={"memory_gib": 1e-6}, parallelism=parallelism)
+    ends = job.run(job.workers(world_size), layout=plain(world_size))
+    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size
+
+
+KINDS = ("no_grad", "data", "assigned", "copied", "decayed", "once")
+WRITING = {**SPEC, "task": "writing_tasks:Writing", "checkpoint": {"every_steps": 3}, "validation": {"samples": 4}}
+ALONE = {"elasticity": {"max_workers": 1}, "snapshot": {"enabled": False}, "batch": {"global_size": 4, "micro_size": 4}}
+
+
+def test_a_job_of_one_worker_without_snapshots_may_write_to_parameters_in_a_forward_pass(
+    make_job: Any, plain_run: Any
+) -> None:
+    """It is killed in the pass after the checkpoint, and another worker goes on from there."""
+    wrong: dict[str, Any] = {}
+    for kind in KINDS:
+        spec = {**WRITING, **ALONE, "model": {"kind": kind}}
+        job = make_job(kind, memory=True, **spec)
+        victim, other = job.workers(2)
+        victim.strike("backward", 3, "hold")
+        job.start([victim], layout=plain(1))
+        victim.reached()
+        job.wait_until_committed([victim], 3)
+        victim.kill()
+        assert victim.died()
+        (end,) = job.run([other], layout=plain(1))
+        assert (end.kind, end.error) == (ExitKind.FINISHED, None), kind
+        assert job.reported([other], GroupFormed)[-1].start_step == 3
+        expected = plain_run(spec)
+        losses, norms = job.losses([victim, other]), {r.step: r.grad_norm for r in job.reported([other], StepReport)}
+        (validation,) = {r.loss for r in job.reported([other], ValidationReport)}
+        is_right = losses == pytest.approx(expected.losses, abs=1e-5) and norms == pytest.approx(
+            {step: norm for step, norm in expected.norms.items() if step > 3}, rel=1e-4
+        )
+        if not is_right or validation != pytest.approx(expected.validation, abs=1e-5):
+            wrong[kind] = losses, expected.losses
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (plain(2), {"elasticity": {"max_workers": 2}, "batch": {"global_size": 4, "micro_size": 2}}),
+        (plain(1), {"batch": {"global_size": 4, "micro_size": 2}}),
+        (plain(1), {"snapshot": {"enabled": True}}),
+        (fully_sharded(1), {}),
+    ],
+    ids=["two workers", "micro-batches", "snapshots", "sharded"],
+)
+def test_other_jobs_may_not_write_to_parameters(make_job: Any, layout: Layout, changes: Any) -> None:
+    not_refused = []
+    for kind in ("assigned", "decayed"):
+        job = make_job(kind, **{**WRITING, **ALONE, **changes, "model": {"kind": kind}})
+        for end in job.run(job.workers(layout.world_size), layout=layout):
+            if end.error is None or "writes to the parameter line." not in end.error.message:
+                not_refused.append((kind, end))
+    assert not_refused == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kit.fuzz.draw import READING, Description, Piece, Ways, draw
+from kit.fuzz.draw import READING, Description, Optim, Piece, Ways, draw
 from kit.fuzz.lives import Limits
 from kit.fuzz.outcome import outcome_of
 from kit.fuzz.plans import world_of
@@ -51,3 +51,14 @@ def test_references_penalties_and_attributes_act_as_in_a_plain_loop(fleet: Any) 
     tasks |= {"penalty": replace(linear, loss="penalty"), "attributes": replace(linear, optim=READING)}
     outcomes = {name: outcome_of(fleet, task, Limits(run_s=120.0)) for name, task in tasks.items()}
     assert {name: found for name, found in outcomes.items() if found.outcome != "equal"} == {}
+
+
+def test_an_optimizer_that_torch_cannot_run_on_shards_is_refused_in_words_by_a_sharded_group(fleet: Any) -> None:
+    """torch.optim.Rprop, which the task says not to be elementwise: fine on whole parameters."""
+    ways = replace(_WAYS, resumed={"dp_replicate": 1, "dp_shard": 2, "shard": "full"})
+    pieces = (Piece("linear", {"bias": True}),)
+    task = Description(seed=1, pieces=pieces, optim=Optim("rprop", {"declared": False}), ways=ways)
+    found = outcome_of(fleet, task, Limits(run_s=120.0))
+    assert (found.outcome, found.run) == ("late_refusal", "resume in fsdp2 full"), found
+    assert "parallelism: {shard: none}, with which each worker has whole parameters" in found.detail
+    assert outcome_of(fleet, replace(task, ways=_WAYS), Limits(run_s=120.0)).outcome == "equal"

@@ -21,7 +21,7 @@ from shoal_service.store import cluster_links, credentials, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 DOCUMENT = "openapi.json"
-SAMPLES = {"number": "1", "sha256": "0" * 64, "window_id": "999999", "token_id": "00000000", "code": "forbidden"}
+SAMPLES = {"number": "1", "sha256": "0" * 64, "token_id": "00000000", "code": "forbidden"}
 SAMPLES["cluster"] = "east"
 
 

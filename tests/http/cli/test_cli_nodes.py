@@ -33,14 +33,3 @@ def test_a_node_is_cordoned_and_used_again(shoal: Any) -> None:
     text = shoal("nodes").out
     assert "cordoned" in text and "bad fan" in text
     assert shoal("cordon", "aaa", "--undo", "--json").json()["cordon"] is None
-
-
-def test_a_window_is_planned_by_address_or_id_listed_and_cancelled(shoal: Any) -> None:
-    times = ("--from", "2033-05-18T03:33:20Z", "--to", "2000000600")
-    planned = shoal("maintenance", "add", "127.0.0.1", *times, "--reason", "disks", "--json").json()
-    assert (planned["nodes"], planned["begins_at"], planned["ends_at"]) == (["127.0.0.1"], 2e9, 2e9 + 600)
-    assert planned["window_id"] in shoal("maintenance", "list").out
-    assert shoal("maintenance", "add", "aaa", *times, "--json").json()["nodes"] == ["a" * 56]
-    assert shoal("maintenance", "cancel", planned["window_id"]).code == 0
-    assert shoal("maintenance", "cancel", planned["window_id"]).code == 4
-    assert "no time zone" in shoal("maintenance", "add", "aaa", "--from", "2033-05-18", "--to", "2e9").err

@@ -11,7 +11,6 @@ import pytest
 from kit.store_calls import set_queue
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.fleet_views import ForeseenChange, Foresight
 from shoal_service.store import queueing, quotas
 
 
@@ -105,19 +104,3 @@ class TestQuota:
     def test_impossible_quotas_are_refused_with_the_way_out(self, shoal: Any) -> None:
         assert "--limit 8, or --limit none" in shoal("quota", "set", "vision", "--limit", "many").err
         assert "Set limit to at least 9" in shoal("quota", "set", "vision", "--guaranteed", "9", "--limit", "8").err
-
-
-def test_quotas_are_tried_before_they_are_set(shoal: Any, queued: Any, service: Any) -> None:
-    holder, _ = queued
-    assert "does not schedule at the moment" in shoal("quota", "set", "default", "--limit", "2", "--dry-run").out
-    change = ForeseenChange(
-        job=holder.id, name="", project="default", before=4, after=2, within_s=60, reason="Gave back 2 workers."
-    )
-    service.cluster.foresight = Foresight(changes=(change,))
-    text = " ".join(shoal("quota", "set", "default", "--limit", "2", "--dry-run").out.split())
-    assert "4 -> 2" in text and "Gave back 2 workers." in text and "Nothing was changed." in text
-    document = shoal("quota", "set", "default", "--limit", "2", "--dry-run", "--json").json()
-    assert [one["name"] for one in document["changes"]] == ["first"]
-    service.cluster.foresight = Foresight(changes=())
-    assert "No job would have other workers." in shoal("quota", "set", "default", "--limit", "2", "--dry-run").out
-    assert service.store.reading(quotas.project_view)("default").limit is None

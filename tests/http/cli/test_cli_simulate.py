@@ -8,26 +8,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shoal_service.simulator.policies import POLICIES
-
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
 
 
-def test_the_example_is_simulated_under_every_policy(offline: Any) -> None:
+def test_the_example_is_simulated(offline: Any) -> None:
     ran = offline("simulate", EXAMPLE)
     assert ran.code == 0
     assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 4.3 s; times in minutes" in ran.out
-    assert [line.split()[0] for line in ran.out.splitlines()[2:10]] == list(POLICIES)
-
-
-def test_the_help_names_every_policy(offline: Any) -> None:
-    shown = offline("simulate", "--help").out
-    assert all(name in shown for name in POLICIES)
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == ["policy", "shoal"]
 
 
 def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
-    found = offline("simulate", EXAMPLE, "--policy", "max-min", "--policy", "optimus", "--json").json()
-    assert [one["policy"] for one in found["policies"]] == ["max-min", "optimus"]
+    found = offline("simulate", EXAMPLE, "--json").json()
+    assert [one["policy"] for one in found["policies"]] == ["shoal"]
     assert found["capacity"] == [[0, 16]]
     first = found["policies"][0]
     assert (first["num_jobs"], first["num_unfinished"]) == (24, 0)
@@ -38,7 +31,7 @@ def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
 
 def test_costs_nodes_and_regular_calls_change_the_result(offline: Any) -> None:
     def mean(*options: str) -> float:
-        found = offline("simulate", EXAMPLE, "--policy", "max-min", "--json", *options).json()
+        found = offline("simulate", EXAMPLE, "--json", *options).json()
         return float(found["policies"][0]["mean_jct_h"])
 
     plain = mean()
@@ -48,50 +41,46 @@ def test_costs_nodes_and_regular_calls_change_the_result(offline: Any) -> None:
     assert mean("--every-s", "60") == pytest.approx(plain)
 
 
-def test_the_picture_has_a_panel_for_each_policy_and_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
+def test_the_picture_has_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
     file = tmp_path / "x.svg"
-    options = ("--policy", "max-min", "--policy", "tiresias", "--picture", str(file))
-    assert offline("simulate", EXAMPLE, *options).code == 0
+    assert offline("simulate", EXAMPLE, "--picture", str(file)).code == 0
     drawn = ElementTree.parse(file).getroot()
     titles = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert any(one.startswith("max-min: mean completion time ") for one in titles)
-    assert any(one.startswith("tiresias: ") for one in titles)
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}title"))) == 2 * 24
+    assert any(one.startswith("shoal: mean completion time ") for one in titles)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}title"))) == 24
 
 
 def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp_path: Path) -> None:
     (tmp_path / "spot.csv").write_text("at_h,nodes\n0,2\n0.3,0\n")
-    ran = offline("simulate", EXAMPLE, "--policy", "max-min", "--capacity", str(tmp_path / "spot.csv"))
+    ran = offline("simulate", EXAMPLE, "--capacity", str(tmp_path / "spot.csv"))
     assert ran.code == 1
-    assert "max-min leaves 22 of 24 jobs waiting for ever" in " ".join(ran.out.split())
+    assert "jobs waiting for ever" in " ".join(ran.out.split())
     assert "0 to 2 nodes of 4 workers" in ran.out
 
 
 def test_several_clusters_one_of_which_is_lost(offline: Any, tmp_path: Path) -> None:
     file = tmp_path / "clusters.csv"
     file.write_text("at_s,cluster,nodes\n0,east,2\n0,west,2\n600,west,away\n9000,west,2\n")
-    options = ("simulate", EXAMPLE, "--policy", "shoal", "--policy", "srtf-gang", "--capacity", str(file))
+    options = ("simulate", EXAMPLE, "--capacity", str(file))
     assert "2 to 4 nodes of 4 workers in 2 clusters" in offline(*options).out
     found = offline(*options, "--json").json()
     assert found["clusters"] == {"east": [[0, 8]], "west": [[0, 8], [600, None], [9000, 8]]}
     jobs = [job for one in found["policies"] for job in one["jobs"]]
     assert {name for job in jobs for _, name in job["clusters"]} == {"east", "west"}
-    assert {one["policy"]: one["num_losses"] > 0 for one in found["policies"]} == {"shoal": True, "srtf-gang": True}
+    assert found["policies"][0]["num_losses"] > 0
 
 
 def test_projects_weigh_in_the_fairness(offline: Any, tmp_path: Path) -> None:
     file = tmp_path / "projects.yaml"
     file.write_text("vision: {weight: 5, guaranteed: 8}\nspeech: {limit: 4}\n")
-    options = ("--policy", "max-min", "--json")
-    weighted = offline("simulate", EXAMPLE, *options, "--projects", str(file)).json()["policies"][0]
-    assert weighted["fairness"] < offline("simulate", EXAMPLE, *options).json()["policies"][0]["fairness"]
+    weighted = offline("simulate", EXAMPLE, "--json", "--projects", str(file)).json()["policies"][0]
+    assert weighted["fairness"] < offline("simulate", EXAMPLE, "--json").json()["policies"][0]["fairness"]
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
         (("nowhere.csv",), 4, "there is no file nowhere.csv"),
-        ((EXAMPLE, "--policy", "best"), 2, "--policy best: there is no such policy"),
         ((EXAMPLE, "--nodes", "2", "--capacity", EXAMPLE), 2, "--nodes cannot be combined with --capacity"),
         ((EXAMPLE, "--capacity", EXAMPLE), 2, "a line before this one must name the columns"),
         ((str(Path(EXAMPLE).parent / "byte-lm.yaml"),), 2, "has no column submit_s"),

@@ -109,7 +109,9 @@ class Zygote:
         except OSError as error:  # the client is dead, else `Zygote.start` shows this line
             print(f"no answer to the request for process {pid}: {error!r}", file=sys.stderr, flush=True)
         self.poll.register(connection, select.POLLIN)
-        if request.is_detached:  # closed once the client has: an end right behind the answer can hide it from the client
+        if (
+            request.is_detached
+        ):  # closed once the client has: an end right behind the answer can hide it from the client
             self.requests[connection.fileno()] = connection
         else:
             self.clients[connection.fileno()] = pidfd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from shoal_service.simulator.policies import POLICIES
+from schedulers import POLICIES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "scheduling.md").read_text(encoding="utf-8")

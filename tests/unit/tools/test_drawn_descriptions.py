@@ -13,7 +13,7 @@ from kit.fuzz.kinds import LOSSES, OPTIMIZERS, PIECES, SPELLINGS
 from kit.fuzz.plans import CHOICES, world_of
 from kit.fuzz.spec import broken_rules
 
-_MANY = range(1000)
+_MANY = range(600)
 
 
 @pytest.fixture(scope="module")

@@ -90,9 +90,9 @@ def test_a_change_without_effect_on_the_program_is_none() -> None:
 
 def test_the_same_seed_draws_the_same_faults_each_in_a_statement_of_its_own() -> None:
     room = ROOMS[-3]
-    first, again, other = ([*islice(draw_faults(room, seed), 12)] for seed in (1, 1, 2))
+    first, again, other = ([*islice(draw_faults(room, seed), 8)] for seed in (1, 1, 2))
     assert first == again != other
-    assert len({(fault.path, fault.statement) for fault in first}) == 12
+    assert len({(fault.path, fault.statement) for fault in first}) == 8
     assert {fault.kind for fault in first[:6]} == set(Kind)
     assert all(fault.path.startswith(f"{room}/") for fault in first)
 

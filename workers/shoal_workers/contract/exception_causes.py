@@ -563,8 +563,9 @@ MISTAKES: tuple[Mistake, ...] = (
         "build_optimizer",
         "the optimizer uses {1}, which torch does not have for parameters that are split over workers (DTensor); if it "
         "updates each element on its own, set elementwise_optimizer = True in the task, else write that operation "
-        "another way, for example not in place.",
-        phases=("optimizer",),
+        "another way, for example not in place, or set parallelism: {{shard: none}}, with which each worker has whole "
+        "parameters.",
+        phases=("restoring", "optimizer"),
     ),
     # its loss
     _mistake(

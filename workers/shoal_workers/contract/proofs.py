@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
+from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
 from shoal_workers.contract.plain_text import OfTask
 
 
@@ -52,7 +52,13 @@ def kind_of(layout: Layout) -> frozenset[str]:
         kind.add(_SCHEDULES[layout.schedule])
     if layout.cp > 1 and layout.context is not ContextMethod.ALL_GATHER:
         kind.add(f"context {layout.context}")
+    if layout.shard is ShardLevel.NONE:
+        kind.add(PLAIN)
     return frozenset(kind)
+
+
+PLAIN = "whole state"
+"""Its kind also when nothing is split: `engine/model/whole_state.py` refuses it where the whole does not fit."""
 
 
 _SCHEDULES = {

@@ -8,14 +8,17 @@ by themselves, and servers that answer a range with the whole file. A file is re
 from __future__ import annotations
 
 import io
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import fsspec
 
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.data.errors import MissingTextError
 
 T = TypeVar("T")
@@ -90,7 +93,7 @@ def open_remote(url: str, num_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> 
 def remote_size(url: str, *, patience_s: float) -> int:
     """The length of a file. Raises as `read_range`."""
     filesystem, path = _opened(url)
-    found: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays_within(patience_s))
+    found: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays(patience_s))
     if found.get("size") is None:
         raise MissingTextError(f"{url} has no known length: the server does not say one. Use a server that does.")
     return int(found["size"])
@@ -110,7 +113,7 @@ def read_range(url: str, start: int, end: int, *, patience_s: float) -> bytes:
     data = _tried(
         url,
         lambda: bytes(_called(filesystem, "cat_file", path, start=start, end=end)),
-        _delays_within(patience_s),
+        _delays(patience_s),
     )
     return data if len(data) <= end - start else data[start:end]  # the second: this server knows no ranges
 
@@ -270,14 +273,10 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, OSError | TimeoutError) or type(error).__module__.startswith("aiohttp")
 
 
-def _delays() -> Iterator[float]:
-    """Seconds before each further try: doubled each time, and random, so that many nodes do not come back together."""
-    for number in range(_RETRIES):
-        yield min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**number) * random.uniform(0.5, 1.0)
-
-
-def _delays_within(patience_s: float) -> Iterator[float]:
-    deadline_mono, number = time.monotonic() + patience_s, 0
-    while time.monotonic() < deadline_mono:
-        yield min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**number) * random.uniform(0.5, 1.0)
-        number += 1
+def _delays(patience_s: float | None = None) -> Iterator[float]:
+    """Yield the seconds before each retry: as many as fit into `patience_s`, or _RETRIES if it is None."""
+    deadline_mono = time.monotonic() + (math.inf if patience_s is None else patience_s)
+    for failures in count(1) if patience_s is not None else range(1, _RETRIES + 1):
+        if time.monotonic() >= deadline_mono:
+            return
+        yield backoff_s(failures, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S, spread=random.random())

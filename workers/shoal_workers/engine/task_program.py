@@ -5,7 +5,9 @@ state, proves the layout, and hands over to the Trainer. Called by the engine, s
 from __future__ import annotations
 
 import gc
+import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
-from shoal_workers.engine.process.compiled_code import share_compiled_code
+from shoal_workers.engine.model.whole_state import refuse_if_too_large
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
@@ -37,7 +39,10 @@ from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.task.user_code import Remarks, UserCode
 from shoal_workers.engine.trainer import Trainer
 from shoal_workers.node_lock import prepare_once
+from shoal_workers.package_sets import root_of_node
 from shoal_workers.snapshot_store.store import SnapshotStore
+
+_COMPILED_CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class TaskProgram:
@@ -167,8 +172,11 @@ class TaskProgram:
         proof = proof_of(generation, group)
         if self.runtime is not None and not self.runtime.revive(membership.meshes):
             self.runtime = None  # freed before another one is built
+        check_whole = partial(refuse_if_too_large, generation, group, self._host)
         if self.runtime is None:
-            self.runtime = build_runtime(generation)
+            self.runtime = build_runtime(generation, check_whole)
+        else:
+            check_whole(None)
         runtime, self._built_lr = self.runtime, self._settings.optimizer.lr
         self._shape = runtime.shape
         self._trainer = trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
@@ -225,3 +233,18 @@ class TaskProgram:
             remarks=self._remarks,
             readers=self._readers,
         )
+
+
+def share_compiled_code(root: Path | None = None) -> Path:
+    """Let all workers of this node and user keep the code that torch.compile generates in one directory, and return it.
+
+    torch's default has a known name in /tmp: whoever makes it first chooses what others load and run, and a node may
+    empty /tmp. This one can be written by this user only, unless `code.env` names another. torch reads the variable
+    whenever it compiles.
+    """
+    if (chosen := os.environ.get(_COMPILED_CODE_VARIABLE)) is not None:
+        return Path(chosen)
+    directory = root or root_of_node().parent / "compiled"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ[_COMPILED_CODE_VARIABLE] = str(directory)
+    return directory

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.messages import HookJob, MetricPoint, MetricsBatch, MetricsProgress
 from shoal_workers.contract.spec import JobSpec
 
@@ -115,7 +116,7 @@ class HookProcess:
                 self._pass_on(points)
             except (HookFailed, OSError) as error:
                 failures += 1
-                self._fail(str(error), min(2.0 ** (failures - 1), _LONGEST_WAIT_S))
+                self._fail(str(error), backoff_s(failures, first_s=1.0, longest_s=_LONGEST_WAIT_S))
                 continue
             failures = 0
             with self._changed:

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
@@ -23,7 +24,9 @@ from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.rows import NO_LABEL
-from shoal_workers.tasks.shown_media import images, speech
+
+_SHADES = " .:-=+*#%@"
+_COLUMNS = 32
 
 Row = dict[str, Any]
 Decode = Callable[[Sequence[int]], str]
@@ -82,19 +85,6 @@ def labelled_texts(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[
         yield _row([("", tokens, [False] * len(tokens))], decode) | {"label": names[label] if names else str(label)}
 
 
-SHOWN: dict[str, Callable[[Any, Any, Sequence[int]], Iterator[Row]]] = {
-    SFT_TASK: answers,
-    DPO_TASK: pairs,
-    LM_TASK: text,
-    HF_TASK: text,
-    MASKED_TASK: masked,
-    SEQ2SEQ_TASK: targets,
-    TEXT_CLASS_TASK: labelled_texts,
-    IMAGE_CLASS_TASK: images,
-    SPEECH_TASK: speech,
-}
-
-
 def _next_tokens(tokens: Tensor, labels: Tensor) -> tuple[list[int], list[bool]]:
     """The whole sequence of inputs and their next tokens, without padding, and which tokens are labels."""
     is_label = [False, *(labels != NO_LABEL).tolist()]
@@ -117,3 +107,57 @@ def _row(texts: Sequence[tuple[str, list[int], list[bool]]], decode: Decode) -> 
 def _spans(tokens: list[int], in_loss: list[bool], decode: Decode) -> list[tuple[str, bool]]:
     groups = groupby(zip(tokens, in_loss, strict=True), lambda pair: pair[1])
     return [(decode([token for token, _ in group]), counts) for counts, group in groups]
+
+
+def images(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Images with classes, of a task `ImageClassification`."""
+    names, _ = task.classes()
+    for number in numbers:
+        sample = dataset[number]
+        label = int(sample["label"])
+        texts = [_text("pixels", describe_values(sample["pixels"])), _text("", draw(sample["pixels"]))]
+        yield {"texts": texts, "tokens": 0, "in_loss": 0, "label": names[label] if names else str(label)}
+
+
+def speech(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Features with transcripts, of a task `SpeechToText`."""
+    decode = load_tokenizer(task.tokenizer).decode
+    for number in numbers:
+        sample = dataset[number]
+        labels = sample["labels"][sample["labels"] != NO_LABEL].tolist()
+        texts = [_text("features", describe_values(sample["features"])), _text("text", decode(labels), len(labels))]
+        yield {"texts": texts, "tokens": len(labels), "in_loss": len(labels)}
+
+
+def describe_values(values: Tensor) -> str:
+    """Shape, range and mean."""
+    shape = " x ".join(map(str, values.shape))
+    return f"{shape}, {float(values.min()):.3g} to {float(values.max()):.3g}, mean {float(values.mean()):.3g}"
+
+
+def draw(pixels: Tensor) -> str:
+    """An image (channels, height, width) in letters, from its darkest to its brightest value."""
+    height, width = pixels.shape[-2:]
+    columns = min(_COLUMNS, width)
+    rows = max(1, columns * height // (2 * width))  # a letter is twice as high as wide
+    grey = F.adaptive_avg_pool2d(pixels.mean(0, keepdim=True), (rows, columns))[0]
+    low, span = float(pixels.min()), float(pixels.max() - pixels.min())
+    scaled = ((grey - low) / (span or 1.0) * (len(_SHADES) - 1)).round().int().tolist()
+    return "\n".join("".join(_SHADES[shade] for shade in row).rstrip() for row in scaled)
+
+
+def _text(title: str, text: str, in_loss: int = 0) -> dict[str, Any]:
+    return {"title": title, "spans": [[text, in_loss > 0]], "in_loss": in_loss}
+
+
+SHOWN: dict[str, Callable[[Any, Any, Sequence[int]], Iterator[Row]]] = {
+    SFT_TASK: answers,
+    DPO_TASK: pairs,
+    LM_TASK: text,
+    HF_TASK: text,
+    MASKED_TASK: masked,
+    SEQ2SEQ_TASK: targets,
+    TEXT_CLASS_TASK: labelled_texts,
+    IMAGE_CLASS_TASK: images,
+    SPEECH_TASK: speech,
+}

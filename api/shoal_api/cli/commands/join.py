@@ -6,20 +6,28 @@ The command becomes the gateway's process (`shoal_service.gateway.process`): Ray
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
-from shoal_api.cli.session import command
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.session import Session, command
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.clusters.config import COMMAND, GatewayConfig
+from shoal_service.home import Home
+from shoal_workers.contract.placing import check_labels
 
-if TYPE_CHECKING:
-    from shoal_service.clusters.config import GatewayConfig
 
-
+@command(url=False, json=False)
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the Shoal service, as https://shoal:8470.")],
+    session: Session,
+    service_url: Annotated[
+        str, typer.Argument(metavar="URL", help="Address of the Shoal service, as https://shoal:8470.")
+    ],
     token: Annotated[
         str | None,
         typer.Option("--token", help="Token of the cluster; see `shoal token create --cluster`. Or SHOAL_TOKEN."),
@@ -51,87 +59,63 @@ def join(
     The command only dials out. While the service does not answer, it tries again. Jobs that run in the cluster go on
     without it.
     """
-    with command(url, False) as session:
-        session.check_url()
-        home = home_url or os.environ.get("SHOAL_HOME_URL") or url
-        config = _config(url, _token(token, token_file), name, ray_address, ca_file, home)
-        config = config.model_copy(update={"labels": _labels(label or []), "replaces": replace})
-        _become(config, os.environ)
+    Session(service_url, session.output).check_url()
+    home = home_url or os.environ.get("SHOAL_HOME_URL") or service_url
+    config = _config(service_url, _find_token(token, token_file), name, ray_address, ca_file, home)
+    config = config.model_copy(update={"labels": _parse_labels(label or []), "replaces": replace})
+    _become(config, os.environ)
 
 
 def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None, home_url: str) -> GatewayConfig:
-    from pydantic import ValidationError
-
-    from shoal_api.cli.errors import CliError
-    from shoal_service.clusters.config import GatewayConfig
-    from shoal_service.home import Home
-
+    ca = "" if ca_file is None else _read_file("--ca-file", ca_file)
     try:
-        ca = "" if ca_file is None else ca_file.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--ca-file {ca_file} cannot be read: {error}", hint="a file of certificates in PEM") from None
-    if ca_file is not None:
-        _check_ca(ca, ca_file)
-    try:
+        if ca:
+            ssl.create_default_context(cadata=ca)
         home = Home(url=home_url, ca=ca)
         return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address, home=home)
+    except ssl.SSLError as error:
+        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
     except ValidationError:
         raise CliError(
             f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"
         ) from None
 
 
-def _labels(texts: Sequence[str]) -> dict[str, str]:
-    from shoal_api.cli.errors import CliError
-    from shoal_workers.contract.placing import check_labels
+def _read_file(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{option} {path} cannot be read: {error}") from None
 
-    found: dict[str, str] = {}
+
+def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or key in found:
-            wrong = "is given twice" if key in found else "has no value"
+        if not equals or key in labels:
+            wrong = "is given twice" if key in labels else "has no value"
             raise CliError(f"--label {text!r} {wrong}", hint="--label region=eu")
-        found[key] = value
+        labels[key] = value
     try:
-        return check_labels(found)
+        return check_labels(labels)
     except ValueError as error:
         raise CliError(f"--label: {error}") from None
 
 
-def _check_ca(ca: str, ca_file: Path) -> None:
-    import ssl
-
-    from shoal_api.cli.errors import CliError
-
-    try:
-        ssl.create_default_context(cadata=ca)
-    except ssl.SSLError as error:
-        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
-
-
-def _token(token: str | None, token_file: Path | None) -> str:
-    from shoal_api.cli.errors import CliError
-
-    if token_file is not None:
-        try:
-            token = token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
-    found = token or os.environ.get("SHOAL_TOKEN")
-    if not found:
+def _find_token(token: str | None, token_file: Path | None) -> str:
+    given = token if token_file is None else _read_file("--token-file", token_file).strip()
+    token = given or os.environ.get("SHOAL_TOKEN")
+    if not token:
         raise CliError(
             "no token of the cluster is given",
             hint="--token, --token-file or SHOAL_TOKEN; an admin makes one: shoal token create NAME --cluster CLUSTER",
         )
-    return found
+    return token
 
 
 def _become(config: GatewayConfig, environment: Mapping[str, str]) -> None:
     """Replace this process by the gateway; does not return. The token is passed in a file without a name, so it is
     neither in the arguments nor in the environment of the process."""
-    from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
-    from shoal_service.clusters.config import COMMAND
-
     memory = os.memfd_create("gateway")
     with os.fdopen(os.dup(memory), "wb") as file:
         file.write(config.model_dump_json().encode() + b"\n")

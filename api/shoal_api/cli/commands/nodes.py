@@ -1,145 +1,75 @@
-"""Commands for maintenance of machines: nodes, drain, cordon, and maintenance list, add and cancel."""
+"""Commands for the nodes of the clusters: nodes, drain and cordon."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.render.fleet import nodes_table
+from shoal_api.cli.session import Session, command
 from shoal_service.core.quantities import count_text
+from shoal_service.fleet_views import NodeView
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shoal_service.fleet_views import NodeView
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id, unique beginning of an id, or address.")]
 
 
-def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+@command()
+def nodes(session: Session) -> None:
     """List the nodes of the cluster: resources, and which are drained or on probation."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.render.fleet import nodes_table
-
-        with session.open_client() as client:
-            found = client.nodes()
-        session.output.document(found, lambda: nodes_table(found))
+    session.show(session.client.nodes(), nodes_table)
 
 
+@command()
 def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Id, unique beginning of an id, or address.")],
+    session: Session,
+    node: NodeArgument,
     deadline_s: Annotated[
         float | None,
         typer.Option("--deadline-s", min=0, help="Seconds until the node is switched off."),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Shown with the node.")] = "drain requested",
     undo: Annotated[bool, typer.Option("--undo", help="End the drain; the node is used again.")] = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
 ) -> None:
     """Move jobs off a node at their next step boundary, without losing a step, and place nothing new on it."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.fleet import nodes_table
+    if undo and deadline_s is not None:
+        raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
+    node_id = match_node(node, session.client.nodes()).node_id
+    if undo:
+        session.show(session.client.undo_drain(node_id), lambda node: nodes_table([node]))
+    else:
+        session.show(
+            session.client.drain(node_id, reason=reason, deadline_s=deadline_s), lambda node: nodes_table([node])
+        )
 
-        if undo and deadline_s is not None:
-            raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
-        with session.open_client() as client:
-            node_id = match_node(node, client.nodes()).node_id
-            view = client.undo_drain(node_id) if undo else client.drain(node_id, reason=reason, deadline_s=deadline_s)
-        session.output.document(view, lambda: nodes_table((view,)))
 
-
+@command()
 def cordon(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Id, unique beginning of an id, or address.")],
+    session: Session,
+    node: NodeArgument,
     reason: Annotated[str, typer.Option("--reason", help="Shown with the node.")] = "cordon requested",
     undo: Annotated[bool, typer.Option("--undo", help="End the cordon.")] = False,
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
 ) -> None:
     """Place no new worker on a node; the workers that are there stay."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.render.fleet import nodes_table
-
-        with session.open_client() as client:
-            node_id = match_node(node, client.nodes()).node_id
-            view = client.undo_cordon(node_id) if undo else client.cordon(node_id, reason=reason)
-        session.output.document(view, lambda: nodes_table((view,)))
-
-
-def maintenance() -> None:
-    """Plan, list and cancel maintenance windows of nodes."""
-
-
-def list_windows(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """List the maintenance windows, and when their nodes begin to drain."""
-    with command(url, as_json) as session:
-        from shoal_api.cli.render.fleet import windows_table
-
-        with session.open_client() as client:
-            found = client.maintenance_windows()
-        session.output.document(found, lambda: windows_table(found))
-
-
-def add_window(
-    nodes: Annotated[
-        list[str],
-        typer.Argument(metavar="NODE...", help="Ids or addresses; an address also names the machine after a restart."),
-    ],
-    begins: Annotated[str, typer.Option("--from", metavar="TIME", help="When the nodes have to be empty.")],
-    ends: Annotated[str, typer.Option("--to", metavar="TIME", help="When they are used again.")],
-    reason: Annotated[str, typer.Option("--reason", help="Shown with the nodes.")] = "maintenance",
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Plan a maintenance window. TIME is as in 2030-01-31T18:00:00Z, or seconds since 1970."""
-    with command(url, as_json) as session:
-        from pydantic import ValidationError
-
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.fleet import windows_table
-        from shoal_service.fleet_views import WindowRequest
-
-        with session.open_client() as client:
-            known = client.nodes()
-            named = [one if any(node.ip == one for node in known) else match_node(one, known).node_id for one in nodes]
-            times = {"begins_at": _moment(begins), "ends_at": _moment(ends)}
-            try:
-                wanted = WindowRequest.model_validate({"nodes": named, "reason": reason, **times})
-            except ValidationError as error:
-                message = error.errors()[0]["msg"].removeprefix("Value error, ")
-                raise CliError(message, hint="shoal maintenance add --help") from None
-            view = client.plan_maintenance(wanted)
-        session.output.document(view, lambda: windows_table((view,)))
-
-
-def cancel_window(
-    window: Annotated[str, typer.Argument(metavar="WINDOW", help="Id of a window.")],
-    url: UrlOption = DEFAULT_URL,
-    as_json: JsonFlag = False,
-) -> None:
-    """Cancel a maintenance window; its nodes are used again."""
-    with command(url, as_json) as session:
-        with session.open_client() as client:
-            client.cancel_maintenance(window)
-        session.output.document(None, lambda: f"{window} is cancelled")
-
-
-def _moment(text: str) -> str | float:
-    return float(text) if text.replace(".", "", 1).isdecimal() else text
+    node_id = match_node(node, session.client.nodes()).node_id
+    view = session.client.undo_cordon(node_id) if undo else session.client.cordon(node_id, reason=reason)
+    session.show(view, lambda node: nodes_table([node]))
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
-    """Find the live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.exit_codes import ExitCode
-
-    fitting = [n for n in nodes if n.alive and reference and (n.node_id.startswith(reference) or n.ip == reference)]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        lines = tuple(f"{n.node_id}  {n.ip}" for n in fitting)
+    """Return the live node that `reference` names. Raises CliError if no node matches (exit code 4) or several (2)."""
+    alive = [node for node in nodes if node.alive and reference]
+    matches = [node for node in alive if node.node_id.startswith(reference) or node.ip == reference]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise CliError(
-            f"{reference!r} matches {count_text(len(fitting), 'node')}", details=lines, hint="give more of the id"
+            f"{reference!r} matches {count_text(len(matches), 'node')}",
+            details=tuple(f"{node.node_id}  {node.ip}" for node in matches),
+            hint="give more of the id",
         )
     raise CliError(
         f"there is no live node {reference!r}", hint="`shoal nodes` lists them", exit_code=ExitCode.NOT_FOUND

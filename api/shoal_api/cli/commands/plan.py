@@ -7,18 +7,24 @@ from typing import Annotated
 
 import typer
 
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, SpecArgument, command
+from shoal_api.cli.options import SetOption, SpecArgument, given
+from shoal_api.cli.render.plan import plan_page, profile_page
+from shoal_api.cli.session import Session, command
+from shoal_api.cli.spec_file import load_spec
+from shoal_service.control.hardware_profiles import load_profiles, measure_profile, save_profile
+from shoal_service.control.planning import PlanRequest, answer
+from shoal_service.settings import load_settings
 
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
-]
 StateDirOption = Annotated[
     Path | None, typer.Option("--state-dir", help="Measured profiles are stored in its folder profiles/.")
 ]
 
 
+@command(url=False)
 def plan(
+    session: Session,
     spec: SpecArgument,
     workers: Annotated[
         int | None,
@@ -40,33 +46,27 @@ def plan(
     top: Annotated[int, typer.Option("--top", min=1, max=100, help="Number of layouts to show.")] = 10,
     assignments: SetOption = None,
     state_dir: StateDirOption = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Predict memory and step time of every legal layout of a job, and say which one it would get and why.
 
     Nothing is trained. Exit code 1 if no layout fits into memory.
     """
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.render.plan import plan_page
-        from shoal_api.cli.spec_file import load_spec
-        from shoal_service.control.hardware_profiles import load_profiles
-        from shoal_service.control.planning import PlanRequest, answer
-
-        document = load_spec(spec, assignments or ())
-        if workers is not None and gpus is not None:
-            raise CliError("--workers cannot be combined with --gpus", hint=f"shoal plan {spec} --gpus {gpus}")
-        if workers is None and gpus is None:
-            workers = _max_workers(document)
-        racks = _racks(nodes) if nodes is not None else ()
-        request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks)
-        found = answer(request, load_profiles(_state_dir(state_dir)))
-        session.output.document(found, lambda: plan_page(found))
-        if found.ranking.num_layouts and not found.ranking.num_fitting:
-            raise typer.Exit(ExitCode.FAILED)
+    document = load_spec(spec, assignments or ())
+    if workers is not None and gpus is not None:
+        raise CliError("--workers cannot be combined with --gpus", hint=f"shoal plan {spec} --gpus {gpus}")
+    if workers is None and gpus is None:
+        workers = _max_workers(document)
+    racks = _parse_racks(nodes) if nodes is not None else ()
+    request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks)
+    plan = answer(request, load_profiles(load_settings(**given(state_dir=state_dir)).state_dir))
+    session.show(plan, plan_page)
+    if plan.ranking.num_layouts and not plan.ranking.num_fitting:
+        raise typer.Exit(ExitCode.FAILED)
 
 
+@command(url=False)
 def profile(
+    session: Session,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the profile. Default: the GPU's name, or cpu.")
     ] = None,
@@ -75,21 +75,14 @@ def profile(
     ] = 8,
     seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Duration of each measurement.")] = 0.5,
     state_dir: StateDirOption = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.plan import profile_page
-        from shoal_service.control.hardware_profiles import measure_profile, save_profile
-
-        measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
-        path = save_profile(_state_dir(state_dir), measured)
-        session.output.document(measured, lambda: profile_page(measured, str(path)))
+    measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
+    path = save_profile(load_settings(**given(state_dir=state_dir)).state_dir, measured)
+    session.show(measured, lambda profile: profile_page(profile, str(path)))
 
 
-def _racks(nodes: str) -> tuple[tuple[int, ...], ...]:
-    from shoal_api.cli.errors import CliError
-
+def _parse_racks(nodes: str) -> tuple[tuple[int, ...], ...]:
     try:
         racks = tuple(tuple(int(size) for size in rack.split(",")) for rack in nodes.split("/"))
     except ValueError:
@@ -104,11 +97,5 @@ def _racks(nodes: str) -> tuple[tuple[int, ...], ...]:
 
 def _max_workers(document: dict[str, object]) -> int:
     elasticity = document.get("elasticity")
-    given = elasticity.get("max_workers", 1) if isinstance(elasticity, dict) else 1
-    return given if isinstance(given, int) and given >= 1 else 1
-
-
-def _state_dir(given: Path | None) -> Path:
-    from shoal_service.settings import load_settings
-
-    return load_settings(**({} if given is None else {"state_dir": given})).state_dir
+    number = elasticity.get("max_workers", 1) if isinstance(elasticity, dict) else 1
+    return number if isinstance(number, int) and number >= 1 else 1

@@ -7,10 +7,15 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.session import DEFAULT_URL, command
+from shoal_api.cli.options import given
+from shoal_api.cli.session import Session, command
+from shoal_api.serve import run_server
+from shoal_service.settings import load_settings
 
 
+@command(url=False, json=False)
 def serve(
+    session: Session,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = None,
     tls_cert: Annotated[
@@ -62,25 +67,21 @@ def serve(
 
     An option that is not given is read from the environment (SHOAL_...); otherwise it has its default.
     """
-    with command(DEFAULT_URL, False):
-        from shoal_api.serve import run_server
-        from shoal_service.settings import load_settings
-
-        given = {
-            "host": host,
-            "port": port,
-            "tls_cert": tls_cert,
-            "tls_key": tls_key,
-            "allow_plain_http": allow_plain_http,
-            "state_dir": state_dir,
-            "database_url": database_url,
-            "ray_address": ray_address,
-            "cluster": cluster,
-            "num_cpus": num_cpus,
-            "num_gpus": num_gpus,
-            "nodes": nodes,
-            "leave_dead_nodes": leave_dead_nodes,
-            "keep_cluster": keep_cluster,
-            "isolate": isolate,
-        }
-        run_server(load_settings(**{key: value for key, value in given.items() if value is not None}))
+    options = given(
+        host=host,
+        port=port,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_plain_http=allow_plain_http,
+        state_dir=state_dir,
+        database_url=database_url,
+        ray_address=ray_address,
+        cluster=cluster,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        nodes=nodes,
+        leave_dead_nodes=leave_dead_nodes,
+        keep_cluster=keep_cluster,
+        isolate=isolate,
+    )
+    run_server(load_settings(**options))

@@ -1,109 +1,97 @@
 """The commands `pause`, `resume`, `cancel`, `archive` and `unarchive`, and how `delete` and `label` find their jobs:
 one job, several jobs, all jobs with a label, or all for which a condition holds.
 
-All jobs are found before any is changed, so that a mistyped name changes nothing. Once they are found, the refusal of
-one does not keep the others from being changed.
+All jobs are found before any is changed, so that a mistyped name changes nothing. Then every job is changed, also if
+the change of another job is refused.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TypeVar
 
 import typer
 
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, command
+from shoal_api.cli.errors import CliError, explain
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.options import JobsArgument, LabelsOption, WhereOption, YesFlag
+from shoal_api.cli.render.jobs import job_line
+from shoal_api.cli.session import Session, command
+from shoal_api.client import ApiError, Client
 from shoal_service.core.quantities import count_text
-
-if TYPE_CHECKING:
-    from shoal_api.cli.errors import CliError
-    from shoal_api.client import Client
-    from shoal_service.views import JobView
-    from shoal_workers.contract.job import JobState
+from shoal_service.views import JobView
+from shoal_workers.contract.job import JobState
 
 View = TypeVar("View")
 
-JobsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="JOB...", help="Ids, unique beginnings of ids, or unique names of jobs."),
-]
-LabelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="NAME[=VALUE]",
-        help="Instead of JOB: all jobs with this label; also !NAME and NAME!=VALUE. May be repeated.",
-    ),
-]
+
+def _for_each_job(
+    *, asks_for_labels: bool = False
+) -> Callable[[Callable[[Client, str], JobView]], Callable[..., None]]:
+    """Make a command of a change of one job: it changes the jobs that JOB..., --label or --where name."""
+
+    def decorate(change: Callable[[Client, str], JobView]) -> Callable[..., None]:
+        @command()
+        def run(
+            session: Session,
+            jobs: JobsArgument = None,
+            label: LabelsOption = None,
+            where: WhereOption = "",
+            yes: YesFlag = False,
+        ) -> None:
+            asks = bool(where or (asks_for_labels and label)) and not yes
+            selection = JobSelection(change.__name__, jobs or [], label or [], where, asks=asks)
+            change_each(session, selection.find(session), change, _limits_line, as_list=selection.is_list)
+
+        run.__doc__ = change.__doc__
+        return run
+
+    return decorate
 
 
-WhereOption = Annotated[
-    str,
-    typer.Option(
-        "--where",
-        metavar="CONDITION",
-        help="Instead of JOB: all jobs for which it holds, after a question: 'loss > 3 and label.team == \"speech\"'.",
-    ),
-]
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+@_for_each_job()
+def pause(client: Client, job_id: str) -> JobView:
+    """Save a checkpoint and release the workers until `resume`."""
+    return client.pause(job_id)
 
 
-def _verb(verb: str, words: str, *, asks_for_labels: bool = False) -> Callable[..., None]:
-    """The command that calls this method of the client for each job. `words`: its help."""
-
-    def run(
-        jobs: JobsArgument = None,
-        label: LabelsOption = None,
-        where: WhereOption = "",
-        yes: YesFlag = False,
-        url: UrlOption = DEFAULT_URL,
-        as_json: JsonFlag = False,
-    ) -> None:
-        with command(url, as_json) as session:
-            is_asked = bool(where or (asks_for_labels and label)) and not yes
-            wanted = Wanted(verb, jobs or [], label or [], where, is_asked=is_asked)
-            _change(session, wanted, lambda client, job_id: getattr(client, verb)(job_id))
-
-    run.__name__, run.__doc__ = verb, words
-    return run
+@_for_each_job()
+def resume(client: Client, job_id: str) -> JobView:
+    """Put paused jobs back into the queue."""
+    return client.resume(job_id)
 
 
-pause = _verb("pause", "Save a checkpoint and release the workers until `resume`.")
-resume = _verb("resume", "Put paused jobs back into the queue.")
-cancel = _verb(
-    "cancel",
-    "End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question.",
-    asks_for_labels=True,
-)
-archive = _verb(
-    "archive",
-    "Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them.",
-)
-unarchive = _verb("unarchive", "Take archived jobs back into the lists.")
+@_for_each_job(asks_for_labels=True)
+def cancel(client: Client, job_id: str) -> JobView:
+    """End jobs. Their checkpoints are kept. Jobs found by --label or --where are shown first, with a question."""
+    return client.cancel(job_id)
+
+
+@_for_each_job()
+def archive(client: Client, job_id: str) -> JobView:
+    """Take jobs that have ended out of the lists. Nothing of them is deleted; `shoal jobs --archived` shows them."""
+    return client.archive(job_id)
+
+
+@_for_each_job()
+def unarchive(client: Client, job_id: str) -> JobView:
+    """Take archived jobs back into the lists."""
+    return client.unarchive(job_id)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The jobs that a command was given."""
+class JobSelection:
+    """The jobs that a command was given: by name, by label, or by a condition."""
 
     verb: str
     names: Sequence[str]
     labels: Sequence[str]
     where: str = ""
-    is_asked: bool = False
-    """Whether a person confirms what labels or the condition have selected."""
-    are_ids: bool = False
-    """Whether the names are ids that were looked up already."""
+    asks: bool = False
+    """A person confirms the jobs that labels or the condition select."""
 
-    @property
-    def is_search(self) -> bool:
-        return bool(self.labels or self.where)
-
-    def check(self) -> None:
-        from shoal_api.cli.errors import CliError
-
+    def __post_init__(self) -> None:
         if bool(self.names) == self.is_search:
             given = "both" if self.names else "neither"
             raise CliError(
@@ -112,110 +100,89 @@ class Wanted:
                 f"shoal {self.verb} --where 'loss > 3'",
             )
 
-    def words(self) -> str:
-        return " and ".join(
-            [*(f"--label {one}" for one in self.labels), *([f"--where {self.where!r}"] if self.where else [])]
-        )
+    @property
+    def is_search(self) -> bool:
+        return bool(self.labels or self.where)
+
+    @property
+    def is_list(self) -> bool:
+        """True if the result is a list, also of a single job."""
+        return self.is_search or len(self.names) > 1
+
+    def find(self, session: Session) -> list[str]:
+        """Return the ids of the jobs, each once, after a question if `asks`. Raises CliError if a name matches no job
+        or several, or if the search finds none."""
+        if not self.is_search:
+            return list(dict.fromkeys(session.job_id(name) for name in self.names))
+        kind, states = _SEARCHED[self.verb]
+        where = self.where
+        if self.verb == "unarchive":
+            where = f"({where}) and archived" if where else "archived"
+        jobs = list(session.client.jobs(state=states, label=self.labels, where=where))
+        if not jobs:
+            conditions = [f"--label {label}" for label in self.labels]
+            conditions += [f"--where {self.where!r}"] if self.where else []
+            raise CliError(
+                f"no {kind} has {' and '.join(conditions)}",
+                hint="`shoal jobs --label` lists the jobs with a label, `shoal jobs --where` those that fit a "
+                "condition",
+                exit_code=ExitCode.NOT_FOUND,
+            )
+        if self.asks:
+            for job in jobs:
+                session.output.say(f"{job.id}  {job.name}  {job.state}")
+            number = count_text(len(jobs), "job")
+            question = f"{self.verb.capitalize()} {'this job' if len(jobs) == 1 else f'these {number}'}?"
+            session.confirm(question, consequence=f"this would {self.verb} {number}")
+        return [job.id for job in jobs]
 
 
-def found_jobs(session: Session, client: Client, wanted: Wanted) -> list[str]:
-    """Return the ids of the wanted jobs, each once, after a question if one is due. Raises CliError if a name fits no
-    job or several, or if no job has the labels or fits the condition."""
-    from shoal_api.cli.errors import CliError
-    from shoal_api.cli.exit_codes import ExitCode
-
-    if wanted.are_ids:
-        return list(wanted.names)
-    if not wanted.is_search:
-        return list(dict.fromkeys(session.job_id(client, name) for name in wanted.names))
-    kind, states = _states(wanted.verb)
-    where = wanted.where
-    if wanted.verb == "unarchive":
-        where = f"({where}) and archived" if where else "archived"
-    found = list(client.jobs(state=states, label=wanted.labels, where=where))
-    if not found:
-        raise CliError(
-            f"no {kind} has {wanted.words()}",
-            hint="`shoal jobs --label` lists the jobs with a label, `shoal jobs --where` those that fit a condition",
-            exit_code=ExitCode.NOT_FOUND,
-        )
-    if wanted.is_asked:
-        ask(session, f"{wanted.verb}", [f"{one.id}  {one.name}  {one.state}" for one in found])
-    return [one.id for one in found]
-
-
-def ask(session: Session, verb: str, lines: Sequence[str]) -> None:
-    """Show the jobs and ask whether to go on. Raises CliError if there is no terminal."""
-    from shoal_api.cli.errors import CliError
-
-    for line in lines:
-        session.output.say(line)
-    jobs = count_text(len(lines), "job")
-    if session.output.as_json or not sys.stdin.isatty():
-        raise CliError(f"this would {verb} {jobs}; there is no terminal to ask", hint="add --yes")
-    typer.confirm(f"{verb.capitalize()} {'this job' if len(lines) == 1 else f'these {jobs}'}?", abort=True, err=True)
-
-
-def _states(verb: str) -> tuple[str, list[JobState]]:
-    """What the verb can be done to, in words, and the states of such jobs."""
-    from shoal_workers.contract.job import JobState
-
-    match verb:
-        case "resume":
-            return "paused job", [JobState.PAUSED, JobState.PAUSING]
-        case "pause" | "cancel":
-            return "job that has not ended", [one for one in JobState if not one.ended]
-        case "archive" | "unarchive" | "delete":
-            kind = "archived job" if verb == "unarchive" else "job that has ended"
-            return kind, [one for one in JobState if one.ended]
-        case _:
-            return "job", []
-
-
-def _change(session: Session, wanted: Wanted, change: Callable[[Client, str], JobView]) -> None:
-    wanted.check()
-    with session.open_client() as client:
-        change_each(session, client, wanted, change, _line)
+_ENDED = tuple(state for state in JobState if state.ended)
+_ACTIVE = tuple(state for state in JobState if not state.ended)
+_SEARCHED = {
+    "pause": ("job that has not ended", _ACTIVE),
+    "resume": ("paused job", (JobState.PAUSED, JobState.PAUSING)),
+    "cancel": ("job that has not ended", _ACTIVE),
+    "archive": ("job that has ended", _ENDED),
+    "unarchive": ("archived job", _ENDED),
+    "delete": ("job that has ended", _ENDED),
+    "label": ("job", ()),
+}
+"""What a verb changes, for messages, and the states of such jobs."""
 
 
 def change_each(
     session: Session,
-    client: Client,
-    wanted: Wanted,
+    job_ids: Sequence[str],
     change: Callable[[Client, str], View],
     line: Callable[[View], str],
+    *,
+    as_list: bool,
 ) -> None:
-    """Change all wanted jobs, and print what they are then. The refusal of one does not keep the others from being
-    changed; the exit code is that of the first refusal."""
-    from shoal_api.cli.errors import explain
-    from shoal_api.client import ApiError
-
+    """Change all jobs, and print what they are then. If `as_list`, the refusal of one does not keep the others from
+    being changed, and the exit code is that of the first refusal."""
     views: list[View] = []
     refused: dict[str, CliError] = {}
-    job_ids = found_jobs(session, client, wanted)
     for job_id in job_ids:
         try:
-            views.append(change(client, job_id))
+            views.append(change(session.client, job_id))
         except ApiError as error:
-            known = explain(error, session.url)
-            if known is None or (len(job_ids) == 1 and not wanted.is_search):
+            refusal = explain(error, session.url)
+            if refusal is None or not as_list:
                 raise
-            refused[job_id] = known
-    if wanted.is_search or len(wanted.names) > 1:
-        errors = [{"id": job_id, **error.document()} for job_id, error in refused.items()]
-        session.output.document([*views, *errors], lambda: "\n".join(line(view) for view in views))
+            refused[job_id] = refusal
+    if as_list:
+        errors = [{"id": job_id, **refusal.document()} for job_id, refusal in refused.items()]
+        session.show([*views, *errors], "\n".join(line(view) for view in views))
     else:
-        session.output.document(views[0], lambda: line(views[0]))
+        session.show(views[0], line)
     for job_id, refusal in refused.items():
         session.output.say(f"error: {job_id}: {refusal.message}", "bad")
     if refused:
         raise typer.Exit(next(iter(refused.values())).exit_code)
 
 
-def _line(view: JobView) -> str:
-    elastic = view.spec.elasticity
-    return (
-        f"{view.id}  {view.name}  {view.status.state}  "
-        f"workers {view.status.workers} (min {elastic.min_workers}, max {elastic.max_workers}, "
-        f"standby {elastic.standby})  layout {view.status.layout or '-'}"
-    )
+def _limits_line(job: JobView) -> str:
+    elastic = job.spec.elasticity
+    limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
+    return job_line(job, f"workers {job.status.workers} {limits}", f"layout {job.status.layout or '-'}")

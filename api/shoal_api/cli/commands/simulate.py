@@ -1,35 +1,35 @@
-"""`simulate` replays a job trace under scheduling policies in virtual time. It needs no server."""
+"""`simulate` replays a job trace under the scheduler's policy in virtual time. It needs no server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+import yaml
+from rich.progress import Progress as Bar
 
+from shoal_api.cli.errors import CliError, reading
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, command
-
-if TYPE_CHECKING:
-    from shoal_service.core.scheduling.market import Project
-    from shoal_service.simulator.engine import Progress
-    from shoal_service.simulator.traces import Capacity, Trace
+from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+from shoal_api.cli.session import Session, command
+from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.market import Project
+from shoal_service.simulator.engine import Costs, Market, Progress
+from shoal_service.simulator.engine import simulate as replay
+from shoal_service.simulator.metrics import measure
+from shoal_service.simulator.picture import Panel, draw
+from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
-_POLICIES = (
-    "A policy to simulate; may be repeated: shoal (the service's own), first-come, fifo-gang, srtf-gang, tiresias, "
-    "max-min, optimus, elastic-srpt. Default: all."
-)
 
 
+@command(url=False)
 def simulate(
+    session: Session,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
-    policies: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=_POLICIES),
-    ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
     workers_per_node: Annotated[
         int, typer.Option("--workers-per-node", min=1, help="Workers for which a node has room.")
@@ -57,71 +57,42 @@ def simulate(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
     ] = None,
-    as_json: JsonFlag = False,
 ) -> None:
-    """Replay a job trace under the scheduler's policy and under others, and compare completion times.
+    """Replay a job trace under the scheduler's policy, and show completion times.
 
-    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
+    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a job waits for ever.
     """
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
-        from shoal_service.simulator.engine import Costs, Market
-        from shoal_service.simulator.metrics import measure
-        from shoal_service.simulator.picture import Panel, draw
-        from shoal_service.simulator.policies import POLICIES
-
-        names = _known(policies, list(POLICIES))
-        market = Market(
-            capacity=_capacity(capacity, nodes, workers_per_node),
-            costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
-            projects=_projects(projects),
-            every_s=every_s,
-        )
-        read = _read_trace(trace)
-        found = []
-        for name in names:
-            with _progress(session, name, len(read.jobs)) as progress:
-                run = POLICIES[name].run(read.jobs, market, use_rules=True, progress=progress)
-            found.append(Simulated(name, run, measure(run, market)))
-        if picture is not None:
-            picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")
-        session.output.document(
-            documents(read, market, found), lambda: simulation_page(read, market, found, restart_costs=restart_costs)
-        )
-        if any(one.metrics.num_unfinished for one in found):
-            raise typer.Exit(ExitCode.FAILED)
-
-
-def _known(given: list[str] | None, names: list[str]) -> list[str]:
-    from shoal_api.cli.errors import CliError
-
-    for name in given or ():
-        if name not in names:
-            raise CliError(f"--policy {name}: there is no such policy", hint=f"known are {', '.join(names)}")
-    return list(dict.fromkeys(given or names))
+    market = Market(
+        capacity=_capacity(capacity, nodes, workers_per_node),
+        costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
+        projects=_projects(projects),
+        every_s=every_s,
+    )
+    jobs = _read_trace(trace)
+    with _progress(session, len(jobs.jobs)) as progress:
+        run = replay(jobs.jobs, decide, market, progress=progress)
+    result = Simulated("shoal", run, measure(run, market))
+    if picture is not None:
+        picture.write_text(draw([Panel(title(result), run)], market.capacity), encoding="utf-8")
+    page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
+    session.show(documents(jobs, market, [result]), page)
+    if result.metrics.num_unfinished:
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import Capacity, read_capacity
-
     if path is None:
         return Capacity.constant(nodes or _NODES, workers_per_node)
     if nodes is not None:
         raise CliError("--nodes cannot be combined with --capacity", hint="the file has the number of nodes")
-    with _reading(path):
+    with _reading_trace(path):
         return read_capacity(path, workers_per_node)
 
 
 def _projects(path: Path | None) -> Mapping[str, Project]:
-    import yaml
-
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import parse_projects
-
     if path is None:
         return {}
-    with _reading(path):
+    with _reading_trace(path):
         try:
             document = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
@@ -130,37 +101,28 @@ def _projects(path: Path | None) -> Mapping[str, Project]:
 
 
 def _read_trace(path: Path) -> Trace:
-    from shoal_service.simulator.traces import read_trace
-
-    with _reading(path):
+    with _reading_trace(path):
         return read_trace(path)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading_trace(path: Path) -> Iterator[None]:
     """Turn errors of files and of their content into errors of the command line."""
-    from shoal_api.cli.errors import CliError
-    from shoal_service.simulator.traces import TraceError
-
     try:
-        yield
-    except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {path}: {error}", hint="give a readable file") from None
+        with reading(path, "give a readable file"):
+            yield
     except TraceError as error:
         raise CliError(str(error), hint="docs/simulation.md explains the files of a simulation") from None
 
 
 @contextmanager
-def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress | None]:
+def _progress(session: Session, num_jobs: int) -> Iterator[Progress | None]:
     """Show the progress as a moving line on standard error, if that is a terminal."""
     console = session.output.stderr
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import Progress as Bar
 
     with Bar(console=console, transient=True) as bar:
-        task = bar.add_task(name, total=num_jobs)
+        task = bar.add_task("shoal", total=num_jobs)
         yield lambda now, finished: bar.update(task, completed=finished)

@@ -8,26 +8,43 @@ import sys
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from shoal_api.cli.doors import describe as describe_script
+from shoal_api.cli.doors import examine, refuse_function_as_task
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.session import DEFAULT_URL, JsonFlag, SpecArgument, command
+from shoal_api.cli.options import SetOption, SpecArgument
+from shoal_api.cli.output import Output
+from shoal_api.cli.render.terminal import command_text
+from shoal_api.cli.session import Session, command
+from shoal_api.cli.spec_file import load_spec
+from shoal_api.cli.trial import (
+    describe_loop,
+    describe_task,
+    loop_document,
+    read_program,
+    read_task,
+    try_loop,
+    try_task,
+)
 from shoal_service.core.quantities import count_text
-
-if TYPE_CHECKING:
-    from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.batch_partition import micro_batches_of_rank
+from shoal_workers.contract.checks.consistency import remarks
+from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
+from shoal_workers.contract.language_model import LM_TASK
+from shoal_workers.contract.spec import JobSpec
 
 _PLACE = "MODEL_DIRECTORY"
 _ENDING = ".template"
 _SPEC = "job.yaml"
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
-]
 
 
+@command(url=False)
 def init(
+    session: Session,
     template: Annotated[
         str | None, typer.Argument(metavar="TEMPLATE", help="Which template; without it: list them.")
     ] = None,
@@ -37,51 +54,46 @@ def init(
     model: Annotated[
         Path | None, typer.Option("--model", help="Directory of the Hugging Face model, for the template fine-tune.")
     ] = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Write a job that runs as it is, to change it: its spec, and the code of its task; or a script, which needs no
     spec."""
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.errors import CliError
-
-        known = templates()
-        if template is None:
-            listed = {name: words_of_template(folder) for name, folder in known.items()}
-            session.output.document(listed, lambda: "\n".join(f"{name:16}{words}" for name, words in listed.items()))
-            return
-        if template not in known:
-            raise CliError(f"there is no template {template!r}", hint=f"use one of {', '.join(known)}")
-        if model is not None and not model.is_dir():
-            raise CliError(f"--model {str(model)!r} is not a directory", hint="nothing is downloaded: name a local one")
-        where = directory or Path(template)
-        written = write_template(known[template], where, model)
-        has_spec = where / _SPEC in written
-        hint = f"shoal submit {where / _SPEC if has_spec else f'{written[0]} --workers 1:4'} --dry-run"
-        if model is None and template == "fine-tune":
-            hint = f"Set model.path in {where / _SPEC}, then: {hint}"
-        files_of = {"files": [str(path) for path in written]}
-        session.output.document(files_of, lambda: "\n".join((*(f"wrote {path}" for path in written), hint)))
+    known = templates()
+    if template is None:
+        titles = {name: read_title(folder) for name, folder in known.items()}
+        session.show(titles, "\n".join(f"{name:16}{title}" for name, title in titles.items()))
+        return
+    if template not in known:
+        raise CliError(f"there is no template {template!r}", hint=f"use one of {', '.join(known)}")
+    if model is not None and not model.is_dir():
+        raise CliError(f"--model {str(model)!r} is not a directory", hint="nothing is downloaded: name a local one")
+    where = directory or Path(template)
+    written = write_template(known[template], where, model)
+    has_spec = where / _SPEC in written
+    hint = f"shoal submit {where / _SPEC if has_spec else f'{written[0]} --workers 1:4'} --dry-run"
+    if model is None and template == "fine-tune":
+        hint = f"Set model.path in {where / _SPEC}, then: {hint}"
+    lines = [*(f"wrote {path}" for path in written), hint]
+    session.show({"files": [str(path) for path in written]}, "\n".join(lines))
 
 
 def templates() -> dict[str, Traversable]:
     """Return the templates by name."""
-    folders = (one for one in files("shoal_api.cli.templates").iterdir() if one.is_dir() and "__" not in one.name)
-    return {one.name: one for one in sorted(folders, key=lambda one: one.name)}
+    entries = files("shoal_api.cli.templates").iterdir()
+    folders = {entry.name: entry for entry in entries if entry.is_dir() and "__" not in entry.name}
+    return dict(sorted(folders.items()))
 
 
-def words_of_template(template: Traversable) -> str:
-    """Return what the template is: the first line of its spec, or of its script, says it."""
+def read_title(template: Traversable) -> str:
+    """Return what the template is: the first line of its spec, or of its script."""
     first = template / _SPEC
     if not first.is_file():
-        [first] = (one for one in template.iterdir() if one.name.endswith(_ENDING))
+        [first] = (file for file in template.iterdir() if file.name.endswith(_ENDING))
     return first.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").removeprefix('"""')
 
 
 def write_template(template: Traversable, directory: Path, model: Path | None) -> list[Path]:
     """Write the files of a template and return their paths. Raises CliError if one of them exists."""
-    from shoal_api.cli.errors import CliError
-
-    sources = {directory / one.name.removesuffix(_ENDING): one for one in template.iterdir() if one.is_file()}
+    sources = {directory / file.name.removesuffix(_ENDING): file for file in template.iterdir() if file.is_file()}
     if existing := [path for path in sources if path.exists()]:
         raise CliError(f"{existing[0]} exists already", hint="name another directory: shoal init TEMPLATE DIRECTORY")
     directory.mkdir(parents=True, exist_ok=True)
@@ -91,20 +103,17 @@ def write_template(template: Traversable, directory: Path, model: Path | None) -
     return sorted(sources)
 
 
-def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
+@command(url=False)
+def validate(session: Session, spec: SpecArgument, assignments: SetOption = None) -> None:
     """Check a spec without a server, and show how each world size would split a step."""
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-
-        try:
-            parsed = parse_spec(load_spec(spec, assignments or ()))
-        except SpecError as error:
-            if not as_json:
-                raise
-            session.output.document({"valid": False, "errors": list(error.problems)}, str)
-            raise typer.Exit(ExitCode.USAGE) from None
-        session.output.document({"valid": True, "errors": [], "spec": parsed}, lambda: describe_spec(parsed))
+    try:
+        parsed = parse_spec(load_spec(spec, assignments or ()))
+    except SpecError as error:
+        if not session.output.as_json:
+            raise
+        session.show({"valid": False, "errors": list(error.problems)}, str)
+        raise typer.Exit(ExitCode.USAGE) from None
+    session.show({"valid": True, "errors": [], "spec": parsed}, describe_spec(parsed))
 
 
 _FILES = (
@@ -113,7 +122,9 @@ _FILES = (
 )
 
 
+@command(url=False)
 def check(
+    session: Session,
     task: Annotated[
         str,
         typer.Argument(
@@ -129,7 +140,6 @@ def check(
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Time that a loop has for all of its trials.")
     ] = 120.0,
     assignments: SetOption = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Try a task here: build the model, train three steps, save, load, validate. No server is needed.
 
@@ -144,103 +154,73 @@ def check(
     A script is read, not run: says what of Shoal it can use as it is, what a lost worker costs, and what stands in the
     way of more, with lines.
     """
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.doors import describe as describe_script
-        from shoal_api.cli.doors import examine, refuse_function_as_task
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.trial import (
-            describe_loop,
-            describe_task,
-            loop_document,
-            read_program,
-            read_task,
-            try_loop,
-            try_task,
-        )
-
-        if (program := read_program(task, assignments or ())) is not None:
-            doors = examine(*program)
-            if not doors.is_loop or no_run:
-                session.output.document(doors.document(), lambda: describe_script(doors))
-                session.output.say(_FILES, "dim")
-                return
-            document = loop_document(task, program[0], arguments or (), assignments or ())
-            trial = try_loop(document, program[1], doors.program, timeout)
-            session.output.document(
-                {**doors.document(), "trial": trial}, lambda: describe_loop(doors.program, trial, bool(arguments))
-            )
-            if not trial["is_whole"]:
-                raise typer.Exit(ExitCode.FAILED)
+    if (program := read_program(task, assignments or ())) is not None:
+        doors = examine(*program)
+        if not doors.is_loop or no_run:
+            session.show(doors.document(), describe_script(doors))
             session.output.say(_FILES, "dim")
             return
-        if arguments:
-            raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
-        document, directory = read_task(task, assignments or ())
-        refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
-        found = try_task(document, directory)
-        session.output.document(found, lambda: describe_task(document["task"], found))
+        document = loop_document(task, program[0], arguments or (), assignments or ())
+        trial = try_loop(document, program[1], doors.program, timeout)
+        session.show({**doors.document(), "trial": trial}, describe_loop(doors.program, trial, bool(arguments)))
+        if not trial["is_whole"]:
+            raise typer.Exit(ExitCode.FAILED)
         session.output.say(_FILES, "dim")
+        return
+    if arguments:
+        raise CliError(f"{task} is a task, which has no arguments", hint="change its spec with --set KEY=VALUE")
+    document, directory = read_task(task, assignments or ())
+    refuse_function_as_task(document | {"code": document["code"] | {"working_dir": str(directory)}})
+    session.show(try_task(document, directory), lambda result: describe_task(document["task"], result))
+    session.output.say(_FILES, "dim")
 
 
-def schema(as_json: JsonFlag = False) -> None:
+@command(url=False)
+def schema(session: Session) -> None:
     """Print the JSON Schema of a job spec: every key with its meaning, unit and default."""
-    with command(DEFAULT_URL, True) as session:
-        from shoal_workers.contract.checks.spec_errors import job_spec_schema
-
-        session.output.document(job_spec_schema(), str)
+    Output(as_json=True).document(job_spec_schema(), "")
 
 
-def data() -> None:
-    """Prepare training data, and look at it."""
-
-
-def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
+@command(url=False)
+def prepare(session: Session, spec: SpecArgument, assignments: SetOption = None) -> None:
     """Tokenise the spec's text on this machine before the training. A second call resumes an interrupted one."""
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.checks.spec_errors import parse_spec
-        from shoal_workers.contract.language_model import LM_TASK
-
-        document = load_spec(spec, assignments or ())
-        parsed = parse_spec(document)
-        if parsed.program is not None:
-            raise CliError("a script or a loop reads its own data; there is nothing to prepare", hint="submit it")
-        if parsed.task != LM_TASK:
-            raise CliError(
-                f"task {parsed.task!r} reads its own data; there is nothing to prepare",
-                hint="only data of the built-in language model is prepared",
-            )
-        code = _run_data_module(document, as_json)
-        if code:
-            raise CliError("the data could not be prepared", hint="see the lines above", exit_code=ExitCode.FAILED)
-        session.output.say("data is ready", "good")
+    document = load_spec(spec, assignments or ())
+    parsed = parse_spec(document)
+    if parsed.program is not None:
+        raise CliError("a script or a loop reads its own data; there is nothing to prepare", hint="submit it")
+    if parsed.task != LM_TASK:
+        raise CliError(
+            f"task {parsed.task!r} reads its own data; there is nothing to prepare",
+            hint="only data of the built-in language model is prepared",
+        )
+    # in a process of its own, because the command line never loads torch; it reads the spec from its standard input, so
+    # nothing is left behind if one of the two is killed
+    program = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if session.output.as_json else [])]
+    if subprocess.run(program, check=False, input=json.dumps(document).encode()).returncode:
+        raise CliError("the data could not be prepared", hint="see the lines above", exit_code=ExitCode.FAILED)
+    session.output.say("data is ready", "good")
 
 
+@command(url=False)
 def show(
+    session: Session,
     spec: SpecArgument,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Samples of each split to print.")] = 3,
     assignments: SetOption = None,
-    as_json: JsonFlag = False,
 ) -> None:
     """Show what training will read: samples with the tokens in the loss between [[ and ]], lengths, labels, and what is
     left out."""
-    with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.errors import CliError
-        from shoal_api.cli.trial import read_task
-
-        document, directory = read_task(spec, assignments or ())
-        if document.get("script") is not None or document.get("loop") is not None:
-            raise CliError("a script or a loop reads its own data; there is nothing to show", hint="submit it")
-        document["code"] = {**document["code"], "working_dir": "."}
-        command_line = [sys.executable, "-m", "shoal_workers.data_show", "--samples", str(samples)]
-        ran = subprocess.run(
-            command_line, check=False, input=json.dumps(document).encode(), stdout=subprocess.PIPE, cwd=directory
-        )
-        if ran.returncode:
-            raise CliError("the data cannot be shown", hint="see the lines above", exit_code=ExitCode.FAILED)
-        shown = json.loads(ran.stdout)
-        session.output.document(shown, lambda: describe_data(shown))
+    document, directory = read_task(spec, assignments or ())
+    if document.get("script") is not None or document.get("loop") is not None:
+        raise CliError("a script or a loop reads its own data; there is nothing to show", hint="submit it")
+    document["code"] = {**document["code"], "working_dir": "."}
+    command_line = [sys.executable, "-m", "shoal_workers.data_show", "--samples", str(samples)]
+    ran = subprocess.run(
+        command_line, check=False, input=json.dumps(document).encode(), stdout=subprocess.PIPE, cwd=directory
+    )
+    if ran.returncode:
+        raise CliError("the data cannot be shown", hint="see the lines above", exit_code=ExitCode.FAILED)
+    session.show(json.loads(ran.stdout), describe_data)
 
 
 def describe_data(shown: dict[str, Any]) -> str:
@@ -273,10 +253,6 @@ def describe_data(shown: dict[str, Any]) -> str:
 
 def describe_spec(spec: JobSpec) -> str:
     """Say what the valid spec means at each world size that it allows."""
-    from shoal_api.cli.render.terminal import command_text
-    from shoal_workers.contract.batch_partition import micro_batches_of_rank
-    from shoal_workers.contract.checks.consistency import remarks
-
     if spec.program is not None:
         lowest, highest = spec.elasticity.min_workers, spec.elasticity.max_workers
         some = count_text(highest, "worker") if lowest == highest else f"{lowest} to {count_text(highest, 'worker')}"
@@ -300,10 +276,3 @@ def describe_spec(spec: JobSpec) -> str:
         lines.append(f"  ... up to {count_text(sizes[-1], 'worker')}")
     lines += [f"  {remark}" for remark in remarks(spec)]
     return "\n".join(lines)
-
-
-def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
-    """Run the data module in a separate process, because the command line never loads torch. The process reads the spec
-    from its standard input, so nothing is left behind if one of the two is killed."""
-    command_line = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if as_json else [])]
-    return subprocess.run(command_line, check=False, input=json.dumps(document).encode()).returncode

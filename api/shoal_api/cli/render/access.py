@@ -1,13 +1,13 @@
-"""The tables of `shoal token list` and `shoal audit`. Called by cli/commands/access.py."""
+"""The tables of `shoal token list` and `shoal audit`."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.console import RenderableType
 
-from shoal_api.cli.render.terminal import new_table
+from shoal_api.cli.render.terminal import make_table
 from shoal_service.access_views import AuditEvent, TokenView
 
 
@@ -15,30 +15,43 @@ def is_valid(token: TokenView, now: float) -> bool:
     return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
 
 
-def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
+def tokens_table(tokens: Sequence[TokenView], now: float) -> RenderableType:
     """Return a table with one row per token, in the given order."""
-    made = new_table("id", "name", "role", "for", "ends", "last use", "made by")
-    for one in tokens:
-        made.add_row(
-            one.id,
-            one.name,
-            one.role,
-            _scope(one),
-            _end(one, now),
-            "never" if one.last_used_at is None else _time(one.last_used_at),
-            one.created_by,
-        )
-    return made
+    return make_table(
+        ("id", "name", "role", "for", "ends", "last use", "made by"),
+        [
+            (
+                token.id,
+                token.name,
+                token.role,
+                _scope(token),
+                _end(token, now),
+                "never" if token.last_used_at is None else _time(token.last_used_at),
+                token.created_by,
+            )
+            for token in tokens
+        ],
+    )
 
 
-def audit_table(events: Sequence[AuditEvent]) -> Table:
+def audit_table(events: Sequence[AuditEvent]) -> RenderableType:
     """Return a table with one row per event, in the given order."""
-    made = new_table("time", "who", "role", "token", "from", "what", "job", "outcome")
-    for one in events:
-        made.add_row(
-            _time(one.at), one.actor, one.role, one.token_id, one.address, one.operation, one.job_id, one.outcome
-        )
-    return made
+    return make_table(
+        ("time", "who", "role", "token", "from", "what", "job", "outcome"),
+        [
+            (
+                _time(event.at),
+                event.actor,
+                event.role,
+                event.token_id,
+                event.address,
+                event.operation,
+                event.job_id,
+                event.outcome,
+            )
+            for event in events
+        ],
+    )
 
 
 def _scope(token: TokenView) -> str:

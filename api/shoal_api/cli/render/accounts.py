@@ -1,5 +1,5 @@
 """Where the time of a job went, as pages for a terminal: goodput, incidents by phase, profiled steps, stacks of ranks;
-and how its losses differ from another job's. Called by `shoal goodput`, `incidents`, `profiles`, `stacks` and `parity`.
+and how its losses differ from another job's.
 
 Pure: every function takes views and returns objects that rich prints.
 """
@@ -11,16 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import STATE_STYLE, Part, bar, clock, new_table, sparkline
+from shoal_api.cli.render.terminal import STATE_STYLE, Part, bar, clock, facts_grid, make_table, new_table, sparkline
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Category, Goodput, account, resume, show
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.views import IncidentView, JobView, ParityView, ProfileState, ProfileView
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import StackCluster, Stacks
+from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.profiles import Category as StepCategory
 
 _WIDTH = 60
@@ -109,117 +110,117 @@ def _percent(amount: float, total: float) -> str:
     return f"{100 * amount / total:.1f} %"
 
 
-def incidents_table(incidents: Sequence[IncidentView]) -> Table | Text:
-    if not incidents:
-        return Text("no incidents", style="dim")
-    table = new_table(
-        "id",
-        "at",
-        "cause",
-        ">ranks",
-        "workers",
-        "action",
-        ">detect",
-        ">recovery",
-        ">steps lost",
-        "state from",
-        ">moved",
-        "message",
+def incidents_table(incidents: Sequence[IncidentView]) -> RenderableType:
+    return make_table(
+        (
+            "id",
+            "at",
+            "cause",
+            ">ranks",
+            "workers",
+            "action",
+            ">detect",
+            ">recovery",
+            ">steps lost",
+            "state from",
+            ">moved",
+            "message",
+        ),
+        [
+            (
+                incident_name(incident),
+                clock(incident.at),
+                Text(incident.cause, style="red"),
+                _ranks(incident),
+                _workers(incident),
+                incident.action or "-",
+                duration_text(incident.detect_s),
+                duration_text(incident.recovery_s) if incident.closed else Text("open", style="yellow"),
+                "?" if incident.steps_lost is None else incident.steps_lost,
+                incident.state_source or "-",
+                "-" if incident.bytes_moved is None else size_text(incident.bytes_moved),
+                incident.message,
+            )
+            for incident in incidents
+        ],
+        empty="no incidents",
     )
-    for one in incidents:
-        table.add_row(
-            name_of(one),
-            clock(one.at),
-            Text(one.cause, style="red"),
-            _ranks(one),
-            _workers(one),
-            one.action or "-",
-            duration_text(one.detect_s),
-            duration_text(one.recovery_s) if one.closed else Text("open", style="yellow"),
-            "?" if one.steps_lost is None else str(one.steps_lost),
-            one.state_source or "-",
-            _moved(one),
-            one.message,
-        )
-    return table
 
 
-def incident_page(one: IncidentView) -> list[Any]:
-    head = Text.assemble((f"incident {name_of(one)}", "bold"), "  ", (one.cause, "red"), f"  {one.message}")
-    rows = (
-        ("at", clock(one.at)),
-        ("noticed by", one.witness),
-        ("suspected", "" if one.suspect is None else one.suspect.words()),
-        ("ranks", _ranks(one)),
-        ("worker ids", ", ".join(one.worker_ids)),
-        ("node", one.node_id),
-        ("generation", str(one.generation)),
-        ("workers", _workers(one)),
-        ("layout", " -> ".join(part for part in (one.from_layout, one.to_layout) if part)),
-        ("action", one.action),
-        ("state from", one.state_source or ""),
-        ("moved", "" if one.bytes_moved is None else size_text(one.bytes_moved)),
-        ("steps lost", "" if one.steps_lost is None else str(one.steps_lost)),
-        ("bound", "" if one.node_loss is None else one.node_loss.words()),
+def incident_page(incident: IncidentView) -> list[Any]:
+    title = (f"incident {incident_name(incident)}", "bold")
+    head = Text.assemble(title, "  ", (incident.cause, "red"), f"  {incident.message}")
+    facts = facts_grid(
+        [
+            ("at", clock(incident.at)),
+            ("noticed by", incident.witness),
+            ("suspected", "" if incident.suspect is None else incident.suspect.words()),
+            ("ranks", _ranks(incident)),
+            ("worker ids", ", ".join(incident.worker_ids)),
+            ("node", incident.node_id),
+            ("generation", str(incident.generation)),
+            ("workers", _workers(incident)),
+            ("layout", " -> ".join(filter(None, (incident.from_layout, incident.to_layout)))),
+            ("action", incident.action),
+            ("state from", incident.state_source or ""),
+            ("moved", "" if incident.bytes_moved is None else size_text(incident.bytes_moved)),
+            ("steps lost", "" if incident.steps_lost is None else str(incident.steps_lost)),
+            ("bound", "" if incident.node_loss is None else incident.node_loss.words()),
+        ]
     )
-    facts = Table.grid(padding=(0, 2))
-    for label, value in rows:
-        if value:
-            facts.add_row(Text(label, style="dim"), value)
-    stacks = [Text(""), *stacks_page(one.stacks)] if one.stacks is not None else []
-    return [head, facts, *_timeline(one), *stacks]
+    stacks = [Text(""), *stacks_page(incident.stacks)] if incident.stacks is not None else []
+    return [head, facts, *_timeline(incident), *stacks]
 
 
-def name_of(one: IncidentView) -> str:
-    """`attempt.id`: incidents are numbered within an attempt."""
-    return f"{one.attempt}.{one.id}"
+def incident_name(incident: IncidentView) -> str:
+    """Return `attempt.id`: incidents are numbered within an attempt."""
+    return f"{incident.attempt}.{incident.id}"
 
 
 def find(incidents: Sequence[IncidentView], name: str) -> list[IncidentView]:
-    """The incidents that match `name`, which is `attempt.id` or an id."""
-    return [one for one in incidents if name in (name_of(one), str(one.id))]
+    """Return the incidents that match `name`, which is `attempt.id` or an id."""
+    return [incident for incident in incidents if name in (incident_name(incident), str(incident.id))]
 
 
-def _timeline(one: IncidentView) -> list[Any]:
-    known = [(phase, getattr(one, f"{phase}_s"), style, words) for phase, style, words in _PHASES]
-    parts = [Part(phase, spent_s, style) for phase, spent_s, style, _ in known if spent_s is not None]
+def _timeline(incident: IncidentView) -> list[Any]:
+    phases = [(phase, getattr(incident, f"{phase}_s"), style, meaning) for phase, style, meaning in _PHASES]
+    parts = [Part(phase, spent_s, style) for phase, spent_s, style, _ in phases if spent_s is not None]
     if not parts:
         return [Text("open: no phase is complete yet", style="yellow")]
-    table = new_table("", "phase", ">took", "")
-    for phase, spent_s, style, words in known:
-        table.add_row(Text("█", style=style), phase.replace("_", " "), duration_text(spent_s), Text(words, style="dim"))
-    whole = f"recovered {duration_text(one.recovery_s)} after detection" if one.closed else "still open"
-    return [bar(parts, _WIDTH), table, Text(whole, style="green" if one.closed else "yellow")]
+    table = make_table(
+        ("", "phase", ">took", ""),
+        [
+            (Text("█", style=style), phase.replace("_", " "), duration_text(spent_s), Text(meaning, style="dim"))
+            for phase, spent_s, style, meaning in phases
+        ],
+    )
+    recovered = f"recovered {duration_text(incident.recovery_s)} after detection"
+    if not incident.closed:
+        return [bar(parts, _WIDTH), table, Text("still open", style="yellow")]
+    return [bar(parts, _WIDTH), table, Text(recovered, style="green")]
 
 
-def _ranks(one: IncidentView) -> str:
-    return ",".join(str(rank) for rank in one.ranks) or "-"
+def _ranks(incident: IncidentView) -> str:
+    return ",".join(str(rank) for rank in incident.ranks) or "-"
 
 
-def _workers(one: IncidentView) -> str:
-    return f"{one.from_workers} -> {'?' if one.to_workers is None else one.to_workers}"
-
-
-def _moved(one: IncidentView) -> str:
-    return "-" if one.bytes_moved is None else size_text(one.bytes_moved)
+def _workers(incident: IncidentView) -> str:
+    return f"{incident.from_workers} -> {'?' if incident.to_workers is None else incident.to_workers}"
 
 
 def stacks_page(stacks: Stacks) -> list[Any]:
     """Return one line that says where the ranks are, then each cluster with its frames, innermost first."""
     page: list[Any] = [Text(stacks.summary or "no worker is warm", style="bold")]
     page.append(Text(f"{clock(stacks.at)}, generation {stacks.generation}, {stacks.reason}", style="dim"))
-    for one in stacks.clusters:
-        page.extend((Text(""), _stack_head(one)))
-        page.extend(Text(f"  {f.file}:{f.line}  {f.function}") for f in one.frames[:_MAX_FRAMES])
-        if len(one.frames) > _MAX_FRAMES:
-            page.append(Text(f"  ... {len(one.frames) - _MAX_FRAMES} more frames, see --json", style="dim"))
+    for cluster in stacks.clusters:
+        ranks = ", ".join(str(rank) for rank in cluster.ranks)
+        who = f"rank {ranks}" if ranks else ", ".join(cluster.worker_ids)
+        head = Text.assemble((who, "bold cyan"), f"  {cluster.words}", (f"  ({cluster.source})", "dim"))
+        frames = [Text(f"  {frame.file}:{frame.line}  {frame.function}") for frame in cluster.frames[:_MAX_FRAMES]]
+        page += [Text(""), head, *frames]
+        if len(cluster.frames) > _MAX_FRAMES:
+            page.append(Text(f"  ... {len(cluster.frames) - _MAX_FRAMES} more frames, see --json", style="dim"))
     return page
-
-
-def _stack_head(one: StackCluster) -> Text:
-    ranks = ", ".join(str(rank) for rank in one.ranks)
-    who = f"rank {ranks}" if one.ranks else ", ".join(one.worker_ids)
-    return Text.assemble((who, "bold cyan"), f"  {one.words}", (f"  ({one.source})", "dim"))
 
 
 def profile_page(view: ProfileView) -> list[Any]:
@@ -227,7 +228,7 @@ def profile_page(view: ProfileView) -> list[Any]:
     head = Text.assemble((f"profile {view.number}", "bold"), f"  rank {view.rank}  ", _profile_state(view))
     if view.state is not ProfileState.DONE or not view.times:
         return [head, Text(view.reason or "it has not ended yet", style="dim")]
-    steps = [str(one.step) for one in view.times]
+    steps = [str(times.step) for times in view.times]
     taken = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     lines = [head, Text(f"{taken}, {duration_text(view.step_s)} each, generation {view.generation}")]
     lines.append(bar([Part(c, view.mean_s(c), style) for c, (style, _) in _STEP_TIME.items()], _WIDTH))
@@ -241,40 +242,52 @@ def profile_page(view: ProfileView) -> list[Any]:
     return page
 
 
-def profiles_table(views: Sequence[ProfileView]) -> Table | Text:
-    if not views:
-        return Text("no profiles; `shoal profile-job JOB` takes one", style="dim")
-    names = (">number", "state", ">rank", "steps", ">s per step", ">compute", ">communication", "requested", "")
-    table = new_table(*names)
-    for view in views:
-        known = bool(view.times)
-        steps = f"{view.times[0].step} to {view.times[-1].step}" if known else count_text(view.steps, "step")
-        shares = [f"{view.mean_s(c) / view.step_s:.0%}" if known and view.step_s else "-" for c in list(_STEP_TIME)[:2]]
-        length = f"{view.step_s:.3g}" if known else "-"
-        after = (str(view.rank), steps, length, *shares, clock(view.requested_at), view.reason or view.note)
-        table.add_row(str(view.number), _profile_state(view), *after)
-    return table
+def profiles_table(views: Sequence[ProfileView]) -> RenderableType:
+    return make_table(
+        (">number", "state", ">rank", "steps", ">s per step", ">compute", ">communication", "requested", ""),
+        [
+            (
+                view.number,
+                _profile_state(view),
+                view.rank,
+                f"{view.times[0].step} to {view.times[-1].step}" if view.times else count_text(view.steps, "step"),
+                f"{view.step_s:.3g}" if view.times else "-",
+                _share_of_step(view, StepCategory.COMPUTE),
+                _share_of_step(view, StepCategory.COMMUNICATION),
+                clock(view.requested_at),
+                view.reason or view.note,
+            )
+            for view in views
+        ],
+        empty="no profiles; `shoal profile-job JOB` takes one",
+    )
+
+
+def _share_of_step(view: ProfileView, category: StepCategory) -> str:
+    return f"{view.mean_s(category) / view.step_s:.0%}" if view.times and view.step_s else "-"
 
 
 def _profile_state(view: ProfileView) -> Text:
     return Text(view.state, style=_PROFILE_STYLE[view.state])
 
 
-def _profile_table(view: ProfileView) -> Table:
-    table = new_table("", "category", ">mean", ">share", *(f">step {one.step}" for one in view.times[:6]), "what it is")
-    for category, (style, words) in _STEP_TIME.items():
-        mean_s = view.mean_s(category)
-        if not mean_s and category not in _ALWAYS:
-            continue
-        table.add_row(
-            Text("█", style=style),
-            category.value,
-            duration_text(mean_s),
-            f"{mean_s / view.step_s:.1%}" if view.step_s else "-",
-            *(duration_text(one.seconds.get(category, 0.0)) for one in view.times[:6]),
-            Text(words, style="dim"),
-        )
-    return table
+def _profile_table(view: ProfileView) -> RenderableType:
+    times = view.times[:6]
+    return make_table(
+        ("", "category", ">mean", ">share", *(f">step {step.step}" for step in times), "what it is"),
+        [
+            (
+                Text("█", style=style),
+                category.value,
+                duration_text(view.mean_s(category)),
+                f"{view.mean_s(category) / view.step_s:.1%}" if view.step_s else "-",
+                *(duration_text(step.seconds.get(category, 0.0)) for step in times),
+                Text(meaning, style="dim"),
+            )
+            for category, (style, meaning) in _STEP_TIME.items()
+            if view.mean_s(category) or category in _ALWAYS
+        ],
+    )
 
 
 def parity_page(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> list[Any]:
@@ -312,17 +325,15 @@ def _numbers(report: ParityView) -> Table:
         )
         if count
     ]
-    rows = (
-        ("steps compared", ", ".join([str(report.steps_compared), *unmatched])),
-        ("largest relative difference", _at(report.max_rel_diff, report.max_rel_diff_step)),
-        ("largest absolute difference", _at(report.max_abs_diff, report.max_abs_diff_step)),
-        ("first step that differs", _step_or_none(report.first_step_different)),
-        ("first step over tolerance", _step_or_none(report.first_step_over_tolerance)),
+    return facts_grid(
+        [
+            ("steps compared", ", ".join([str(report.steps_compared), *unmatched])),
+            ("largest relative difference", _at(report.max_rel_diff, report.max_rel_diff_step)),
+            ("largest absolute difference", _at(report.max_abs_diff, report.max_abs_diff_step)),
+            ("first step that differs", _step_or_none(report.first_step_different)),
+            ("first step over tolerance", _step_or_none(report.first_step_over_tolerance)),
+        ]
     )
-    grid = Table.grid(padding=(0, 2))
-    for label, value in rows:
-        grid.add_row(Text(label, style="dim"), value)
-    return grid
 
 
 def _picture(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> Table:
@@ -336,11 +347,14 @@ def _picture(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> Tab
     return grid
 
 
-def _differences(report: ParityView) -> Table:
-    table = new_table("key", report.job_id, report.against_id)
-    for one in report.differs_in:
-        table.add_row(one.path, json.dumps(one.value), json.dumps(one.against))
-    return table
+def _differences(report: ParityView) -> RenderableType:
+    return make_table(
+        ("key", report.job_id, report.against_id),
+        [
+            (difference.path, json.dumps(difference.value), json.dumps(difference.against))
+            for difference in report.differs_in
+        ],
+    )
 
 
 def _at(value: float | None, step: int | None) -> str:

@@ -1,5 +1,4 @@
-"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes`, `maintenance` and
-`webhooks`.
+"""The service and its machines as pages for operators: `shoal top`, `clusters`, `cluster`, `nodes` and `webhooks`.
 
 Pure: the command asks the server and decides how often.
 """
@@ -11,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.jobs import in_several_clusters
-from shoal_api.cli.render.terminal import STATE_STYLE, clock, new_table, number, steps, worker_bar
+from shoal_api.cli.render.terminal import STATE_STYLE, clock, make_table, number, steps, worker_bar
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, WindowView
+from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.views import JobSummary, WebhookView
 from shoal_workers.contract.job import JobState
 
@@ -42,7 +40,7 @@ def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_r
     """Return the page of `shoal top`. `jobs` are those that have not ended."""
     rows = sorted(jobs, key=lambda job: (_ORDER.index(job.state), job.queue_position or 0, -job.created_at))
     page: list[RenderableType] = [_top_head(jobs, cluster, now), Text("")]
-    page.append(_top_table(rows[:max_rows], now) if rows else Text("no job goes on; `shoal submit SPEC` starts one"))
+    page.append(_top_table(rows[:max_rows]) if rows else Text("no job goes on; `shoal submit SPEC` starts one"))
     if len(rows) > max_rows:
         page.append(Text(f"and {count_text(len(rows) - max_rows, 'more job')}", style="dim"))
     return Group(*page)
@@ -64,7 +62,7 @@ def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> T
     head.append(f"   {count_text(len(alive), 'node')}, {cluster.cpus_free:g} of {cluster.cpus_total:g} CPUs free")
     if cluster.gpus_total:
         head.append(f", {cluster.gpus_free:g} of {cluster.gpus_total:g} GPUs free")
-    away = [one.name for one in cluster.clusters if not one.connected]
+    away = [joined.name for joined in cluster.clusters if not joined.connected]
     if away and cluster.connected:
         head.append(f"   {'cluster' if len(away) == 1 else 'clusters'} {', '.join(away)} away", style="red")
     if not cluster.connected:
@@ -82,14 +80,13 @@ def fleet_goodput(jobs: Sequence[JobSummary]) -> float | None:
     return sum(ratio * workers for ratio, workers in known) / total if total else None
 
 
-def _top_table(jobs: Sequence[JobSummary], now: float) -> Table:
+def _top_table(jobs: Sequence[JobSummary]) -> RenderableType:
     several = in_several_clusters(jobs)
-    where = ("cluster",) if several else ()
-    table = new_table(
-        *(
+    return make_table(
+        (
             "job",
             "name",
-            *where,
+            *(["cluster"] if several else []),
             "state",
             ">step",
             ">ETA",
@@ -99,53 +96,57 @@ def _top_table(jobs: Sequence[JobSummary], now: float) -> Table:
             ">goodput",
             ">incidents",
             "now",
-        )
+        ),
+        [
+            (
+                job.id,
+                job.name,
+                *([job.cluster or "-"] if several else []),
+                Text(job.state, style=STATE_STYLE[job.state]),
+                steps(job.step, job.total_steps),
+                duration_text(job.eta_s) if job.eta_s is not None else "-",
+                number(job.loss),
+                number(job.tokens_per_s, 0),
+                Text(
+                    worker_bar(job.workers, job.desired_workers),
+                    style="green" if job.workers >= job.desired_workers else "yellow",
+                ),
+                _share(job.goodput),
+                Text(str(job.incidents), style="red" if job.incidents else "dim"),
+                Text(_activity(job), style="dim"),
+            )
+            for job in jobs
+        ],
     )
-    for job in jobs:
-        place = f"#{job.queue_position}" if job.queue_position is not None else ""
-        is_whole = job.workers >= job.desired_workers
-        table.add_row(
-            job.id,
-            job.name,
-            *((job.cluster or "-",) if several else ()),
-            Text(job.state, style=STATE_STYLE[job.state]),
-            steps(job.step, job.total_steps),
-            duration_text(job.eta_s) if job.eta_s is not None else "-",
-            number(job.loss),
-            number(job.tokens_per_s, 0),
-            Text(worker_bar(job.workers, job.desired_workers), style="green" if is_whole else "yellow"),
-            _share(job.goodput),
-            Text(str(job.incidents), style="red" if job.incidents else "dim"),
-            Text(place or job.note or job.reason, style="dim"),
-        )
-    return table
+
+
+def _activity(job: JobSummary) -> str:
+    return f"#{job.queue_position}" if job.queue_position is not None else job.note or job.reason
 
 
 def _share(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
 
 
-def clusters_table(clusters: Sequence[ClusterSummary]) -> Table | Text:
-    if not clusters:
-        return Text(
-            "no cluster has joined; `shoal token create NAME --cluster CLUSTER` makes the token for `shoal join`",
-            style="dim",
-        )
-    has_gpus = any(one.gpus_total for one in clusters)
-    gpus = (">GPUs free",) if has_gpus else ()
-    table = new_table("cluster", "state", ">nodes", ">CPUs free", *gpus, ">jobs", "labels", "why")
-    for one in clusters:
-        table.add_row(
-            one.name,
-            _cluster_state(one),
-            str(one.num_nodes),
-            f"{one.cpus_free:g}/{one.cpus_total:g}",
-            *((f"{one.gpus_free:g}/{one.gpus_total:g}",) if has_gpus else ()),
-            str(one.num_jobs),
-            ", ".join(f"{name}={value}" for name, value in sorted(one.labels.items())) or "-",
-            _why_away(one),
-        )
-    return table
+def clusters_table(clusters: Sequence[ClusterSummary]) -> RenderableType:
+    has_gpus = any(cluster.gpus_total for cluster in clusters)
+    return make_table(
+        ("cluster", "state", ">nodes", ">CPUs free", *([">GPUs free"] if has_gpus else []), ">jobs", "labels", "why"),
+        [
+            (
+                cluster.name,
+                _cluster_state(cluster),
+                cluster.num_nodes,
+                f"{cluster.cpus_free:g}/{cluster.cpus_total:g}",
+                *([f"{cluster.gpus_free:g}/{cluster.gpus_total:g}"] if has_gpus else []),
+                cluster.num_jobs,
+                ", ".join(f"{name}={value}" for name, value in sorted(cluster.labels.items())) or "-",
+                _why_away(cluster),
+            )
+            for cluster in clusters
+        ],
+        empty="no cluster has joined; `shoal token create NAME --cluster CLUSTER` makes the token for `shoal join`",
+    )
 
 
 def cluster_page(cluster: ClusterView) -> list[Any]:
@@ -159,46 +160,39 @@ def cluster_page(cluster: ClusterView) -> list[Any]:
     return [head, Text(free), owner, *several, nodes_table(cluster.nodes)]
 
 
-def _cluster_state(one: ClusterSummary) -> Text:
-    if not one.connected:
-        return Text("away" if one.silent_s is not None else "not joined", style="red")
-    return Text("cordoned", style="yellow") if one.cordon is not None else Text("connected", style="green")
+def _cluster_state(cluster: ClusterSummary) -> Text:
+    if not cluster.connected:
+        return Text("away" if cluster.silent_s is not None else "not joined", style="red")
+    return Text("cordoned", style="yellow") if cluster.cordon is not None else Text("connected", style="green")
 
 
-def _why_away(one: ClusterSummary) -> str:
-    silent = f"silent for {duration_text(one.silent_s)}" if not one.connected and one.silent_s is not None else ""
-    cordoned = f"cordoned: {one.cordon.reason}" if one.cordon is not None else ""
-    return "; ".join(filter(None, (one.why_away, silent, cordoned)))
+def _why_away(cluster: ClusterSummary) -> str:
+    is_silent = not cluster.connected and cluster.silent_s is not None
+    silent = f"silent for {duration_text(cluster.silent_s)}" if is_silent else ""
+    cordoned = f"cordoned: {cluster.cordon.reason}" if cluster.cordon is not None else ""
+    return "; ".join(filter(None, (cluster.why_away, silent, cordoned)))
 
 
-def nodes_table(nodes: Sequence[NodeView]) -> Table:
+def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     """Return a table of the nodes, ordered by cluster if there are several."""
     several = len({node.cluster for node in nodes}) > 1
-    table = new_table("node", *(("cluster",) if several else ()), "ip", "state", ">cpus", ">gpus", ">memory", "why")
-    for node in sorted(nodes, key=lambda one: one.cluster) if several else nodes:
-        state, why = _node_state(node)
-        where = (node.cluster,) if several else ()
-        table.add_row(
-            node.node_id[:12],
-            *where,
-            node.ip,
-            state,
-            f"{node.cpus:g}",
-            f"{node.gpus:g}",
-            f"{node.memory_gib:.1f} GiB",
-            why,
-        )
-    return table
-
-
-def windows_table(windows: Sequence[WindowView]) -> Table | Text:
-    if not windows:
-        return Text("no maintenance windows; `shoal maintenance add` plans one", style="dim")
-    table = new_table("window", "drains at", "from", "to", "nodes", "reason")
-    for one in windows:
-        nodes = ", ".join(node[:15] for node in one.nodes)
-        table.add_row(one.window_id, clock(one.drains_at), clock(one.begins_at), clock(one.ends_at), nodes, one.reason)
-    return table
+    return make_table(
+        ("node", *(["cluster"] if several else []), "ip", "state", ">cpus", ">gpus", ">memory", "why"),
+        [
+            (
+                node.node_id[:12],
+                *([node.cluster] if several else []),
+                node.ip,
+                state,
+                f"{node.cpus:g}",
+                f"{node.gpus:g}",
+                f"{node.memory_gib:.1f} GiB",
+                why,
+            )
+            for node in (sorted(nodes, key=lambda node: node.cluster) if several else nodes)
+            for state, why in [_node_state(node)]
+        ],
+    )
 
 
 def _node_state(node: NodeView) -> tuple[Text, str]:
@@ -212,28 +206,35 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
         return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
-    planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
     if node.cordon is not None:
-        return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
-    return Text("alive", style="green"), "; ".join(filter(None, (_use_of_others(node), planned)))
+        return Text("cordoned", style="yellow"), node.cordon.reason
+    return Text("alive", style="green"), _use_of_others(node)
 
 
 def _use_of_others(node: NodeView) -> str:
     used = ((node.cpus_of_others, "CPU"), (node.gpus_of_others, "GPU"))
-    words = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
-    return f"others have reserved {words}" if words else ""
+    amounts = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
+    return f"others have reserved {amounts}" if amounts else ""
 
 
-def webhooks_table(hooks: Sequence[WebhookView], now: float) -> Table | Text:
+def webhooks_table(hooks: Sequence[WebhookView], now: float) -> RenderableType:
     """Return a table with one line per hook, as of the time `now`."""
-    if not hooks:
-        return Text("no webhook; docs/webhooks.md says how to set one", style="dim")
-    table = new_table("hook", "job", "receiver", "events", ">delivered", ">given up", "state")
-    for hook in hooks:
-        counts = (str(hook.delivered), str(hook.gave_up))
-        where = (hook.hook, hook.job_id or "all", hook.receiver)
-        table.add_row(*where, ", ".join(hook.events), *counts, _delivery(hook, now))
-    return table
+    return make_table(
+        ("hook", "job", "receiver", "events", ">delivered", ">given up", "state"),
+        [
+            (
+                hook.hook,
+                hook.job_id or "all",
+                hook.receiver,
+                ", ".join(hook.events),
+                hook.delivered,
+                hook.gave_up,
+                _delivery(hook, now),
+            )
+            for hook in hooks
+        ],
+        empty="no webhook; docs/webhooks.md says how to set one",
+    )
 
 
 def _delivery(hook: WebhookView, now: float) -> Text:

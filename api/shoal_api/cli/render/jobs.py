@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,13 +21,14 @@ from shoal_api.cli.render.terminal import (
     STATE_STYLE,
     clock,
     command_text,
-    new_table,
+    make_table,
     number,
     sparkline,
     steps,
     worker_bar,
 )
 from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.fleet_views import FleetJob, JobField
 from shoal_service.views import (
@@ -53,59 +55,76 @@ _SPARKLINE_WIDTH = 40
 _TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
 
 
+def job_line(job: JobView, *facts: str) -> str:
+    """Return id, name, state and further facts in one line: what commands print that change a job."""
+    return "  ".join((job.id, job.name, job.status.state, *facts))
+
+
 def jobs_table(
     jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = (), *, has_filter: bool = False
-) -> Table | Text:
-    """The jobs, with these columns if there are any."""
+) -> RenderableType:
+    """Return the jobs, with these columns if there are any."""
     if not jobs:
         return Text("no job matches" if has_filter else "no jobs; `shoal submit SPEC` creates one", style="dim")
-    return _columns_table(jobs, columns) if columns else _plain_table(jobs, now)
-
-
-def _plain_table(jobs: Sequence[JobSummary], now: float) -> Table:
+    if columns:
+        return make_table(
+            ("id", "name", "state", *columns),
+            [(job.id, job.name, state_text(job), *(_value_text(name, job.values) for name in columns)) for job in jobs],
+        )
     several = in_several_clusters(jobs)
-    where = ("cluster",) if several else ()
-    columns = ("project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
-    table = new_table("id", "name", *where, *columns)
-    for job in jobs:
-        state = Text(job.state, style=STATE_STYLE[job.state])
-        if job.queue_position is not None:
-            state.append(f" #{job.queue_position}", style="dim")
-        elif job.reason:
-            state.append(f" {job.reason}", style="dim")
-        workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
-        age = duration_text(now - job.created_at)
-        where = (job.cluster or "-",) if several else ()
-        whose = (*where, job.project, job.user, str(job.priority))
-        table.add_row(job.id, job.name, *whose, state, steps(job.step, job.total_steps), number(job.loss), workers, age)
-    return table
+    return make_table(
+        (
+            "id",
+            "name",
+            *(["cluster"] if several else []),
+            "project",
+            "user",
+            ">priority",
+            "state",
+            ">step",
+            ">loss",
+            ">workers",
+            ">age",
+        ),
+        [
+            (
+                job.id,
+                job.name,
+                *([job.cluster or "-"] if several else []),
+                job.project,
+                job.user,
+                job.priority,
+                state_text(job).append(_state_detail(job), style="dim"),
+                steps(job.step, job.total_steps),
+                number(job.loss),
+                f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-",
+                duration_text(now - job.created_at),
+            )
+            for job in jobs
+        ],
+    )
 
 
-def _columns_table(jobs: Sequence[JobSummary], columns: Sequence[str]) -> Table:
-    table = new_table("id", "name", "state", *columns)
-    for job in jobs:
-        values = [job.values.get(_plain_name(name)) for name in columns]
-        shown = [_value_text(name, value) for name, value in zip(columns, values, strict=True)]
-        table.add_row(job.id, job.name, Text(job.state, style=STATE_STYLE[job.state]), *shown)
-    return table
+def state_text(job: JobSummary) -> Text:
+    return Text(job.state, style=STATE_STYLE[job.state])
 
 
-def fields_table(fields: Sequence[JobField]) -> Table:
-    table = new_table("name", "kind", "meaning")
-    for field in fields:
-        table.add_row(field.name, field.kind, field.meaning)
-    return table
+def _state_detail(job: JobSummary) -> str:
+    if job.queue_position is not None:
+        return f" #{job.queue_position}"
+    return f" {job.reason}" if job.reason else ""
 
 
-def _plain_name(column: str) -> str:
-    """The name of the value of a column: without quotes."""
-    return column.replace('"', "")
+def fields_table(fields: Sequence[JobField]) -> RenderableType:
+    return make_table(("name", "kind", "meaning"), [(field.name, field.kind, field.meaning) for field in fields])
 
 
-def _value_text(name: str, value: object) -> str:
+def _value_text(column: str, values: Mapping[str, object]) -> str:
+    """Return the value of a column, whose name may have quotes."""
+    value = values.get(column.replace('"', ""))
     if value is None:
         return "-"
-    if name in _TIMES and isinstance(value, int | float):
+    if column in _TIMES and isinstance(value, int | float):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -116,57 +135,69 @@ def in_several_clusters(jobs: Iterable[JobSummary]) -> bool:
     return len({job.cluster for job in jobs if job.cluster}) > 1
 
 
-def workers_table(workers: Iterable[WorkerView]) -> Table:
-    table = new_table(">rank", "worker", "state", "phase", ">step", ">generation", ">pid", "node")
-    for worker in workers:
-        rank = "-" if worker.rank is None else str(worker.rank)
-        table.add_row(
-            rank,
-            worker.worker_id,
-            worker.state,
-            worker.phase,
-            str(worker.step),
-            str(worker.generation),
-            str(worker.pid),
-            f"{worker.node_ip} {worker.node_id[:8]}",
-        )
-    return table
+def workers_table(workers: Iterable[WorkerView]) -> RenderableType:
+    return make_table(
+        (">rank", "worker", "state", "phase", ">step", ">generation", ">pid", "node"),
+        [
+            (
+                "-" if worker.rank is None else worker.rank,
+                worker.worker_id,
+                worker.state,
+                worker.phase,
+                worker.step,
+                worker.generation,
+                worker.pid,
+                f"{worker.node_ip} {worker.node_id[:8]}",
+            )
+            for worker in workers
+        ],
+    )
 
 
-def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
-    if not checkpoints:
-        return Text("no checkpoints yet", style="dim")
-    table = new_table(">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url")
-    for one in checkpoints:
-        style = _CHECKPOINT_STYLE[one.state]
-        table.add_row(
-            str(one.step),
-            Text(f"{one.state}{', pinned' if one.pinned else ''}{_rank_of(one)}", style=style),
-            *(
-                (size_text(one.bytes), duration_text(one.seconds), duration_text(one.stall_s), str(one.world_size))
-                if one.world_size
-                else ("-",) * 4  # nothing is known of it but that it is deleted or damaged
-            ),
-            clock(one.committed_at) if one.committed_at else "-",
-            f"{one.url}\n{one.message}" if one.message else one.url,
-        )
-    return table
+def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> RenderableType:
+    return make_table(
+        (">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url"),
+        [
+            (
+                checkpoint.step,
+                Text(
+                    f"{checkpoint.state}{', pinned' if checkpoint.pinned else ''}{_place_text(checkpoint)}",
+                    style=_CHECKPOINT_STYLE[checkpoint.state],
+                ),
+                *_measures(checkpoint),
+                clock(checkpoint.committed_at) if checkpoint.committed_at else "-",
+                f"{checkpoint.url}\n{checkpoint.message}" if checkpoint.message else checkpoint.url,
+            )
+            for checkpoint in checkpoints
+        ],
+        empty="no checkpoints yet",
+    )
 
 
-def _rank_of(one: CheckpointView) -> str:
-    return "" if one.best is None else f", best ({one.score:.4g})" if one.best == 1 else f", {one.best}. best"
+def _measures(checkpoint: CheckpointView) -> tuple[object, ...]:
+    if not checkpoint.world_size:
+        return ("-",) * 4  # only its deletion or damage is recorded
+    took, stall = duration_text(checkpoint.seconds), duration_text(checkpoint.stall_s)
+    return size_text(checkpoint.bytes), took, stall, checkpoint.world_size
 
 
-def verification_line(found: VerificationView) -> str:
-    """`step-...: 1.5 GiB of 3.0 GiB read in 4.0 s`, or the result."""
-    if found.state is VerificationState.RUNNING:
-        return f"{found.name}: {size_text(found.bytes_read)} of {size_text(found.bytes)} read"
-    if found.state is VerificationState.WHOLE:
-        return f"{found.name}: whole, {size_text(found.bytes_read)} read in {duration_text(found.seconds)}"
-    return f"{found.name} is {found.state}: {found.message}"
+def _place_text(checkpoint: CheckpointView) -> str:
+    """Return the place of a checkpoint by validation."""
+    if checkpoint.best is None:
+        return ""
+    return f", best ({checkpoint.score:.4g})" if checkpoint.best == 1 else f", {checkpoint.best}. best"
 
 
-def unit_of(job: JobView) -> str:
+def verification_line(view: VerificationView) -> str:
+    """Return `step-...: 1.5 GiB of 3.0 GiB read`, or the result."""
+    if view.state is VerificationState.RUNNING:
+        return f"{view.name}: {size_text(view.bytes_read)} of {size_text(view.bytes)} read"
+    if view.state is VerificationState.WHOLE:
+        return f"{view.name}: whole, {size_text(view.bytes_read)} read in {duration_text(view.seconds)}"
+    return f"{view.name} is {view.state}: {view.message}"
+
+
+def token_unit(job: JobView) -> str:
     """Return `tokens` or `samples`: a task without tokens counts one for each sample."""
     status = job.status
     if job.spec.program is not None:
@@ -175,30 +206,32 @@ def unit_of(job: JobView) -> str:
     return "samples" if is_plain else "tokens"
 
 
-def sweep_table(jobs: Sequence[FleetJob]) -> Table:
-    """The jobs of a sweep with the values that differ between them."""
+def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
+    """Return the jobs of a sweep with the values that differ between them."""
     names = sorted({name for job in jobs for name in job.labels if name != "sweep"})
     differ = [name for name in names if len({job.labels.get(name) for job in jobs}) > 1] or names
-    table = new_table("id", *differ, "state", ">step", ">loss", ">validation", ">workers", "why")
-    for job in jobs:
-        state = Text(job.state, style=STATE_STYLE[job.state])
-        table.add_row(
-            job.id,
-            *(job.labels.get(name, "-") for name in differ),
-            state,
-            steps(job.step, job.total_steps),
-            number(job.loss),
-            number(job.val_loss),
-            str(job.workers),
-            "" if job.state is JobState.RUNNING else job.message,
-        )
-    return table
+    return make_table(
+        ("id", *differ, "state", ">step", ">loss", ">validation", ">workers", "why"),
+        [
+            (
+                job.id,
+                *(job.labels.get(name, "-") for name in differ),
+                Text(job.state, style=STATE_STYLE[job.state]),
+                steps(job.step, job.total_steps),
+                number(job.loss),
+                number(job.val_loss),
+                job.workers,
+                "" if job.state is JobState.RUNNING else job.message,
+            )
+            for job in jobs
+        ],
+    )
 
 
 def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
     """The page of `shoal show`."""
     status = job.status
-    unit, now_unknown = unit_of(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
+    unit, now_unknown = token_unit(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
@@ -243,13 +276,14 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
+        ("", status.layout_reason),
         *(("", _proof(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
-        ("a dead worker", _worker_loss(job)),
-        ("a lost node", _node_loss(job)),
+        ("a dead worker", _cost_text(job, status.worker_loss)),
+        ("a lost node", _cost_text(job, status.node_loss).removeprefix("a lost node ")),
         ("incidents", f"{status.incidents}, {steps_lost_text(job)}" if status.incidents else ""),
-        ("goodput", _goodput(job)),
+        ("goodput", goodput_text(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
     ]
     page = Table.grid(padding=(0, 2))
@@ -269,8 +303,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
 
 
 def is_silent(job: JobView) -> bool:
-    """Whether what is not known of the job is what its script has not reported. Before the first group it has nothing
-    to report."""
+    """True if the job is a script that could have reported what is not known. Before the first group it could not."""
     return job.spec.script is not None and job.status.generation > 0
 
 
@@ -296,8 +329,8 @@ def _loss(job: JobView, series: Sequence[SeriesPoint]) -> str:
 
 
 def _where(failure: UserFailure) -> str:
-    """`in forward, step 4, ranks 0, 2`; a failure before ranks were given names none, and one of a script no step that
-    it has not reported."""
+    """Return `in forward, step 4, ranks 0, 2`, without what is not known: ranks before they were given, and the step of
+    a script that reported none."""
     ranks = ", ".join(str(rank) for rank in failure.ranks)
     of_ranks = f", {'rank' if len(failure.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
     step = f", step {failure.step}" if failure.step or failure.phase != Phase.SCRIPT else ""
@@ -333,13 +366,13 @@ def _origin(job: JobView) -> str:
 
 
 def _cluster(job: JobView) -> str:
-    """Say where the job runs or has run, and where the spec wants it."""
-    there, wanted = job.status.cluster, job.spec.worker.cluster
-    if wanted == ANY_CLUSTER:
-        return there or "any"
-    if there in ("", wanted):
-        return f"{wanted} (from the spec)"
-    return f"{there}; the spec says {wanted}"
+    """Say where the job runs or has run, and where the spec puts it."""
+    current, requested = job.status.cluster, job.spec.worker.cluster
+    if requested == ANY_CLUSTER:
+        return current or "any"
+    if current in ("", requested):
+        return f"{requested} (from the spec)"
+    return f"{current}; the spec says {requested}"
 
 
 def _checkpoint(job: JobView) -> str:
@@ -358,12 +391,12 @@ def _validation(job: JobView) -> str:
 
 
 def _best(job: JobView) -> str:
-    standing = job.status.best
-    if standing is None or not standing.best:
+    ranking = job.status.best
+    if ranking is None or not ranking.best:
         return ""
-    first, patience = standing.best[0], job.spec.validation.patience
-    left = f", {standing.num_since} of {patience} validations without an improvement" if patience is not None else ""
-    return f"{standing.metric} {first.value:.4g} after step {first.step}{left}"
+    first, patience = ranking.best[0], job.spec.validation.patience
+    left = f", {ranking.num_since} of {patience} validations without an improvement" if patience is not None else ""
+    return f"{ranking.metric} {first.value:.4g} after step {first.step}{left}"
 
 
 def _snapshots(job: JobView) -> str:
@@ -384,17 +417,11 @@ def _code(job: JobView) -> str:
     return f"{code.version}, on trial"
 
 
-def _worker_loss(job: JobView) -> str:
-    bound = job.status.worker_loss
+def _cost_text(job: JobView, bound: WorkerLossBound | NodeLossBound | None) -> str:
     return "" if bound is None or job.status.state.ended else bound.words()
 
 
-def _node_loss(job: JobView) -> str:
-    bound = job.status.node_loss
-    return "" if bound is None or job.status.state.ended else bound.words().removeprefix("a lost node ")
-
-
-def _goodput(job: JobView) -> str:
+def goodput_text(job: JobView) -> str:
     goodput = job.status.goodput
     return "" if goodput is None or goodput.ratio is None else f"{goodput.ratio:.1%}"
 
@@ -427,17 +454,17 @@ def _workers_after(job: JobView) -> str:
     limits = f"(min {elastic.min_workers}, max {elastic.max_workers}, standby {elastic.standby})"
     if not now:
         some = count_text(elastic.max_workers, "worker")
-        words = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
-        return f"{words} when it starts {limits}"
+        amount = some if elastic.min_workers == elastic.max_workers else f"{elastic.min_workers} to {some}"
+        return f"{amount} when it starts {limits}"
     if following < now:
-        words = f"{now} -> {following} at the next step boundary; no step is lost"
+        change = f"{now} -> {following} at the next step boundary; no step is lost"
     elif following > now:
-        words = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
+        change = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
     elif following < elastic.max_workers:
-        words = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
+        change = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
     else:
-        words = f"{now}, as before"
-    return f"{words} {limits}"
+        change = f"{now}, as before"
+    return f"{change} {limits}"
 
 
 def _layout_after(job: JobView, layout: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import new_table
+from shoal_api.cli.render.terminal import make_table
 from shoal_service.control.planning import PlanAnswer
 from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, LinkClass
@@ -54,15 +54,19 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
 
 
 def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
-    table = new_table("quantity", ">measured")
-    for precision, rate in profile.peak_flops.items():
-        table.add_row(f"{precision} matrix products", f"{rate * profile.matmul_efficiency / 1e9:,.1f} GFLOP/s")
-    table.add_row("memory", f"{profile.memory_bytes / GIB:,.1f} GiB")
-    table.add_row("element-wise", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s")
-    table.add_row("between workers", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s")
-    for size, latency_s in sorted(profile.inside.latency_s.items()):
-        table.add_row(f"collective of {count_text(size, 'rank')}", f"{1e3 * latency_s:,.3f} ms")
-    return [Text.assemble((profile.name, "bold"), f"  {path}"), table]
+    rates = profile.peak_flops.items()
+    latencies = sorted(profile.inside.latency_s.items())
+    rows = [
+        *(
+            (f"{precision} matrix products", f"{rate * profile.matmul_efficiency / 1e9:,.1f} GFLOP/s")
+            for precision, rate in rates
+        ),
+        ("memory", f"{profile.memory_bytes / GIB:,.1f} GiB"),
+        ("element-wise", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s"),
+        ("between workers", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s"),
+        *((f"collective of {count_text(size, 'rank')}", f"{1e3 * time_s:,.3f} ms") for size, time_s in latencies),
+    ]
+    return [Text.assemble((profile.name, "bold"), f"  {path}"), make_table(("quantity", ">measured"), rows)]
 
 
 def _host(need: HostNeed) -> Text:
@@ -70,7 +74,7 @@ def _host(need: HostNeed) -> Text:
     if need.build:
         parts["the whole model while it is built"] = need.build
     text = f"host memory of a worker: {need.alone / GIB:.2f} GiB ("
-    text += ", ".join(f"{words} {size / GIB:.2f}" for words, size in parts.items() if size) + ")"
+    text += ", ".join(f"{use} {size / GIB:.2f}" for use, size in parts.items() if size) + ")"
     if copies := need.sent + need.kept + need.log:
         text += f"; on several machines up to {copies / GIB:.2f} GiB more for copies"
         text += f", of which the gradient log {need.log / GIB:.2f}" if need.log else ""
@@ -103,40 +107,41 @@ def _summary(answer: PlanAnswer) -> Text:
 
 
 def _table(predictions: tuple[Prediction, ...]) -> Any:
-    columns = (
-        "layout",
-        "shard",
-        "schedule",
-        "recompute",
-        "links",
-        ">micro",
-        ">GiB",
-        "of which",
-        ">step s",
-        ">tokens/s",
-        ">MFU",
-        ">bubble",
-        "the rest of the step",
+    return make_table(
+        (
+            "layout",
+            "shard",
+            "schedule",
+            "recompute",
+            "links",
+            ">micro",
+            ">GiB",
+            "of which",
+            ">step s",
+            ">tokens/s",
+            ">MFU",
+            ">bubble",
+            "the rest of the step",
+        ),
+        [
+            (
+                p.name,
+                p.layout.shard if p.layout.num_shards > 1 else "-",
+                f"{p.layout.schedule}/{len(p.layout.stages)}" if p.layout.pp > 1 else "-",
+                p.layout.recompute,
+                _links(p),
+                p.micro_batches_per_rank,
+                Text(f"{p.memory_bytes / GIB:.1f}", style="" if p.fits else "red"),
+                Text(_bytes(p), style="dim"),
+                f"{p.step_s:.3g}",
+                f"{p.tokens_per_s:,.0f}",
+                f"{p.mfu:.1%}",
+                f"{p.bubble:.1%}" if p.layout.pp > 1 else "-",
+                Text(_seconds(p), style="dim"),
+            )
+            for p in predictions
+        ],
     )
-    table = new_table(*columns)
-    for p in predictions:
-        memory = Text(f"{p.memory_bytes / GIB:.1f}", style="" if p.fits else "red")
-        table.add_row(
-            p.name,
-            p.layout.shard if p.layout.num_shards > 1 else "-",
-            f"{p.layout.schedule}/{len(p.layout.stages)}" if p.layout.pp > 1 else "-",
-            p.layout.recompute,
-            _links(p),
-            str(p.micro_batches_per_rank),
-            memory,
-            Text(_bytes(p), style="dim"),
-            f"{p.step_s:.3g}",
-            f"{p.tokens_per_s:,.0f}",
-            f"{p.mfu:.1%}",
-            f"{p.bubble:.1%}" if p.layout.pp > 1 else "-",
-            Text(_seconds(p), style="dim"),
-        )
-    return table
 
 
 def _links(prediction: Prediction) -> str:
@@ -149,16 +154,16 @@ def _links(prediction: Prediction) -> str:
 
 def _bytes(prediction: Prediction) -> str:
     largest = sorted(prediction.bytes.items(), key=lambda item: -item[1])
-    shown = [(part, size) for part, size in largest if size >= 5 * _LEAST_SHARE * prediction.memory_bytes]
-    return " ".join(f"{_SHORT_BYTES[part]} {size / GIB:.1f}" for part, size in shown)
+    large = [(part, size) for part, size in largest if size >= 5 * _LEAST_SHARE * prediction.memory_bytes]
+    return " ".join(f"{_SHORT_BYTES[part]} {size / GIB:.1f}" for part, size in large)
 
 
 def _seconds(prediction: Prediction) -> str:
     largest = sorted(prediction.seconds.items(), key=lambda item: -item[1])
-    shown = [
+    large = [
         (part, share)
         for part, seconds in largest
         if part not in (SecondsPart.COMPUTE, SecondsPart.BUBBLE)
         and (share := seconds / prediction.step_s) >= _LEAST_SHARE
     ]
-    return " ".join(f"{part} {share:.0%}" for part, share in shown)
+    return " ".join(f"{part} {share:.0%}" for part, share in large)

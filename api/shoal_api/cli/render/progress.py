@@ -1,4 +1,4 @@
-"""Shows a followed job: a live panel in a terminal, one line per event elsewhere. Called by cli/follow.py and `events`.
+"""Shows a followed job: a live panel in a terminal, one line per event elsewhere.
 
 Never requests anything from the server. `LiveScreen` keeps the panel at the bottom of the terminal and scrolls events
 above it. The server sends the words and the severity of an event with it (shoal_service/core/events), so an older
@@ -8,8 +8,7 @@ command line shows what a newer server reports.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -19,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
-from shoal_api.cli.render.jobs import is_silent, step_text, steps_lost_text, unit_of
+from shoal_api.cli.render.jobs import goodput_text, is_silent, step_text, steps_lost_text, token_unit
 from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
@@ -39,36 +38,36 @@ _MAX_METRICS = 4
 """Metrics of the task's own that are shown, at most; `show` has all of them."""
 
 
-class Screen(Protocol):
-    """The display of a followed job; a context manager for the time in which the job is followed."""
+class Screen:
+    """The display of a followed job; a context manager for the time in which the job is followed. By itself it shows
+    nothing but notices."""
 
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        return None
 
     def event(self, event: EventView) -> None:
         """Show an event of the job."""
-        ...
+        self.notice(event_text(event), style(event))
 
     def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         """Show the newest status; called about twice a second. `now` is a monotonic time in seconds."""
-        ...
 
     def notice(self, text: str, style: str = "plain") -> None:
         """Show a message of the command itself."""
-        ...
+        raise NotImplementedError
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """The display in a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=True)
         self._last_incident: EventView | None = None
 
-    def __enter__(self) -> LiveScreen:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -78,7 +77,7 @@ class LiveScreen:
     def event(self, event: EventView) -> None:
         if event.type in (IncidentOpened.type, IncidentClosed.type):
             self._last_incident = event
-        self.notice(event_text(event), style(event))
+        super().event(event)
 
     def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         self._live.update(job_panel(job, series, self._last_incident))
@@ -87,21 +86,12 @@ class LiveScreen:
         self._live.console.print(Text(text, style=STYLES[style]))
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """Text for pipes and log files: one line per event, and one about the progress every ten seconds."""
 
     def __init__(self, write: Callable[[str, str], None]) -> None:
         self._write = write
         self._next_line_mono: float | None = None
-
-    def __enter__(self) -> PlainScreen:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        return None
-
-    def event(self, event: EventView) -> None:
-        self._write(event_text(event), style(event))
 
     def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         if self._next_line_mono is None:
@@ -114,23 +104,14 @@ class PlainScreen:
         self._write(text, style)
 
 
-class JsonScreen:
+class JsonScreen(Screen):
     """JSON for programs: one document per event on standard output; notices go to standard error."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
 
-    def __enter__(self) -> JsonScreen:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        return None
-
     def event(self, event: EventView) -> None:
         self._output.line(event, "")
-
-    def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
-        return None
 
     def notice(self, text: str, style: str = "plain") -> None:
         self._output.say(text, style)
@@ -156,7 +137,7 @@ def progress_line(job: JobView) -> str:
     if status.loss is not None:
         parts.append(f"loss {number(status.loss)}")
     if status.tokens_per_s is not None:
-        parts.append(f"{number(status.tokens_per_s, 0)} {unit_of(job)}/s")
+        parts.append(f"{number(status.tokens_per_s, 0)} {token_unit(job)}/s")
     parts.append(f"{status.workers}/{count_text(status.desired_workers, 'worker')}")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")
@@ -216,7 +197,8 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
     bar = Text(worker_bar(status.workers, status.desired_workers), style="green" if is_whole else "yellow")
     sizes = [float(point.world_size) for point in series]
     table.add_row(Text("workers", style="dim"), bar, Text(sparkline(sizes, _SPARKLINE_WIDTH), style="green"))
-    facts = [status.layout, _goodput(job)]
+    goodput = goodput_text(job)
+    facts = [status.layout, f"goodput {goodput}" if goodput else ""]
     if any(facts):
         table.add_row(Text("layout" if status.layout else "", style="dim"), *(Text(fact) for fact in facts))
     return table
@@ -224,11 +206,6 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
 
 def _reported(job: JobView, value: float | None, digits: int) -> str:
     return NOT_REPORTED if value is None and is_silent(job) else number(value, digits)
-
-
-def _goodput(job: JobView) -> str:
-    goodput = job.status.goodput
-    return "" if goodput is None or goodput.ratio is None else f"goodput {goodput.ratio:.1%}"
 
 
 def _incidents(job: JobView, last: EventView | None) -> RenderableType:

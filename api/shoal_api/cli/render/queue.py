@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import clock, command_text, new_table
+from shoal_api.cli.render.terminal import clock, command_text, facts_grid, make_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import (
     DryRun,
-    Foresight,
     HeldBackJob,
     ProjectView,
     QueuedJob,
@@ -30,60 +30,79 @@ def queue_page(queue: QueueView, now: float) -> list[Any]:
     rest = [*held_back, Text(""), projects_table(queue.projects)]
     if not queue.items:
         return [Text("no job waits", style="dim"), *rest]
-    table = new_table(">#", "id", "name", "project", "user", ">priority", ">waits", "starts", "why")
-    for one in queue.items:
-        table.add_row(
-            str(one.place.position) if one.place is not None else "-",
-            one.job_id,
-            one.name,
-            one.project,
-            one.user,
-            str(one.priority),
-            duration_text(max(0.0, now - one.submitted_at)),
-            starts(one.place, now),
-            _why(one),
-        )
-    page: list[Any] = [table]
-    if queue.num_queued > len(queue.items):
-        page.append(
-            Text(f"and {count_text(queue.num_queued - len(queue.items), 'more job')}; see --limit", style="dim")
-        )
-    return [*page, *rest]
-
-
-def held_back_table(jobs: Sequence[HeldBackJob]) -> Table:
-    table = new_table("running", "name", "project", "user", ">priority", ">workers", "why no more")
-    for one in jobs:
-        workers = f"{one.workers} of {one.answer.max_workers}"
-        table.add_row(one.job_id, one.name, one.project, one.user, str(one.priority), workers, one.answer.reason)
-    return table
-
-
-def projects_table(projects: Sequence[ProjectView]) -> Table:
-    table = new_table(
-        *("project", "parent", ">weight", ">guaranteed", ">limit", ">workers", ">share", ">running", ">queued")
+    table = make_table(
+        (">#", "id", "name", "project", "user", ">priority", ">waits", "starts", "why"),
+        [
+            (
+                job.place.position if job.place is not None else "-",
+                job.job_id,
+                job.name,
+                job.project,
+                job.user,
+                job.priority,
+                duration_text(max(0.0, now - job.submitted_at)),
+                starts(job.place, now),
+                _why(job),
+            )
+            for job in queue.items
+        ],
     )
-    for one in projects:
-        table.add_row(
-            Text(one.name, style="" if one.is_defined else "dim"),
-            one.parent or "-",
-            f"{one.weight:g}",
-            str(one.guaranteed),
-            _most(one.limit),
-            str(one.workers),
-            f"{one.share:.0%}",
-            _of(one.running, one.max_running),
-            _of(one.queued, one.max_queued),
-        )
-    return table
+    more = queue.num_queued - len(queue.items)
+    note = [Text(f"and {count_text(more, 'more job')}; see --limit", style="dim")] if more > 0 else []
+    return [table, *note, *rest]
 
 
-def users_table(users: Sequence[UserView]) -> Table:
-    table = new_table("user", ">workers", ">running", ">queued")
-    for one in users:
-        name = Text(one.name, style="" if one.is_defined else "dim")
-        table.add_row(name, str(one.workers), _of(one.running, one.max_running), _of(one.queued, one.max_queued))
-    return table
+def held_back_table(jobs: Sequence[HeldBackJob]) -> RenderableType:
+    return make_table(
+        ("running", "name", "project", "user", ">priority", ">workers", "why no more"),
+        [
+            (
+                job.job_id,
+                job.name,
+                job.project,
+                job.user,
+                job.priority,
+                f"{job.workers} of {job.answer.max_workers}",
+                job.answer.reason,
+            )
+            for job in jobs
+        ],
+    )
+
+
+def projects_table(projects: Sequence[ProjectView]) -> RenderableType:
+    return make_table(
+        ("project", "parent", ">weight", ">guaranteed", ">limit", ">workers", ">share", ">running", ">queued"),
+        [
+            (
+                _name(project),
+                project.parent or "-",
+                f"{project.weight:g}",
+                project.guaranteed,
+                "-" if project.limit is None else project.limit,
+                project.workers,
+                f"{project.share:.0%}",
+                _count_of_limit(project.running, project.max_running),
+                _count_of_limit(project.queued, project.max_queued),
+            )
+            for project in projects
+        ],
+    )
+
+
+def users_table(users: Sequence[UserView]) -> RenderableType:
+    return make_table(
+        ("user", ">workers", ">running", ">queued"),
+        [
+            (
+                _name(user),
+                user.workers,
+                _count_of_limit(user.running, user.max_running),
+                _count_of_limit(user.queued, user.max_queued),
+            )
+            for user in users
+        ],
+    )
 
 
 def starts(place: QueuePlace | None, now: float) -> str:
@@ -101,55 +120,38 @@ def place_text(place: QueuePlace, now: float) -> str:
     return f"position {place.position}{held}; expected start: {starts(place, now)}"
 
 
-def _why(one: QueuedJob) -> str:
-    if one.place is None:
+def _why(job: QueuedJob) -> str:
+    if job.place is None:
         return "waits for the scheduler"
-    holders = f" [{', '.join(one.place.holders)}]" if one.place.holders else ""
-    return one.place.reason + holders
+    holders = f" [{', '.join(job.place.holders)}]" if job.place.holders else ""
+    return job.place.reason + holders
 
 
-def _most(limit: int | None) -> str:
-    return "-" if limit is None else str(limit)
+def _name(view: ProjectView | UserView) -> Text:
+    return Text(view.name, style="" if view.is_defined else "dim")
 
 
-def _of(count: int, most: int | None) -> str:
-    return str(count) if most is None else f"{count} of {most}"
+def _count_of_limit(count: int, limit: int | None) -> str:
+    return str(count) if limit is None else f"{count} of {limit}"
 
 
-def foresight_page(found: Foresight) -> list[Any]:
-    """Return which jobs would have other workers with other quotas."""
-    if not found.known:
-        return [Text("Not known: this server does not schedule at the moment. Nothing was changed.", style="dim")]
-    if not found.changes:
-        return [Text("No job would have other workers. Nothing was changed.")]
-    table = new_table("id", "name", "project", ">workers", "when", "why")
-    for one in found.changes:
-        workers = f"{one.before} -> {one.after}"
-        when = f"within {duration_text(one.within_s)}" if one.within_s else "at once"
-        table.add_row(one.job, one.name, one.project, workers, when, one.reason)
-    return [table, Text("Nothing was changed.")]
-
-
-def dry_run_page(found: DryRun, now: float) -> Table:
-    spec = found.spec
-    layouts = [(count_text(one.workers, "worker"), _layout(one.layout, one.num_idle)) for one in found.layouts]
+def dry_run_page(result: DryRun, now: float) -> Table:
+    spec = result.spec
+    layouts = [
+        (count_text(layout.workers, "worker"), _layout(layout.layout, layout.num_idle)) for layout in result.layouts
+    ]
     if spec.program is not None:  # it splits its own work
         layouts = [("command", command_text(spec.program)), ("workers", _workers(spec.elasticity))]
-    rows: list[tuple[str, Any]] = [
-        ("name", spec.name),
-        ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),
-        ("start", start_text(found.start, now)),
-        *layouts,
-        ("note", found.note),
-        ("", "The spec is accepted. Nothing was submitted."),
-    ]
-    page = Table.grid(padding=(0, 2))
-    page.add_column(style="dim")
-    page.add_column(overflow="fold")
-    for label, value in rows:
-        if value:
-            page.add_row(label, Text(value))
-    return page
+    return facts_grid(
+        [
+            ("name", spec.name),
+            ("project", f"{spec.project}, user {spec.user}, priority {spec.priority}"),
+            ("start", start_text(result.start, now)),
+            *layouts,
+            ("note", result.note),
+            ("", "The spec is accepted. Nothing was submitted."),
+        ]
+    )
 
 
 def start_text(start: StartForecast | None, now: float) -> str:

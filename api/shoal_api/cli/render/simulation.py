@@ -9,11 +9,10 @@ from typing import Any
 
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import new_table
+from shoal_api.cli.render.terminal import make_table
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
 _HOUR_S = 3600.0
@@ -31,41 +30,43 @@ class Simulated:
     metrics: Metrics
 
 
-def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
-    longest_h = max((one.metrics.makespan_h for one in found if math.isfinite(one.metrics.makespan_h)), default=0.0)
+def simulation_page(trace: Trace, market: Market, results: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
+    longest_h = max(filter(math.isfinite, (result.metrics.makespan_h for result in results)), default=0.0)
     unit, per_hour, digits = ("hours", 1, 3) if longest_h >= _LEAST_HOURS else ("minutes", 60, 1)
-    table = new_table("policy", *(f">{name}" for name in _COLUMNS))
-    best = min((one.metrics.mean_jct_h for one in found if not one.metrics.num_unfinished), default=math.nan)
-    for one in found:
-        metrics = one.metrics
-        is_best = metrics.mean_jct_h == best and len(found) > 1
-        table.add_row(
-            Text(one.policy, style="bold" if is_best else ""),
-            Text(_number(metrics.mean_jct_h * per_hour, digits), style="bold green" if is_best else ""),
-            _number(metrics.median_jct_h * per_hour, digits),
-            _number(metrics.p99_jct_h * per_hour, digits),
-            _number(metrics.makespan_h * per_hour, digits),
-            _number(metrics.fairness, 3),
-            f"{metrics.utilisation:.1%}",
-            f"{metrics.goodput:.1%}" if math.isfinite(metrics.goodput) else "-",
-            f"{metrics.num_moves:,}",
-            f"{metrics.num_preemptions:,}",
+    best = min((result.metrics.mean_jct_h for result in results if not result.metrics.num_unfinished), default=math.nan)
+    rows = []
+    for result in results:
+        metrics = result.metrics
+        is_best = metrics.mean_jct_h == best and len(results) > 1
+        times = (metrics.mean_jct_h, metrics.median_jct_h, metrics.p99_jct_h, metrics.makespan_h)
+        mean, *others = (_number(hours * per_hour, digits) for hours in times)
+        rows.append(
+            (
+                Text(result.policy, style="bold" if is_best else ""),
+                Text(mean, style="bold green" if is_best else ""),
+                *others,
+                _number(metrics.fairness, 3),
+                f"{metrics.utilisation:.1%}",
+                f"{metrics.goodput:.1%}" if math.isfinite(metrics.goodput) else "-",
+                f"{metrics.num_moves:,}",
+                f"{metrics.num_preemptions:,}",
+            )
         )
+    table = make_table(("policy", *(f">{name}" for name in _COLUMNS)), rows)
     lines: list[Any] = [_head(trace, market, unit, restart_costs=restart_costs), table]
-    lines += [Text(f"{one.policy}: {POLICIES[one.policy].words}", style="dim") for one in found]
-    lines += [_unfinished(one) for one in found if one.metrics.num_unfinished]
+    lines += [_unfinished(result) for result in results if result.metrics.num_unfinished]
     return lines
 
 
-def title(one: Simulated) -> str:
+def title(result: Simulated) -> str:
     """Return the title of a panel of the picture."""
-    metrics = one.metrics
+    metrics = result.metrics
     moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
-    return f"{one.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
+    return f"{result.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
 
 
-def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[str, Any]:
-    """Return what `--json` prints: everything of the table, and the life of each job."""
+def documents(trace: Trace, market: Market, results: Sequence[Simulated]) -> dict[str, Any]:
+    """Return what `--json` prints: everything of the table, and the history of each job."""
     return {
         "trace": trace.name,
         "num_jobs": len(trace.jobs),
@@ -75,11 +76,11 @@ def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[
         "start_s": market.costs.start_s,
         "policies": [
             {
-                "policy": one.policy,
-                **{name: _finite(value) for name, value in asdict(one.metrics).items()},
-                "jobs": [_job(run) for run in one.run.jobs],
+                "policy": result.policy,
+                **{name: _finite(value) for name, value in asdict(result.metrics).items()},
+                "jobs": [_job(run) for run in result.run.jobs],
             }
-            for one in found
+            for result in results
         ],
     }
 
@@ -87,11 +88,11 @@ def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[
 def _clusters(capacity: Capacity) -> dict[str, Any]:
     """Return the workers of each cluster over time, null while it is lost; nothing if there is only one."""
     size = capacity.workers_per_node
-    found = {
-        one.name: [[at_s, None if nodes == AWAY else nodes * size] for at_s, nodes in one.steps]
-        for one in capacity.clusters
+    clusters = {
+        cluster.name: [[at_s, None if nodes == AWAY else nodes * size] for at_s, nodes in cluster.steps]
+        for cluster in capacity.clusters
     }
-    return {"clusters": found} if found else {}
+    return {"clusters": clusters} if clusters else {}
 
 
 def _job(run: JobRun) -> dict[str, Any]:
@@ -125,12 +126,12 @@ def _head(trace: Trace, market: Market, unit: str, *, restart_costs: bool) -> Te
     )
 
 
-def _unfinished(one: Simulated) -> Text:
-    metrics = one.metrics
-    waiting = [run.job.job_id for run in one.run.jobs if run.finished_at is None]
+def _unfinished(result: Simulated) -> Text:
+    metrics = result.metrics
+    waiting = [run.job.job_id for run in result.run.jobs if run.finished_at is None]
     return Text(
-        f"{one.policy} leaves {metrics.num_unfinished} of {count_text(metrics.num_jobs, 'job')} waiting for ever, the "
-        f"first is {waiting[0]}. Its figures are those of the others.",
+        f"{result.policy} leaves {metrics.num_unfinished} of {count_text(metrics.num_jobs, 'job')} waiting for ever, "
+        f"the first is {waiting[0]}. Its figures are those of the others.",
         style="red",
     )
 

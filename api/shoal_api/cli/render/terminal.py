@@ -9,7 +9,7 @@ import datetime
 import itertools
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,9 @@ STATE_STYLE = {
     JobState.CANCELLED: "red",
 }
 _GAP = 2
-_LEAST_SENTENCE = 40
+_MIN_SENTENCE_COLUMNS = 40
 """Columns that a sentence at the end of a row needs to be readable."""
-_MOST = 40
+_MAX_VALUE_COLUMNS = 40
 """Columns of a value that is not the last one; a longer one is folded."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BLOCK = "█"
@@ -50,7 +50,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 NOT_REPORTED = "not reported"
-"""What a script has not said of itself."""
+"""What a script has not reported."""
 
 
 def steps(step: int, total_steps: int | None) -> str:
@@ -77,20 +77,20 @@ class Listing(Table):
     and values; so no id is broken and no sentence is squeezed."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = [max([cell_len(str(one.header)), *(_width(cell) for cell in one.cells)]) for one in self.columns]
-        *first, last = [min(width, _MOST) for width in widths[:-1]] + widths[-1:]
-        if sum(first) + _GAP * len(first) + min(last, _LEAST_SENTENCE) <= options.max_width:
+        widths = [max(_width(cell) for cell in (str(column.header), *column.cells)) for column in self.columns]
+        *first, last = [min(width, _MAX_VALUE_COLUMNS) for width in widths[:-1]] + widths[-1:]
+        if sum(first) + _GAP * len(first) + min(last, _MIN_SENTENCE_COLUMNS) <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
         kept = first[:1]
         while len(kept) < len(first) and sum(kept) + first[len(kept)] + _GAP * len(kept) <= options.max_width:
             kept.append(first[len(kept)])
-        yield self._line(kept, [Text(str(one.header), style="bold") for one in self.columns])
+        yield self._line(kept, [Text(str(column.header), style="bold") for column in self.columns])
         for index, row in enumerate(self.rows):
-            cells = [_text(next(iter(list(one.cells)[index : index + 1]), "")) for one in self.columns]
+            cells = [_text(next(iter(list(column.cells)[index : index + 1]), "")) for column in self.columns]
             yield self._line(kept, cells)
             rest = zip(self.columns[len(kept) :], cells[len(kept) :], strict=True)
-            others = [_named(str(one.header), cell) for one, cell in rest if cell.plain not in ("", "-")]
+            others = [_named(str(column.header), cell) for column, cell in rest if cell.plain not in ("", "-")]
             if others:
                 yield Padding(Text(", ", style=row.style or "").join(others), (0, 0, 0, 2 * _GAP))
 
@@ -115,8 +115,27 @@ def _named(name: str, cell: Text) -> Text:
     return Text.assemble((f"{name} " if name else "", "dim"), value)
 
 
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "") -> Listing | Text:
+    """Make a table of rows whose cells are texts or numbers; `empty` is shown if there are no rows."""
+    table = new_table(*columns)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row))
+    return table if table.row_count or not empty else Text(empty, style="dim")
+
+
+def facts_grid(rows: Iterable[tuple[str, str | Text]]) -> Table:
+    """Make two columns, names and facts; a fact that is empty has no row."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, fact in rows:
+        if str(fact):
+            grid.add_row(name, fact if isinstance(fact, Text) else Text(fact))
+    return grid
+
+
 def new_table(*columns: str) -> Listing:
-    """Make a table. Columns whose name starts with ">" are aligned to the right."""
+    """Make a table without rows. Columns whose name starts with ">" are aligned to the right."""
     table = Listing(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")

@@ -27,7 +27,7 @@ export function showHead(job, shown) {
   const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];
   fillFacts("facts", about);
   fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
-    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
+    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Why this layout", status.layout_reason || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
     ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
   showFailure(job);

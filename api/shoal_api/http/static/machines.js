@@ -1,12 +1,11 @@
-// The page of the fleet: nodes and their maintenance; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
+// The page of the fleet: nodes, which are cordoned and drained; its other parts are in timeline.js, timeline_range.js, queue.js, quotas.js and
 // spent.js. The stream of the overview says when something has changed; the rest is read then, but not more often than every three
 // seconds.
-import { $, element, fill, row, said } from "./dom.js";
+import { $, element, fill } from "./dom.js";
 import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { Live } from "./live.js";
 import { head } from "./clusters.js";
-import { moment } from "./format.js";
 import { nodeCard } from "./nodes.js";
 import { showTimeline } from "./timeline.js";
 import { readTimeline, setUpRange } from "./timeline_range.js";
@@ -17,13 +16,12 @@ import { showSpent } from "./spent.js";
 const READ_MS = 3000;
 let me = null, may = new Set(), shown = null, timer = null, readAt = 0;
 setUpRange(read);
-$("plan").addEventListener("click", planWindow);
 
 const live = new Live({ fleet(fleet) { shown = fleet; showNodes(); soon(); } });
 request("/v1/whoami").then((found) => {
   me = found;
   may = new Set(me.permissions);
-  tell("cluster-role", "cluster:change", "To cordon and drain nodes, and to plan maintenance windows,");
+  tell("cluster-role", "cluster:change", "To cordon and drain nodes");
   tell("quota-role", "quotas:change", "To change quotas");
   if (shown) showNodes();
   read();
@@ -46,24 +44,14 @@ async function read() {
   readAt = Date.now();
   const hours = $("hours").value;
   let found;
-  try { found = await Promise.all([readTimeline(), request("/v1/queue"), may.has("cluster:read") ? request("/v1/maintenance-windows") : null]); }
+  try { found = await Promise.all([readTimeline(), request("/v1/queue")]); }
   catch (error) { if (error.status) throw error; soon(); return; }  // without a status the service is away, as the header says
   if (hours !== $("hours").value) return;  // another time was chosen meanwhile
-  const [timeline, queue, windows] = found;
+  const [timeline, queue] = found;
   showTimeline(timeline);
   showQueue(queue);
   showQuotas(queue.projects, may.has("quotas:change"), read);
   showSpent(timeline);
-  if (windows) showWindows(windows.items);
-}
-
-function showWindows(windows) {
-  const now = Date.now() / 1000, may_change = may.has("cluster:change");
-  $("of-windows").hidden = false;
-  $("plan").hidden = !may_change;
-  $("no-windows").hidden = windows.length > 0;
-  fill("windows", windows.map((one) => row([said(one.nodes.join(", ")), one.ends_at <= now ? "has ended" : one.begins_at <= now ? "goes on" : one.drains_at <= now ? "its nodes drain" : "planned", moment(one.begins_at), moment(one.ends_at), moment(one.drains_at), element("td", one.reason, { class: "text" }),
-    element("td", may_change && one.ends_at > now ? element("button", "Cancel", { type: "button", "aria-label": `Cancel the window ${one.reason}`, click: () => change("Cancel the window", "Cancel it", "Its nodes are used again, and no node drains for it.", () => request(`/v1/maintenance-windows/${one.window_id}`, { method: "DELETE" })) }) : "", { class: "title" })])));
 }
 
 function showNodes() {
@@ -83,7 +71,7 @@ function buttons(node) {
   return [
     node.cordon ? button("Uncordon", "", () => change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () => request(`${path}/cordon`, { method: "DELETE" })))
       : button("Cordon", "", () => change(`Cordon ${name}`, "Cordon", "No new worker is placed there. Those that are there stay.", (value) => request(`${path}/cordon`, { method: "POST", body: { reason: value } }), [reason()])),
-    !is_ours ? element("span", node.drain.source === "ray" ? "Ray drains it." : "Cancel its window to use it.", { class: "dim small" })
+    !is_ours ? element("span", "Ray drains it.", { class: "dim small" })
       : node.drain ? button("Undo drain", "", () => change(`Use ${name} again`, "Use it", "New workers are placed there again.", () => request(`${path}/drain`, { method: "DELETE" })))
       : button("Drain", "danger", () => change(`Drain ${name}`, "Drain", () => `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
         (value) => request(`${path}/drain`, { method: "POST", body: { reason: value, deadline_s: minutes() ? 60 * minutes() : null } }), [reason(), deadline]))];
@@ -94,15 +82,4 @@ const minutes = () => Number($("drain-minutes").value);
 // words: a text, or a function that makes one of the fields of the dialog.
 function change(title, confirm, words, send, input = []) {
   ask({ title, confirm, input, words: async () => typeof words === "string" ? words : words(), send: async (value) => { await send(value); await read(); } });
-}
-
-function planWindow() {
-  const field = (title, id, attributes) => element("p", [element("label", [title, element("input", null, { id, ...attributes })])], { class: "controls" });
-  const names = shown?.nodes.filter((node) => node.alive).map((node) => node.ip || node.node_id) ?? [];
-  change("Plan a maintenance window", "Plan it", "The nodes are empty when it begins: they drain as early as recent drains took twice. They are used again when it ends.", (reason) => {
-    const at = (id) => { const time = new Date($(id).value); if (Number.isNaN(time.getTime())) throw new Error("Say when it begins and when it ends."); return time.getTime() / 1000; };
-    const nodes = $("window-nodes").value.split(/[\s,]+/).filter(Boolean);
-    if (!nodes.length) throw new Error("Name the nodes by address or id.");
-    return request("/v1/maintenance-windows", { method: "POST", body: { nodes, begins_at: at("window-begins"), ends_at: at("window-ends"), reason } });
-  }, [field("Nodes ", "window-nodes", { size: 34, value: names.length === 1 ? names[0] : "", placeholder: "addresses or ids" }), field("Begins ", "window-begins", { type: "datetime-local" }), field("Ends ", "window-ends", { type: "datetime-local" }), field("Reason ", "dialog-value", { size: 30, value: "maintenance" })]);
 }

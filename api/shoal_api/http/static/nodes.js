@@ -19,7 +19,6 @@ export function nodeCard(node, more = []) {
     ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
     ...(node.cordon && !node.drain ? [element("div", node.cordon.reason, { class: "small warn" })] : []),
     ...(node.drain ? [element("div", node.drain.reason + (node.drain.deadline ? `; it goes away at ${moment(node.drain.deadline)}` : ""), { class: "small warn" })] : []),
-    ...(node.maintenance_at ? [element("div", `drains from ${moment(node.maintenance_at)} for its maintenance window`, { class: "small dim" })] : []),
     ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" })), ...more],
   { class: node.alive ? "node" : "node gone", title: node.node_id });
 }

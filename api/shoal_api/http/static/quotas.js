@@ -1,8 +1,8 @@
-// The quotas of projects beside what they use. Who may change them sees first which jobs would have other workers.
-import { $, element, fill, link, row, said } from "./dom.js";
-import { jobPage, request } from "./api.js";
+// The quotas of projects beside what they use, and a dialog that changes them.
+import { $, element, fill, row, said } from "./dom.js";
+import { request } from "./api.js";
 import { ask } from "./dialog.js";
-import { number, plural, seconds, whole } from "./format.js";
+import { number, whole } from "./format.js";
 
 let projects = [], done = () => {};
 $("define").addEventListener("click", () => edit(null));
@@ -34,7 +34,7 @@ function edit(project) {
     title: project ? `Quotas of ${project.name}` : "Define a project", confirm: "Set quotas",
     input: [...(project ? [] : [field("Name", "name", { size: 20, placeholder: "speech" })]), limit("Workers, at most", "limit", project?.limit), field("Workers that are guaranteed", "guaranteed", { type: "number", min: 0, value: project?.guaranteed ?? 0 }), field("Weight", "weight", { type: "number", min: 0, step: "any", value: project?.weight ?? 1 }),
       limit("Running jobs, at most", "running", project?.max_running), limit("Queued jobs, at most", "queued", project?.max_queued), element("p", [element("label", ["Part of ", element("select", [element("option", "no other project", { value: "" }), ...parents], { id: "quota-parent" })])], { class: "controls" })],
-    words: async () => outcome(await request(`${path(project)}/dry-run`, { method: "POST", body: rules() })),
+    words: async () => "Jobs with more workers than the quotas allow shrink. No job ends.",
     send: async () => { await request(path(project), { method: "PUT", body: rules() }); await done(); },
   });
 }
@@ -48,19 +48,6 @@ function path(project) {
 function rules() {
   const most = (id) => $(`quota-${id}`).value === "" ? null : Number($(`quota-${id}`).value);
   return { limit: most("limit"), guaranteed: Number($("quota-guaranteed").value), weight: Number($("quota-weight").value), max_running: most("running"), max_queued: most("queued"), parent: $("quota-parent").value || null };
-}
-
-// What the scheduler would do, as lines: who loses workers comes first.
-function outcome(found) {
-  if (!found.known) return "This server does not schedule at the moment, so it cannot say what would happen to the jobs.";
-  if (!found.changes.length) return "No job would have other workers than without this change.";
-  const lines = found.changes.slice(0, 12).map((one) => `${one.name} (${one.project}): ${change(one)}${one.within_s ? ` within ${seconds(one.within_s)}` : ""}. ${one.reason}`);
-  return [`${plural(found.changes.length, "job")} would have other workers than without this change:`, ...lines, ...(found.changes.length > 12 ? ["and others."] : [])].join("\n");
-}
-
-function change({ before, after }) {
-  if (!before) return `starts with ${plural(after, "worker")}`;
-  return after ? `${after < before ? "shrinks" : "grows"} from ${whole(before)} to ${plural(after, "worker")}` : `waits instead of ${plural(before, "worker")}`;
 }
 
 function remove(name) {

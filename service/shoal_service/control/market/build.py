@@ -224,7 +224,6 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
         labels=node.labels,
         is_spot=node.labels.get(MARKET_TYPE_LABEL) == SPOT,
         is_cordoned=node.cordon is not None,
-        ends_at=node.maintenance_at,
     )
 
 

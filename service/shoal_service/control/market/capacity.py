@@ -1,12 +1,4 @@
-"""What nodes offer to Shoal's jobs: less what others have reserved there (`ForeignUse`), and until when, since
-maintenance windows take nodes away.
-
-    used | drained: jobs leave | window: nothing runs there | used
-         begins_at - lead      begins_at                    ends_at
-
-The lead follows the drains that were measured on this cluster (`DrainTimes`).
-Called by the cluster reader and the control loop in each pass. It reads neither the store nor the cluster.
-"""
+"""What others than Shoal's jobs have reserved on the nodes of a shared Ray cluster. Reads neither store nor cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
-from shoal_service.core.nodes import Drain, DrainSource, Node
+from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
-from shoal_service.fleet_views import MaintenanceWindow
 
 _SETTLED_S = 4.0
 """Seconds within which a killed worker returns its resources, and a new one is seen to have them."""
@@ -25,11 +16,6 @@ _CREATING_S = 120.0
 has them is a process that starts, which takes some seconds; with 30 s, workers that started on a very busy machine
 looked like tenants."""
 _NOTHING = WorkerNeed()
-FIRST_LEAD_S = 120.0
-"""Seconds of lead while no drain was measured yet."""
-MIN_LEAD_S = 30.0
-MAX_LEAD_S = 3600.0
-_MARGIN = 2.0
 
 
 @dataclass(slots=True)
@@ -117,98 +103,3 @@ def reserved_by_others(
 def _rest(total: float, free: float, own: list[float]) -> float:
     """The difference, rounded as Ray counts, in units of 0.0001: a sum of floats must not cost a worker."""
     return max(0.0, round(total - free - sum(own), 4))
-
-
-def lead_s(measured: Sequence[float]) -> float:
-    """Seconds before a window at which the drain begins: twice the longest of these drains.
-
-    Args:
-        measured: seconds that recent drains took, from the order until no worker was left.
-    """
-    if not measured:
-        return FIRST_LEAD_S
-    return min(MAX_LEAD_S, max(MIN_LEAD_S, _MARGIN * max(measured)))
-
-
-def window_drains(
-    nodes: Sequence[Node],
-    windows: Sequence[MaintenanceWindow],
-    lead: float,
-    now: float,
-    begun: Mapping[str, Drain] | None = None,
-) -> dict[str, Drain]:
-    """The drains for windows that have begun or begin within the lead, by node id. `begun`: the answer of the last
-    pass.
-
-    A drain that has begun goes on: it may be the first one that was measured, and the lead that follows from it is
-    shorter than the one that it had.
-    """
-    found: dict[str, Drain] = {}
-    for window in sorted(windows, key=lambda one: (one.begins_at, one.window_id)):
-        if now >= window.ends_at:
-            continue
-        drain = Drain(
-            reason=f"maintenance window {window.window_id}: {window.reason}",
-            requested_at=window.begins_at - lead,
-            deadline=window.begins_at,
-            source=DrainSource.WINDOW,
-        )
-        for node in nodes:
-            known = (begun or {}).get(node.node_id)
-            if known is not None and known.reason == drain.reason:
-                found.setdefault(node.node_id, known)
-            elif now >= drain.requested_at and covers(window, node):
-                found.setdefault(node.node_id, drain)
-    return found
-
-
-def combined(requested: Mapping[str, Drain], windows: Mapping[str, Drain]) -> dict[str, Drain]:
-    """Combines the drains of both kinds. A node with both keeps the requested one, with the earlier deadline."""
-    found = dict(windows)
-    for node_id, drain in requested.items():
-        deadlines = [one for one in (drain.deadline, windows[node_id].deadline if node_id in windows else None) if one]
-        found[node_id] = drain.model_copy(update={"deadline": min(deadlines, default=None)})
-    return found
-
-
-def with_windows(
-    nodes: Sequence[Node], windows: Sequence[MaintenanceWindow], lead: float, now: float
-) -> tuple[Node, ...]:
-    """Adds to each node the time at which the drain for its next window begins."""
-    return tuple(
-        node.model_copy(
-            update={
-                "maintenance_at": min(
-                    (one.begins_at - lead for one in windows if one.begins_at - lead > now and covers(one, node)),
-                    default=None,
-                )
-            }
-        )
-        for node in nodes
-    )
-
-
-def covers(window: MaintenanceWindow, node: Node) -> bool:
-    return node.node_id in window.nodes or node.ip in window.nodes
-
-
-class DrainTimes:
-    """Measures how long nodes take to become empty after a drain begins. Times are of the monotonic clock.
-
-    A drain that is undone, a node that dies, and a node that had no worker count for nothing.
-    """
-
-    def __init__(self) -> None:
-        self._began: dict[str, float] = {}
-
-    def observe(self, nodes: Sequence[Node], workers: Mapping[str, Mapping[str, int]], mono: float) -> dict[str, float]:
-        """Seconds of the drains that have ended since the last call, by node id.
-
-        Args:
-            workers: those that are alive, by job and node.
-        """
-        used = {node_id for on_nodes in workers.values() for node_id, count in on_nodes.items() if count}
-        drained = {node.node_id for node in nodes if node.alive and node.drain is not None}
-        ended = {id_: mono - began for id_, began in self._began.items() if id_ in drained and id_ not in used}
-        self._began = {id_: self._began.get(id_, mono) for id_ in drained & used}
-        return ended

@@ -3,7 +3,7 @@
     demand          what to ask of each cluster's autoscaler: room for what jobs have, and for the minima of those
                     that wait
     forecast        what the policy would do with a job that is not submitted
-    foresee         which jobs would have other workers in a changed market, as with other quotas
+    forecast_move   what it would do with a job that leaves its cluster for the one that it names, and on which nodes
     without_room    running jobs whose workers could not be replaced now
     freed_places    where the workers of a started job will come free
 
@@ -19,8 +19,7 @@ from dataclasses import replace
 from shoal_service.clusters.snapshot import Reservation, RoomKind
 from shoal_service.control.market.build import MarketBuilder, requested
 from shoal_service.core.desired import Desired
-from shoal_service.core.quantities import count_text
-from shoal_service.core.scheduling.admission import RECLAIM_AFTER_S, limit_in_the_way
+from shoal_service.core.scheduling.admission import limit_in_the_way
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import (
     ClusterState,
@@ -33,10 +32,11 @@ from shoal_service.core.scheduling.market import (
     Resize,
     Start,
     Wait,
+    WorkerNeed,
 )
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Room, count
-from shoal_service.fleet_views import ForeseenChange, Foresight, StartForecast
+from shoal_service.fleet_views import StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
@@ -90,7 +90,7 @@ class _Clusters:
     """Chooses the cluster in which a job counts."""
 
     def __init__(self, state: MarketState, decisions: Sequence[Decision]) -> None:
-        self._room = Room(state.nodes, now=0.0)  # also nodes that are about to end: others will come in their place
+        self._room = Room(state.nodes)
         closed = {name for name, one in state.clusters.items() if one is not ClusterState.OPEN}
         self.names = sorted({*self._room.clusters, *state.clusters}) or [""]
         self._open = [name for name in self.names if name not in closed]
@@ -140,50 +140,43 @@ def forecast(
         status=JobStatus(),
     )
     [job] = MarketBuilder(profiles).build([row], (), {}, {}, {}, {}, now).jobs
-    for one in policy(replace(market, jobs=[*market.jobs, job]), now):
-        if isinstance(one, Start) and one.job_id == THIS_JOB:
-            return StartForecast(workers=one.workers, reason=one.reason, expected_at=now)
-        if isinstance(one, Wait) and one.job_id == THIS_JOB:
+    return _start_of(job, replace(market, jobs=[*market.jobs, job]), policy, now)
+
+
+def forecast_move(
+    market: MarketState, job_id: str, to: str, policy: Policy, now: float
+) -> tuple[StartForecast, dict[str, WorkerNeed]]:
+    """Return whether a job with workers would start now in this cluster, if its present attempt had ended, and what it
+    would take of each node there, by node id. Block for a decision."""
+    [job] = [job for job in market.jobs if job.job_id == job_id]
+    others = [other for other in market.jobs if other is not job]
+    job = replace(job, granted=0, held=0, on_nodes={}, cluster=to, is_leaving=False)
+    start = _start_of(job, replace(market, jobs=[*others, job]), policy, now)
+    room = Room(market.nodes)
+    there = room.shape(job, facts_of(job))
+    for other, shape in [(other, room.shape(other, facts_of(other))) for other in others if other.granted]:
+        shape.stay(max(other.granted, other.held), other.on_nodes)
+    taken = there.take(start.workers or 0)
+    kept = {free.node.node_id: WorkerNeed().plus(job.need, workers) for free, workers in taken}
+    return start, kept
+
+
+def _start_of(job: MarketJob, market: MarketState, policy: Policy, now: float) -> StartForecast:
+    for decision in policy(market, now):
+        if isinstance(decision, Start) and decision.job_id == job.job_id:
+            return StartForecast(workers=decision.workers, reason=decision.reason, expected_at=now)
+        if isinstance(decision, Wait) and decision.job_id == job.job_id:
             return StartForecast(
-                position=one.position, reason=one.reason, holders=one.holders, expected_at=one.expected_at
+                position=decision.position,
+                reason=decision.reason,
+                holders=decision.holders,
+                expected_at=decision.expected_at,
             )
     raise AssertionError("the policy decides about each queued job")
 
 
-def foresee(market: MarketState, changed: MarketState, policy: Policy, now: float) -> Foresight:
-    """The jobs that would have other workers in the changed market than in the present one: with the next decision, and
-    once borrowers of equal priority lose their grace (RECLAIM_AFTER_S). Names are left empty. Blocks for four
-    decisions."""
-    found: dict[str, ForeseenChange] = {}
-    for within_s in (0.0, RECLAIM_AFTER_S):
-        at = now + within_s
-        before, after = _outcome(market, policy, at), _outcome(changed, policy, at)
-        for job in market.jobs:
-            workers, reason = after[job.job_id]
-            if job.job_id not in found and workers != before[job.job_id][0]:
-                found[job.job_id] = ForeseenChange(
-                    job=job.job_id,
-                    name="",
-                    project=job.project,
-                    before=before[job.job_id][0],
-                    after=workers,
-                    within_s=within_s,
-                    reason=reason or f"Stays at {count_text(workers, 'worker')}.",
-                )
-    return Foresight(changes=tuple(sorted(found.values(), key=lambda one: (one.after > one.before, one.within_s))))
-
-
-def _outcome(market: MarketState, policy: Policy, now: float) -> dict[str, tuple[int, str]]:
-    """The workers of each job after the next decision, and the reason if the decision names the job."""
-    found = {job.job_id: (job.granted, "") for job in market.jobs}
-    for one in policy(market, now):
-        workers = one.workers if isinstance(one, Start | Resize) else 0
-        found[one.job_id] = workers, one.reason
-    return found
-
-
 def without_room(
-    rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]], now: float
+    rows: Sequence[DriveRow], nodes: Sequence[MarketNode], workers: Mapping[str, Mapping[str, int]]
 ) -> frozenset[str]:
     """The jobs whose granted workers do not all fit on the nodes of their cluster that they may use: one that has to
     leave its node cannot be replaced now.
@@ -194,7 +187,7 @@ def without_room(
         nodes: those that no worker has to leave.
         workers: those that each job really has, by job and node.
     """
-    room = Room(nodes, now)
+    room = Room(nodes)
     jobs = [
         replace(requested(row), cluster=row.cluster)
         for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id))

@@ -36,6 +36,7 @@ from shoal_service.core.events.training import (
     CheckpointFallback,
 )
 from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.fault_tolerance import DamagePolicy
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName
@@ -94,7 +95,7 @@ def storage_is_away(turn: Turn, event: StorageAway) -> None:
     if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
         return  # another answer to a repeated request
     failures = current.search.num_failures + 1
-    pause_s = min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(10, failures - 1))
+    pause_s = backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_MAX_PAUSE_S)
     if failures == 1:
         turn.emit(CheckpointStorageAway(message=event.message, until=search_deadline(turn.state)))
     retry_at, is_missing = turn.now + pause_s, event.is_missing

@@ -38,6 +38,7 @@ from shoal_service.core.events.training import (
 )
 from shoal_service.core.events.workers import WorkerLost
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
@@ -151,7 +152,7 @@ def _save_again(turn: Turn, message: str) -> None:
     if tries >= _LAST_SAVES or turn.target.desired is not Desired.RUN:
         turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
         return
-    back_off_s = 2.0 ** (tries - 1)
+    back_off_s = backoff_s(tries, first_s=1.0)
     turn.budgets = replace(turn.budgets, last_saves=tries, form_not_before=turn.now + back_off_s)
     turn.emit(CheckpointRetried(message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s))
     forming.plan_next(turn)
@@ -279,7 +280,7 @@ def _re_form(turn: Turn) -> None:
     state = turn.state
     is_free = state.incident is not None and FAULTS[state.incident.cause].budget is Budget.NONE
     recoveries, fruitless = state.budgets.recoveries + (not is_free), state.budgets.fruitless + 1
-    back_off_s = 0.0 if fruitless <= 2 else min(30.0, 0.5 * 2 ** (fruitless - 2))
+    back_off_s = 0.0 if fruitless <= 2 else backoff_s(fruitless - 2, first_s=1.0, longest_s=30.0)
     turn.budgets = replace(
         turn.budgets, recoveries=recoveries, fruitless=fruitless, form_not_before=turn.now + back_off_s
     )

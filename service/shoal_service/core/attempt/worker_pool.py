@@ -13,6 +13,7 @@ from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
@@ -92,7 +93,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
     if turn.stage is Stage.RUNNING:
-        turn.budgets = replace(turn.budgets, grow_not_before=turn.now + min(60.0, 2.0**failed))
+        turn.budgets = replace(turn.budgets, grow_not_before=turn.now + backoff_s(failed, first_s=2.0, longest_s=60.0))
     limit = 3 * max(1, turn.target.granted)
     if failed >= limit and turn.stage in (Stage.STARTING, Stage.WAITING):
         turn.end(

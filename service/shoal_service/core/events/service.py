@@ -139,22 +139,6 @@ class NodeCordoned(JobEvent):
         return f"node {self.node_id[:12]} is cordoned: {self.reason}; its workers stay, and none is added"
 
 
-class MaintenancePlanned(JobEvent):
-    """Nodes with workers of this job have a maintenance window: they are drained in time, and no step is lost."""
-
-    type: ClassVar[str] = "maintenance.planned"
-    severity: ClassVar[Severity] = Severity.INFO
-
-    window_id: str
-    begins_at: float
-    ends_at: float
-    reason: str
-
-    def words(self) -> str:
-        lasts = duration_text(self.ends_at - self.begins_at)
-        return f"maintenance window {self.window_id} of {lasts} is planned: {self.reason}"
-
-
 class WebhookGaveUp(JobEvent):
     """A receiver has not accepted events of this job for so long that they are not tried any more. No webhook is sent
     this event."""

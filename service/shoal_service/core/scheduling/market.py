@@ -107,6 +107,13 @@ class WorkerNeed:
         parts = [(self.cpus, "CPU"), (self.gpus, "GPU"), (self.memory_gib, "GiB")]
         return " + ".join(f"{amount:g} {unit}" for amount, unit in parts if amount) or "nothing"
 
+    def plus(self, other: WorkerNeed, times: int = 1) -> WorkerNeed:
+        return WorkerNeed(
+            cpus=self.cpus + times * other.cpus,
+            gpus=self.gpus + times * other.gpus,
+            memory_gib=self.memory_gib + times * other.memory_gib,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketNode:
@@ -125,9 +132,6 @@ class MarketNode:
     is_spot: bool = False
     is_cordoned: bool = False
     """Whether the node is cordoned: running workers may stay, and no worker is added."""
-    ends_at: float | None = None
-    """Wall-clock time at which a maintenance window or a preemption notice takes the node away; None: it is not known
-    to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class Plan:
 
     def __init__(self, state: MarketState, now: float) -> None:
         self.now = now
-        self.room = Room(state.nodes, now)
+        self.room = Room(state.nodes)
         self.clusters = state.clusters
         self.known_clusters = state.clusters.keys() | set(self.room.clusters)
         self.has_clusters = len(self.known_clusters) > 1

@@ -25,9 +25,6 @@ not cost a worker."""
 UNLIMITED = 1_000_000
 """Number that stands for unlimited room, as for workers that reserve nothing; more than any max_workers."""
 
-LEAD_S = 30.0
-"""A node that ends within this time gets no workers: a start there would hardly pay."""
-
 
 class FreeNode:
     """What is free on a node."""
@@ -265,9 +262,8 @@ def count(sites: Sites) -> int:
 class Room:
     """The nodes of one decision."""
 
-    def __init__(self, nodes: Sequence[MarketNode], now: float) -> None:
-        usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
-        self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
+    def __init__(self, nodes: Sequence[MarketNode]) -> None:
+        self._nodes = [FreeNode(node) for node in sorted(nodes, key=lambda node: node.node_id)]
         self.clusters: tuple[str, ...] = tuple(sorted({node.cluster for node in nodes}))
         """Names of the clusters that have nodes, sorted."""
         self._shapes: dict[tuple[str | None, ShapeKey], Shape] = {}
@@ -316,13 +312,12 @@ class Room:
     def _new_shape(self, job: MarketJob, cluster: str | None) -> Shape:
         need, spread = job.need, job.placement is Placement.SPREAD
 
-        def order(free: FreeNode) -> tuple[bool, bool, float, bool, int]:
+        def order(free: FreeNode) -> tuple[bool, bool, int]:
             """Sort key of a node; the least is filled first. GPUs stay free for those that need them, on-demand nodes
-            too. Nodes that end are filled last; then the fullest node first, or the emptiest."""
+            too; then the fullest node first, or the emptiest."""
             node, fits = free.node, free.fits(need)
-            ends = 0.0 if node.ends_at is None else -node.ends_at
             is_gpu_wasted = not need.gpus and node.gpus > 0
-            return (is_gpu_wasted, node.ends_at is not None, ends, not node.is_spot, -fits if spread else fits)
+            return (is_gpu_wasted, not node.is_spot, -fits if spread else fits)
 
         of_cluster = [free for free in self._nodes if cluster is None or free.node.cluster == cluster]
         allowed = sorted(_allowed(of_cluster, job), key=order)

@@ -17,18 +17,20 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.core.events.training import CheckpointCommitted, CheckpointFailed, GenerationForming, Validated
 from shoal_service.core.events.workers import IncidentSuspected
+from shoal_service.core.system_metrics import SystemSample, pace_s, sample_of
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.series_copies import EventFiles, MetricBacklog
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
-from shoal_service.supervisor.reporting.system_samples import SystemSampler
 from shoal_service.views import CheckpointView, Condition
-from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
+from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll, WorkerUse
 from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.suspects import Suspect
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
+_MOST_PER_SAMPLE = 64
+"""Measurements of a rank that one sample is the mean of; further ones are dropped."""
 _EVENT_FILES_S = 10.0
 """How long the end of an attempt waits for the last event file."""
 
@@ -110,7 +112,7 @@ class Reporter:
             match item:
                 case Emit(event):
                     if isinstance(event, GenerationForming):
-                        self._readings.layout = event.layout
+                        self._readings.layout, self._readings.layout_reason = event.layout, event.reason
                     if isinstance(event, CheckpointFailed):
                         self._readings.checkpoint_error = event.message
                         self._readings.is_storage_stalled = event.stalled
@@ -214,3 +216,39 @@ def _point(report: StepReport, validation: ValidationReport | None) -> SeriesPoi
 
 def _number(reported: float | None) -> float:
     return math.nan if reported is None else reported
+
+
+class SystemSampler:
+    """Collects measurements of workers, and makes the mean of each rank every ten seconds; on the executor's loop only.
+
+    The reporter adds each poll's measurement once. A new generation begins with nothing, because its ranks may be other
+    workers.
+    """
+
+    def __init__(self) -> None:
+        self._uses: dict[int, list[WorkerUse]] = {}
+        self._newest: dict[int, float] = {}
+        """Time of the newest measurement of each worker, by worker index: polls repeat it."""
+        self._generation = 0
+        self._due_mono = 0.0
+
+    def add(self, index: int, rank: int | None, use: WorkerUse, generation: int) -> None:
+        """Adds a measurement of the worker `index`, which has this rank in this generation; None: it has none."""
+        if generation != self._generation:
+            self._generation, self._uses = generation, {}
+        if self._newest.get(index) == use.at:
+            return
+        self._newest[index] = use.at
+        if rank is not None:
+            uses = self._uses.setdefault(rank, [])
+            if len(uses) < _MOST_PER_SAMPLE:
+                uses.append(use)
+
+    def take(self, num_ranks: int, *, now: float, now_mono: float) -> SystemSample | None:
+        """The sample of the interval that has ended; None: it has not ended, or nothing was measured."""
+        if now_mono < self._due_mono or not self._uses or not num_ranks:
+            return None
+        self._due_mono = now_mono + pace_s(num_ranks)
+        sample = sample_of(self._uses, num_ranks=num_ranks, generation=self._generation, at=now)
+        self._uses = {}
+        return sample if sample.values else None

@@ -49,6 +49,7 @@ class Readings:
     """Moving average of the share of a step in which the training threads wait in collectives; None: not measured."""
     num_parameters: int | None = None
     layout: str = ""
+    layout_reason: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
     use: dict[int, WorkerUse] = field(default_factory=dict)
     """Newest use of resources that each worker has reported, by worker index."""
@@ -110,6 +111,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         workers=len(state.group.workers) if state.group_active else 0,
         desired_workers=state.target.granted,
         layout=readings.layout,
+        layout_reason=readings.layout_reason,
         step=_step(state, report),
         total_steps=state.history.total_steps,
         loss=report.loss if report else None,

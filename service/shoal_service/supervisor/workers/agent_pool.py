@@ -37,6 +37,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import silent_nodes
 from shoal_service.supervisor.protocols import AgentFailed, PollAgents
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
+from shoal_workers.contract.backoff import backoff_s
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -187,7 +188,7 @@ class NodeAgent:
 
     @property
     def retry_at(self) -> float:
-        return self.since + min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** max(0, self.num_failures - 1))
+        return self.since + backoff_s(max(1, self.num_failures), first_s=_FIRST_RETRY_S, longest_s=_LAST_RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)

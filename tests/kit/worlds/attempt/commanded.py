@@ -127,14 +127,15 @@ class Commanded:
 
     def feed(self, *events: Event) -> tuple[Command, ...]:
         """Several events are one turn."""
-        before, copy = self.state, copy_of(self.state)
+        before, is_tick = self.state, events == (Tick(),)
+        is_sampled = not is_tick and len(self.history) % 4 == 0  # test_every_pair.py compares every event
+        copy = copy_of(before) if is_sampled else before
         after, commands = machine.step_all(before, events, self.now, plan)
-        if commands or events != (Tick(),):
+        if is_sampled or (is_tick and commands):
             assert before == copy, "the input was mutated"
             assert machine.step_all(before, events, self.now, plan) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
-            assert from_journal(after) == after, "the journal would lose something"
-            assert self.journal.written(after) == after, "the changes since an entry would lose something"
+            assert self.journal.written(after) == after, "the journal, or the changes since an entry, lose something"
         self.state = after
         self.history += events
         for event in events:

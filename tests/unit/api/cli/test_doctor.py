@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_api.cli.commands.check import examine
+from shoal_api.cli.commands.doctor import examine
 from shoal_api.cli.doctor import (
     GIB,
     Finding,
     Verdict,
-    checks_of,
     judge_library,
     judge_python,
     judge_ray_auth,
     judge_space,
+    list_checks,
     worst,
 )
 from shoal_api.cli.output import Output
@@ -58,7 +58,7 @@ def test_each_check_is_named_before_it_begins(capsys: pytest.CaptureFixture[str]
         said.append(capsys.readouterr().err)
         return Finding(check="slow", verdict=Verdict.OK, message="done")
 
-    names = [name for name, _ in checks_of("http://127.0.0.1:1", None)]
+    names = [name for name, _ in list_checks("http://127.0.0.1:1", None)]
     found = list(examine(Output(as_json=True), ((name, check) for name in names)))
     assert said == [f"checking {name} ...\n" for name in names] and len(found) == len(names)
     assert capsys.readouterr().out == "", "standard output holds the result only"

@@ -14,7 +14,7 @@ from shoal_api.cli.doors import (
     Remark,
     describe,
     examine,
-    ray_train_of,
+    read_ray_train,
     refuse_function_as_task,
 )
 from shoal_api.cli.errors import CliError
@@ -282,4 +282,4 @@ def test_what_a_trainer_says_of_its_workers_is_read(
     before: str, after: str, expected: RayTrain | None, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(RAY_TRAIN.replace(before, after, 1) if before else RAY_TRAIN)
-    assert ray_train_of(tmp_path / "train.py", tmp_path) == expected
+    assert read_ray_train(tmp_path / "train.py", tmp_path) == expected

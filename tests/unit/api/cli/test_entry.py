@@ -28,7 +28,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "shoal_api.cli.main", "shoal_api.cli.commands.queue"])
+@pytest.mark.parametrize("module", ["typer", "shoal_api.cli.main", "shoal_api.cli.commands.doctor"])
 def test_an_interrupt_while_the_command_line_is_loaded_is_no_traceback(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_api.cli.errors import CliError
-from shoal_api.cli.program import read_program, spec_of, workers_of
+from shoal_api.cli.program import make_spec, parse_workers, read_program
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _spec(*words: str, module: str | None = None, max_workers: int | None = None) -> dict[str, Any]:
     program = read_program(words, module)
     assert program is not None
-    document = spec_of(program, max_workers)
+    document = make_spec(program, max_workers)
     assert parse_spec(document)
     return document
 
@@ -90,7 +90,7 @@ def test_options_of_accelerate_are_workers_and_variables() -> None:
     options = ["--num_processes", "3", "--mixed-precision=bf16", "--multi_gpu", "--num_machines", "1", "--cpu"]
     program = read_program(["accelerate", "launch", *options, "train.py"])
     assert program is not None
-    spec = spec_of(program)
+    spec = make_spec(program)
     assert spec["elasticity"] == {"min_workers": 3, "max_workers": 3}
     assert spec["code"]["env"] == {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_USE_CPU": "true"}
     assert program.not_needed == ("--multi_gpu", "--num_machines")
@@ -101,7 +101,7 @@ def test_options_of_deepspeed_are_workers_and_its_launchers_variables() -> None:
     program = read_program(["deepspeed", *options, "train.py", "--deepspeed_config", "ds.json"])
     assert program is not None
     assert (program.workers, program.args) == ((8, 8), ("--deepspeed_config", "ds.json"))
-    assert spec_of(program)["script"]["launcher"] == "deepspeed_env"
+    assert make_spec(program)["script"]["launcher"] == "deepspeed_env"
     left_out = ("--master_port", "--hostfile", "the argument --local_rank (LOCAL_RANK says the same)")
     assert program.not_needed == left_out
     module = read_program(["deepspeed", "--no_local_rank", "--module", "pkg.train", "-x"])
@@ -232,10 +232,10 @@ def test_a_plain_python_program_finds_its_peers_if_there_are_several() -> None:
 
 @pytest.mark.parametrize(("text", "workers"), [("4", (4, 4)), ("2:8", (2, 8)), ("1:1", (1, 1))])
 def test_workers_are_a_number_or_a_range(text: str, workers: tuple[int, int]) -> None:
-    assert workers_of("--workers", text) == workers
+    assert parse_workers("--workers", text) == workers
 
 
 @pytest.mark.parametrize("text", ["", "0", "8:2", "a", "2:", ":2", "1:2:3", "-1", "²"])
 def test_other_numbers_of_workers_are_refused(text: str) -> None:
     with pytest.raises(CliError, match="neither a number of workers"):
-        workers_of("--workers", text)
+        parse_workers("--workers", text)

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from shoal_api.demo.outcome import DemoOutcome, compare_losses
-from shoal_api.demo.report import Run, plot_losses, report, sizes_of
+from shoal_api.demo.report import Run, plot_losses, report, sizes_by_step
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import JobState
@@ -73,7 +73,7 @@ def test_the_report_shows_failed_checks(incident: IncidentView) -> None:
 
 
 def test_shrinking_and_growing_are_marked(incident: IncidentView) -> None:
-    assert sizes_of(series(4, 4, 3, 4)) == (4, 3, 4)
+    assert sizes_by_step(series(4, 4, 3, 4)) == (4, 3, 4)
     axis = next(line for line in shown(incident).splitlines() if "└" in line)
     assert axis.index("✗") < axis.index("↑")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, script_of
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "byte-lm.yaml"
@@ -25,6 +25,6 @@ def test_the_demo_spec_is_accepted_and_the_kill_is_within_the_run() -> None:
 
 
 def test_the_number_of_steps_can_be_given_and_more_of_them_change_no_learning_rate() -> None:
-    spec = script_of(Scenario.RELAYOUT, 60).spec
+    spec = make_script(Scenario.RELAYOUT, 60).spec
     assert spec["stop"] == {"steps": 60}
     assert parse_spec(spec).schedule.steps == 60

@@ -457,7 +457,7 @@ def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(stor
         bench.cluster.error_of_find = RayCallFailed("KeyError: 'x'")
         bench.driver = bench.make_driver()
         bench.start()
-        await bench.clock.advance(200.0)
+        await bench.clock.advance(120.0)  # the eighth failure in a row comes after 91 s
         assert not bench.task.done() and not supervisor.is_released
         assert store.get_job(bench.job_id).status.state is JobState.RUNNING
         bench.cluster.error_of_find = None

@@ -180,6 +180,31 @@ async def test_a_job_moves_on_request_once_it_has_saved(
 
 
 @with_a_job_in_west
+async def test_a_job_trains_on_until_it_would_start_in_the_other_cluster_which_keeps_the_room_for_it(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    first, second = (submit(bench, "default") for _ in range(2))
+    await bench.clock.advance(2.0)
+    assert set(bench.cluster.supervisors) == {(first, 1), (second, 1)}, "default is full"
+    bench.store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
+    await bench.clock.advance(20.0)
+    assert not supervisor.directives[-1].is_preempted
+    [stays] = events(bench.store, job_id, "job.stays_in_cluster")
+    assert stays["reason"].startswith("moves to the cluster 'default' as soon as it can: ")
+    assert stays["reason"].endswith("It trains on until then")
+    bench.cluster.supervisors[first, 1].end(AttemptEnd(reason=EndReason.FINISHED, message="done.", step=9))
+    await bench.clock.advance(3.0)
+    assert supervisor.directives[-1].is_preempted
+    later = submit(bench, "default")
+    await bench.clock.advance(20.0)
+    assert bench.state(later) is JobState.QUEUED, "the room is kept"
+    saved(supervisor, 9)
+    ended(supervisor, 9)
+    await bench.clock.advance(3.0)
+    assert {key for key in bench.cluster.supervisors if key[0] in (job_id, later)} in ({(job_id, 2)}, {(later, 1)})
+
+
+@with_a_job_in_west
 async def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(
     bench: ControlBench, job_id: str, supervisor: FakeSupervisor
 ) -> None:

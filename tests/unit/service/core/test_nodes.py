@@ -9,7 +9,6 @@ from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
     Cordon,
     Drain,
-    DrainSource,
     Node,
     NodeSuspicion,
     avoided,
@@ -44,12 +43,6 @@ def test_a_cordoned_node_keeps_its_workers_and_its_capacity() -> None:
     assert usable(nodes) == nodes == usable(nodes, ["j1"])
     both = cordoned.model_copy(update={"drain": DRAIN})
     assert not avoided((both,))[0].keeps_workers, "a drain is more than a cordon"
-
-
-def test_the_drain_for_a_window_stays_until_another_one_is_requested() -> None:
-    window = node("a", drain=DRAIN.model_copy(update={"source": DrainSource.WINDOW}))
-    assert with_drains([window], {}) == (window,)
-    assert with_drains([window], {"a": DRAIN})[0].drain == DRAIN
 
 
 def test_a_suspected_node_is_avoided_without_a_deadline() -> None:

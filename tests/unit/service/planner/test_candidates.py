@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoal_workers.contract.layout import (
     Schedule,
     ShardLevel,
     micro_batches_fed,
+    plain,
 )
 from shoal_workers.contract.proofs import is_refused, kind_of
 from shoal_workers.contract.spec import JobSpec, plan_of
@@ -77,6 +79,17 @@ def test_layouts_that_use_all_that_a_refused_one_uses_are_left_out_and_no_others
     found = {table.layout(place) for place in range(len(table))}
     everything = _all(spec, 8)
     assert found == {one for one in _rows(everything) if not is_refused(one, (refused,))} != _rows(everything)
+
+
+def test_plain_replicas_that_were_refused_are_left_out_and_nothing_else() -> None:
+    spec = _spec(8)
+    shape = shape_of(spec)
+    assert shape is not None
+    limits = Limits(legal_degrees(spec, plan_of(spec)), spec.batch.num_micro_batches, 8, may_be_plain=True)
+    every = candidates(shape, limits, [8])
+    table = candidates(shape, replace(limits, refused=(kind_of(plain(2)),)), [8])
+    assert plain(8) in _rows(every)
+    assert _rows(table) == {one for one in _rows(every) if one.shard is not ShardLevel.NONE}
 
 
 def _rows(table: Any) -> set[Layout]:

@@ -55,12 +55,39 @@ def test_levels_that_the_prediction_cannot_tell_apart_are_rivals(job: Any) -> No
     assert plan(job(elasticity={"max_workers": 8}), 1).rivals == ()
 
 
-def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> None:
-    for spec, rule in ((job(deterministic=True), "deterministic"), (job(task="mine:Task", data={}), "unknown_model")):
+def test_deterministic_jobs_and_unknown_models_with_a_precision_are_fully_sharded(job: Any) -> None:
+    unknown = job(task="mine:Task", data={}, precision="bf16")
+    for spec, rule in (
+        (job(deterministic=True), "deterministic"),
+        (job(task="mine:Task", data={}, deterministic=True), "deterministic"),
+        (unknown, "unknown_model: the sizes of the model are unknown, and precision is bf16"),
+    ):
         assert plan(spec, 4).layout == Layout(dp_shard=4, shard=ShardLevel.FULL)
         layout, reason = _planned(spec, 11)
         assert layout == Layout(dp_shard=8, shard=ShardLevel.FULL)
         assert rule in reason and "3 of 11 ranks idle" in reason
+
+
+def test_a_task_of_the_users_own_is_plain_until_its_whole_state_was_refused(job: Any) -> None:
+    own: dict[str, Any] = {"task": "mine:Task", "data": {}, "elasticity": {"max_workers": 8}}
+    spec = job(**own)
+    for world in (1, 3, 8):
+        layout, reason = _planned(spec, world)
+        assert layout == plain(world)
+        assert "; plain: every worker has the whole state and trains the task's own module" in reason
+    assert _planned(spec, 11) == (plain(8), plan(spec, 11).reason) and "3 of 11 ranks idle" in plan(spec, 11).reason
+    refused = (plain(3),)
+    for world in (2, 3, 8):
+        planned = plan(spec, world, None, (), refused)
+        assert planned.layout == Layout(dp_shard=world)
+        assert "unknown_model: the whole state does not fit on each worker" in planned.reason
+    assert plan(spec, 1, None, (), refused).layout == plain(1)
+    for changes in (
+        {"parallelism": {"dp_shard": "auto"}},
+        {"worker": {"gpus": 1}},
+        {"module_precision": {"a": "bf16"}},
+    ):
+        assert plan(job(**{**own, **changes}), 3).layout.shard is ShardLevel.FULL, changes
 
 
 @pytest.mark.parametrize("changes", [{}, {"task": "mine:Task", "data": {}}], ids=["known sizes", "unknown sizes"])

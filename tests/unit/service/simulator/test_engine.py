@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 
 from kit.market_traces import FREE, market, scripted, trace_job
+from schedulers import first_come
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Start
 from shoal_service.simulator.engine import Costs, Market, PolicyError, Run, simulate
-from shoal_service.simulator.policies import first_come
 from shoal_service.simulator.traces import AWAY, Capacity
 
 

@@ -23,7 +23,7 @@ from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingText
 from shoal_workers.data_show import show
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.task.task import LoadedTask, load_task
-from shoal_workers.tasks.shown_media import images, speech
+from shoal_workers.tasks.shown import images, speech
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*token_id.*")

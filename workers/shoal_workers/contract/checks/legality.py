@@ -139,6 +139,29 @@ def why_not_plain(spec: JobSpec) -> Iterator[str]:
         yield "parallelism.offload is true"
 
 
+def is_plain_by_default(spec: JobSpec) -> bool:
+    """Whether workers train the task's own module, as long as its whole state fits: a task of the user's own on CPUs,
+    whose spec fixes no layout and has no setting that plain replicas lack."""
+    is_free = spec.parallelism == "auto" and not spec.worker.gpus
+    return is_free and is_own_task(spec) and not any(why_not_plain(spec))
+
+
+def is_own_task(spec: JobSpec) -> bool:
+    """Whether the task is a class of the user's own."""
+    return spec.program is None and not spec.task.startswith(_BUILT_IN_TASKS)
+
+
+_BUILT_IN_TASKS = "shoal_workers.tasks."
+
+
+def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
+    """Whether a forward pass may write to parameters, as in a plain loop: no other worker would have other values, now
+    or later, no snapshot of the step before would be changed, and no other micro-batch of the step sees the buffers (a
+    flag) as they were before."""
+    is_alone = layout.world_size == spec.elasticity.max_workers == spec.batch.num_micro_batches == 1
+    return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
+
+
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
     if not spec.deterministic:
         return

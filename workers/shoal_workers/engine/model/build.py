@@ -55,8 +55,11 @@ from shoal_workers.machine_limits import available_bytes
 _NOTABLE_BYTES = 256 << 20
 
 
-def build_runtime(generation: Generation) -> ModelRuntime:
+def build_runtime(generation: Generation, check_whole: Callable[[nn.Module], None]) -> ModelRuntime:
     """Training thread. Needs no communication, because every rank builds the whole model first.
+
+    Args:
+        check_whole: called with the whole model; what it raises is raised.
 
     Raises:
         TaskFailed: the task's own code raised.
@@ -68,6 +71,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
         model, distributions = _built(generation)
         if scalars := make_plain(model, task.line_of("build_model")):
             task.export["scalars"] = scalars
+    check_whole(model)
     weights, url = None, spec.init_from or task.initial_weights
     reloads = task.reloads_frozen
     if reloads and spec.init_from is not None:

@@ -67,13 +67,6 @@ def upgrade() -> None:
     )
     op.create_index(None, "deletions", ["finished_at"])
     op.create_table(
-        "drain_times",
-        sa.Column("num", _SERIAL, primary_key=True, autoincrement=True),
-        sa.Column("node_id", sa.String(64), nullable=False),
-        sa.Column("ended_at", sa.Double(), nullable=False),
-        sa.Column("drain_s", sa.Double(), nullable=False),
-    )
-    op.create_table(
         "fleet_goodput",
         sa.Column("bin_at", sa.Double(), primary_key=True),
         sa.Column("productive", sa.Double(), nullable=False),
@@ -143,14 +136,6 @@ def upgrade() -> None:
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.Double(), nullable=False),
         sa.Column("session_owner", sa.String(255), nullable=False, server_default=""),
-    )
-    op.create_table(
-        "maintenance_windows",
-        sa.Column("id", sa.String(32), primary_key=True),
-        sa.Column("nodes", sa.Text(), nullable=False),
-        sa.Column("begins_at", sa.Double(), nullable=False),
-        sa.Column("ends_at", sa.Double(), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
     )
     op.create_table(
         "model_aliases",

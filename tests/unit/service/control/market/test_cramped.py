@@ -15,8 +15,6 @@ from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 
-NOW = 1000.0
-
 
 def row(name: str, workers: int, *, priority: int = 0, **spec: Any) -> DriveRow:
     document = {
@@ -46,7 +44,7 @@ def node(name: str, cpus: float = 2.0, **more: Any) -> MarketNode:
 
 
 def cramped(rows: list[DriveRow], nodes: list[MarketNode], **workers: dict[str, int]) -> frozenset[str]:
-    return without_room(rows, nodes, workers, NOW)
+    return without_room(rows, nodes, workers)
 
 
 def test_a_job_whose_missing_worker_fits_has_room() -> None:
@@ -67,9 +65,8 @@ def test_a_job_whose_missing_worker_fits_has_room() -> None:
         ({"capacity": "on_demand"}, {"is_spot": True}, {"is_spot": False}),
         ({"capacity": "spot"}, {"is_spot": False}, {"is_spot": True}),
         ({}, {"is_cordoned": True}, {}),
-        ({}, {"ends_at": NOW + 5.0}, {}),
     ],
-    ids=["selector", "gpu_type", "on_demand", "spot", "cordoned", "ends soon"],
+    ids=["selector", "gpu_type", "on_demand", "spot", "cordoned"],
 )
 def test_a_node_that_the_job_may_not_use_is_no_room(spec: Any, other: Any, allowed: Any) -> None:
     job = row("a", 1, **spec)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.attempt.new_world import make_world
-from kit.worlds.attempt.parts import directed, error_of, from_journal
+from kit.worlds.attempt.parts import copy_of, directed, error_of, from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
@@ -306,10 +306,14 @@ def test_every_stage_is_among_the_worlds(moments: Moments) -> None:
 
 
 def test_no_pair_raises_or_breaks_a_rule(moments: Moments) -> None:
+    """No event changes the state that it is given, and the same event has the same result."""
     pairs = 0
     for state, now in moments:
+        copy = copy_of(state)
         for event in events(state):
             after, commands = machine.step(state, event, now + 0.5, plan)
+            if pairs % 5 == 0:
+                assert machine.step(state, event, now + 0.5, plan) == (after, commands)
             if after.stage is not state.stage or pairs % 37 == 0:
                 assert from_journal(after) == after
             assert sum(isinstance(c, End) for c in commands) == (
@@ -317,6 +321,7 @@ def test_no_pair_raises_or_breaks_a_rule(moments: Moments) -> None:
             )
             assert after.group.generation in (state.group.generation, state.group.generation + 1)
             pairs += 1
+        assert state == copy, f"an event has changed the state at {state.stage}"
     assert pairs > 2000
 
 

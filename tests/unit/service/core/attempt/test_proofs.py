@@ -10,7 +10,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, plain
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 
@@ -77,6 +77,20 @@ def test_a_refused_layout_is_not_planned_again_and_costs_no_budget(new_world: Ne
     status = status_of(world.state, Readings(), spec_version=1, now=world.now)
     assert {proof.outcome for proof in status.proofs} == {ProofOutcome.REFUSED}
     assert len(status.proofs) == len(tried)
+
+
+def test_plain_replicas_of_which_one_does_not_fit_are_followed_by_a_sharded_group(new_world: NewWorld) -> None:
+    world = starting(new_world(workers=2, task="mine:Task", data={}, model={}))
+    assert world.state.group.layout == plain(2) and demands(world) == {ProofDemand.NONE}
+    words = refuse(world)
+    assert world.end is None and world.state.stage is Stage.FORMING
+    assert world.state.group.layout == Layout(dp_shard=2)
+    assert world.state.budgets.recoveries == world.state.budgets.fruitless == 0
+    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
+    assert [(proof.layout, proof.words) for proof in status.proofs] == [(plain(2), words)]
+    reasons = [event["reason"] for event in world.events("generation.forming")]
+    assert "plain: every worker has the whole state" in reasons[0]
+    assert "unknown_model: the whole state does not fit on each worker" in reasons[1]
 
 
 def test_a_refused_layout_that_the_spec_fixes_ends_the_job_with_its_sentence(new_world: NewWorld) -> None:

@@ -69,7 +69,6 @@ NAMES = [
     "layout.measured",
     "layout.proven",
     "layout.refused",
-    "maintenance.planned",
     "metrics.hook_failed",
     "node.answers",
     "node.cleared",

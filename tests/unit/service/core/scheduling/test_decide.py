@@ -304,11 +304,6 @@ def test_a_cordoned_node_keeps_its_workers_and_gets_no_new_ones() -> None:
     assert after(state) == {"stays": 4, "new": 2}
 
 
-def test_a_node_that_ends_soon_gets_no_workers() -> None:
-    ending = MarketNode(node_id="ending", cpus=4, ends_at=NOW + 5)
-    assert after(market([job("a", 1, 8)], [ending, *nodes(2)])) == {"a": 2}
-
-
 def test_selectors_and_capacity_kinds_choose_nodes() -> None:
     cluster = [
         MarketNode(node_id="h100", cpus=4, labels={"gpu_type": "h100"}),

@@ -115,15 +115,11 @@ def only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: Market
     decisions = decide(state, NOW)
     by_id = {one.job_id: one for one in state.jobs}
     started = {one.job_id for one in decisions if isinstance(one, Start)}
-    lost_nodes = any(node.ends_at is not None and node.ends_at < NOW + 30 for node in state.nodes)
-    """A job that no longer fits does not train, and gives way to its own priority."""
     for one in decisions:
         if isinstance(one, Preempt) and one.beneficiary:
             victim, urgent = by_id[one.job_id], by_id[one.beneficiary]
             is_owed = has_waited(urgent, NOW) and "guaranteed to project" in one.reason
-            assert victim.priority < urgent.priority or (
-                victim.priority == urgent.priority and (lost_nodes or is_owed)
-            ), one.reason
+            assert victim.priority < urgent.priority or (victim.priority == urgent.priority and is_owed), one.reason
             assert one.beneficiary in started or by_id[one.beneficiary].granted
 
 
@@ -382,7 +378,7 @@ def test_a_decision_that_looks_at_its_own_outcome_knows_where_its_workers_are() 
     guaranteed = replace(older, job_id="guaranteed", submitted_at=NOW, project="own", capacity=CapacityKind.ON_DEMAND)
     late = replace(older, job_id="late", submitted_at=NOW, min_workers=1, max_workers=1, need=NEEDS[1])
     cluster = [
-        MarketNode(node_id="node-0", cpus=3.0, is_spot=True, ends_at=NOW + 110),
+        MarketNode(node_id="node-0", cpus=3.0, is_spot=True),
         MarketNode(node_id="node-2", cpus=4.0),
         MarketNode(node_id="node-3", cpus=1.0),
     ]

@@ -205,11 +205,12 @@ def test_log_lines_of_a_former_worker_keep_its_id() -> None:
 def test_the_layout_of_a_forming_generation_is_shown() -> None:
     case = Case()
     forming = GenerationForming(
-        generation=2, workers=2, layout="fsdp2", reason="", source=StateSource.INITIAL, restore=None, step=0
+        generation=2, workers=2, layout="fsdp2", reason="why", source=StateSource.INITIAL, restore=None, step=0
     )
     case.reporter.report([Emit(forming)], case.state)
     reports = case.reports()
-    assert reports.status.layout == "fsdp2" and reports.events[0].type == "generation.forming"
+    assert (reports.status.layout, reports.status.layout_reason) == ("fsdp2", "why")
+    assert reports.events[0].type == "generation.forming"
 
 
 def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.supervisor.reporting.system_samples import SystemSampler
+from shoal_service.supervisor.reporting.reporter import SystemSampler
 from shoal_workers.contract.messages import WorkerUse
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedulers import POLICIES
 from shoal_service.core.scheduling.market import Project, ThroughputCurve
 from shoal_service.simulator.engine import Costs, JobRun, Market, Run
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import AWAY, Capacity, TraceJob
 
 _PROJECTS = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from schedulers import POLICIES
 from shoal_service.simulator.engine import Costs, Market
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.traces import Capacity, read_capacity, read_trace
 
 TRACES = Path(__file__).resolve().parents[5] / "shared" / "traces"

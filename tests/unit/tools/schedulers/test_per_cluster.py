@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from schedulers import first_come, max_min, per_cluster, with_rules
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketNode, MarketState, Project, Start, Wait
-from shoal_service.simulator.policies import first_come, max_min, per_cluster, with_rules
 from shoal_service.simulator.traces import WORKER
 
 EAST, WEST = (MarketNode(node_id=name, cpus=4.0, cluster=name) for name in ("east", "west"))

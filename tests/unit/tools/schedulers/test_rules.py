@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kit.market_traces import trace_job
+from schedulers import divide_among_projects, max_min, rigid, srtf, with_rules
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketNode, MarketState, Project, Start, Wait
-from shoal_service.simulator.policies import divide_among_projects, max_min, srtf, with_rules
 from shoal_service.simulator.traces import WORKER
 
 
@@ -61,11 +62,11 @@ def test_with_one_project_and_one_priority_the_policy_decides_alone() -> None:
 
 def test_rigid_jobs_borrow_what_no_project_can_use() -> None:
     """Each project is due 4 of 8 workers, and each job asks for 6: one of them runs, and stays."""
-    asked = {"u": 6, "v": 6}
+    requests = [trace_job(name, workers=(1, 8), asked=6) for name in ("u", "v")]
     jobs = [_job("u", "a"), _job("v", "b")]
     projects = {"a": Project(name="a"), "b": Project(name="b")}
     nodes = [MarketNode(node_id="n", cpus=8.0)]
-    policy = with_rules(srtf(asked))
+    policy = with_rules(rigid(requests, srtf, may_pass=True))
     first = [one for one in policy(MarketState(jobs=jobs, nodes=nodes, projects=projects), 0.0) if not _waits(one)]
     assert [(one.job_id, one.workers) for one in first if isinstance(one, Start)] == [("u", 6)]
     running = [replace(jobs[0], granted=6), jobs[1]]

@@ -1,0 +1,79 @@
+"""Refuses plain replicas whose whole state does not fit: the planner does not know the size of a user's own task.
+
+    needed by a worker     parameters, gradients and their buckets, two moments of each trained parameter; and twice
+                           what snapshots keep of them. Nothing if it has the model of the generation before
+    may be used            half of the memory that is left on the host, or of `worker.memory_gib`, for all of its
+                           workers together: the other half is for activations, data and whatever was not counted
+
+All ranks get the same answer, before anything of the state beside the model has been allocated. Another group follows,
+whose layout is sharded. Where the spec asks for `shard: none`, nothing is refused. Called by `TaskProgram`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import nn
+
+from shoal_workers.contract.checks.legality import is_plain_by_default
+from shoal_workers.contract.layout import ShardLevel
+from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.generation_ends import LayoutRefused
+from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.machine_limits import available_bytes
+
+_MOMENTS = 2
+"""As AdamW has: the optimizer of a task is not known yet."""
+_SNAPSHOTS = 2
+_USABLE = 0.5
+_GIB = 1 << 30
+
+
+def refuse_if_too_large(generation: Generation, group: Group, host: str, model: nn.Module | None) -> None:
+    """All ranks.
+
+    Args:
+        host: differs between hosts.
+        model: the whole one; None if the worker has that of the generation before.
+
+    Raises:
+        LayoutRefused: on every rank, or on none.
+    """
+    layout, spec = generation.layout, generation.spec
+    if layout.shard is not ShardLevel.NONE or layout.world_size == 1 or not is_plain_by_default(spec):
+        return
+    needed = 0 if model is None else bytes_needed(model, spec)
+    left = min(available_bytes(), round(spec.worker.memory_gib * _GIB) or available_bytes())
+    words = group.decide("whole state", f"{host} {needed} {left}", decide)
+    if words:
+        raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=words))
+
+
+def bytes_needed(model: nn.Module, spec: JobSpec) -> int:
+    """What a worker allocates for the state of a whole model, and for its snapshots."""
+    every = sum(one.nbytes for one in model.parameters())
+    trained = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+    state = every + _MOMENTS * trained
+    gradients = 2 * trained
+    return state + gradients + _SNAPSHOTS * state * spec.snapshot.enabled
+
+
+def decide(texts: list[str]) -> str:
+    """Return why the whole state does not fit; empty if it does. `texts`: of each rank its host, the bytes that it
+    needs, and those that are left there."""
+    needed: dict[str, int] = defaultdict(int)
+    left: dict[str, int] = {}
+    num_workers: dict[str, int] = defaultdict(int)
+    for host, more, there in (text.split() for text in texts):
+        num_workers[host] += 1
+        needed[host] += int(more)
+        left[host] = min(left.get(host, int(there)), int(there))
+    for host, num_bytes in needed.items():
+        if num_bytes > _USABLE * left[host]:
+            return (
+                f"the whole state of the model does not fit on each worker: {num_workers[host]} on {host} need "
+                f"{num_bytes / _GIB:,.2f} GiB, and half of {left[host] / _GIB:,.2f} GiB may be used"
+            )
+    return ""
