@@ -136,6 +136,7 @@ def _enter(tab: Browser, address: str, token: str) -> None:
     tab.look(width=2560, height=1400)
     with Client(address, token=token) as client:
         tab.log_in(f"{address}{client.session_link().path}")
+    tab.open(f"{address}/")
     tab.sees("#live", "live")
 
 

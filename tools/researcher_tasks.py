@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
 from kit.processes.chromium import chromium  # noqa: E402
-from kit.researcher.running import HEAD, TASKS, make_history, perform, rows  # noqa: E402
+from kit.researcher.running import HEAD, TASKS, make_history, perform, rows, served_history  # noqa: E402
 
 PAGE = ROOT / "docs" / "researcher-tasks.md"
 _TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
@@ -38,7 +38,8 @@ def main() -> None:
         history = make_history(Path(folder, "history"))
         for task in TASKS:
             if not names or task.name in names:
-                taken.append((task, perform(task, tab, history, Path(folder, task.name))))
+                with served_history(history, Path(folder, task.name)) as service:
+                    taken.append((task, perform(task, tab, service, Path(folder, task.name, "downloads"))))
                 print(task.name, taken[-1][1], flush=True)
     if not names:
         page = PAGE.read_text(encoding="utf-8")

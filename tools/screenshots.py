@@ -121,6 +121,7 @@ def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, J
 
     tab.look(width=WIDTH, height=760)
     tab.log_in(f"{home}{client.session_link().path}")
+    tab.open(f"{home}/")
     tab.until(lambda: tab.count("#jobs tr") == 4, "four jobs")
     _save(tab, "fleet-page")
     until(lambda: client.job(urgent.id).status.step > 0, "the first step of the urgent job", 600)

@@ -1,8 +1,9 @@
 """axe-core over each page: no violation of WCAG 2.0 and 2.1, levels A and AA, at four widths, in light and in dark.
 
-A page is loaded once and then resized. In dark only the rules about colours run: the sheets change nothing else in
-dark, which a test checks, so the other rules would report the same as in light. `make test` audits each page once, on a
-phone in light; a second of CPU is an audit.
+A page is loaded once and then resized. The widths are those of a phone and of each range for which the sheets have
+rules of their own, which a test checks. In dark only the rules about colours run: the sheets change nothing else in
+dark, which a test checks too, so the other rules would report the same as in light. `make test` audits each page once,
+on a phone in light; a second of CPU is an audit.
 
 The pages are those of a written service, with a job that trains, one that waits, one that has failed and one that has
 ended, so that each state has its badge and its buttons.
@@ -11,9 +12,9 @@ ended, so that each state has its badge and its buttons.
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from functools import cache
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from shoal_workers.contract.job import EndReason
 Views = tuple[tuple[str, int], ...]
 STATIC = Path(pages.__file__).parents[1] / "static"
 PHONE = (("light", 420),)
-OTHER_VIEWS = tuple(view for view in product(("light", "dark"), (420, 1024, 1400, 2560)) if view not in PHONE)
+OTHER_VIEWS = (("light", 1024), ("light", 2560), ("dark", 420), ("dark", 800))
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 CHARTS = [".js-plotly-plot"]
 NOT_OURS = {"/docs": ["#api"], "/jobs": CHARTS, "/compare": CHARTS, "/sweeps": CHARTS}
@@ -143,6 +144,15 @@ def test_dark_changes_nothing_but_colours() -> None:
             found += re.findall(r"([\w-]+)\s*:\s*([^;]+)", block[1])
     assert len(found) > 10
     assert [one for one in found if re.fullmatch(r"--[\w-]+ #[0-9a-f]{6}", " ".join(one).strip()) is None] == []
+
+
+@pytest.mark.first
+def test_each_range_of_widths_that_the_sheets_tell_apart_is_audited() -> None:
+    sheets = "".join(sheet.read_text() for sheet in STATIC.glob("*.css"))
+    limits = re.findall(r"\((min|max)-width:\s*(\d+)px\)", sheets)
+    begins = sorted({int(width) + (kind == "max") for kind, width in limits})
+    assert len(begins) >= 3
+    assert {bisect(begins, width) for _, width in PHONE + OTHER_VIEWS} == set(range(len(begins) + 1))
 
 
 @pytest.mark.first

@@ -257,6 +257,7 @@ def _close(browser: Browser, tabs: dict[str, str], first: str) -> None:
         browser.use_tab(handle)
         browser.driver.close()
     browser.use_tab(first)
+    browser.forget()
 
 
 def _wait_until_whole(browser: Browser) -> list[str]:

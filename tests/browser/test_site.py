@@ -74,7 +74,8 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     assert "nowhere.md" in done.stderr and "no-such-heading" in done.stderr
 
 
-def test_search_finds_a_page_without_a_server(site: Path, browser: Browser) -> None:
+def test_search_finds_a_page_without_a_server(site: Path, _browser: Browser) -> None:
+    browser = _browser
     browser.open((site / "index.html").as_uri())
     field = browser.driver.find_element("css selector", ".md-search__input")
     field.click()
@@ -86,3 +87,4 @@ def test_search_finds_a_page_without_a_server(site: Path, browser: Browser) -> N
 
     until(is_found, "the search has the page with this heading")
     assert browser.complaints() == []
+    browser.forget()

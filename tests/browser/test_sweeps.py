@@ -147,17 +147,16 @@ def test_the_sweeps_are_listed_with_their_states_and_best_jobs(reader: Browser, 
 def test_the_axes_read_well_with_any_number_of_jobs(reader: Browser, written: Service, num_jobs: int) -> None:
     for number in range(num_jobs):
         add(written, number, 1.0 + number % 7)
-    for width in (420, 1024, 1400, 2560):
-        for scheme in ("light", "dark"):
-            reader.look(width=width, scheme=scheme)
-            reader.open(f"{written.url}/sweeps?label=sweep%3Drates&project=default")
-            reader.until(lambda: reader.count("#jobs tr") == num_jobs, "the table")
-            reader.until(lambda: reader.count("#chart .scatterlayer .trace"), "the axes")
-            reader.until(lambda: reader.count("#curves-chart .scatterlayer .trace"), "the curves")
-            assert reader.run("document.documentElement.scrollWidth") <= width
-            assert reader.count("#chart .scatterlayer .trace") <= 9, "a trace for each colour, not for each job"
-            ticks = "[...document.querySelectorAll('#chart .xtick text')].map((one) => one.getBoundingClientRect())"
-            boxes = reader.run(f"{ticks}.map((one) => [one.left, one.right])")
-            assert len(boxes) >= 6, boxes
-            assert all(a[1] <= b[0] for a, b in pairwise(boxes)), "names of axes do not overlap"
+    for width, scheme in ((420, "light"), (1024, "dark"), (1400, "light"), (2560, "dark")):
+        reader.look(width=width, scheme=scheme)
+        reader.open(f"{written.url}/sweeps?label=sweep%3Drates&project=default")
+        reader.until(lambda: reader.count("#jobs tr") == num_jobs, "the table")
+        reader.until(lambda: reader.count("#chart .scatterlayer .trace"), "the axes")
+        reader.until(lambda: reader.count("#curves-chart .scatterlayer .trace"), "the curves")
+        assert reader.run("document.documentElement.scrollWidth") <= width
+        assert reader.count("#chart .scatterlayer .trace") <= 9, "a trace for each colour, not for each job"
+        ticks = "[...document.querySelectorAll('#chart .xtick text')].map((one) => one.getBoundingClientRect())"
+        boxes = reader.run(f"{ticks}.map((one) => [one.left, one.right])")
+        assert len(boxes) >= 6, boxes
+        assert all(a[1] <= b[0] for a, b in pairwise(boxes)), "names of axes do not overlap"
     assert reader.complaints() == []

@@ -1,4 +1,4 @@
-"""Runs tasks, each over a copy of one history, and writes their counts as a table; reads the table, too.
+"""Runs tasks over copies of one history, and writes their counts as a table; reads the table, too.
 
 The test compares what a task takes now with the table of docs/researcher-tasks.md; tools/researcher_tasks.py makes it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,18 +36,25 @@ class Taken:
 
 
 def make_history(folder: Path) -> Path:
-    """Writes the history once; returns the folder that `perform` copies."""
+    """Writes the history once; returns the folder that `served_history` copies."""
     with _served(folder) as service:
         write_history(service, folder / "checkpoints", time.time())
     return folder
 
 
-def perform(task: Task, browser: Browser, history: Path, folder: Path) -> Taken:
-    """Does the task over a copy of the history, in a new folder. Raises an exception if the answer does not appear."""
+@contextmanager
+def served_history(history: Path, folder: Path, address: socket.socket | None = None) -> Iterator[Service]:
+    """A service with a copy of the history in a new folder. `address`: see `served`."""
     shutil.copytree(history, folder)
-    with _served(folder) as service:
-        person = Person(browser, folder / "downloads")
-        _begin(person, service)
+    with _served(folder, address) as service:
+        yield service
+
+
+def perform(task: Task, browser: Browser, service: Service, downloads: Path) -> Taken:
+    """Does the task over a served history. Raises an exception if the answer does not appear."""
+    person = Person(browser, downloads)
+    _begin(person, service)
+    try:
         task.do(person, service)
         place = person.place
         half_written = re.compile(
@@ -54,7 +62,8 @@ def perform(task: Task, browser: Browser, history: Path, folder: Path) -> Taken:
         )  # a spec, which is validated as it is written
         failed = [one for one in browser.complaints() if not half_written.search(one)]
         assert failed == [], failed
-        browser.open("about:blank")  # no stream is open when the server ends
+    finally:
+        browser.forget()  # no stream is open when the server ends
     return Taken(person.counts, place)
 
 
@@ -77,23 +86,21 @@ def read_rows(page: str) -> Mapping[str, Counts]:
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[Service]:
+def _served(folder: Path, address: socket.socket | None = None) -> Iterator[Service]:
     folder.mkdir(parents=True, exist_ok=True)
-    database = f"sqlite:///{folder / 'shoal.db'}"
-    with written_service(database, state_dir=folder, checkpoints=folder / "checkpoints") as service:
+    database, checkpoints = f"sqlite:///{folder / 'shoal.db'}", folder / "checkpoints"
+    with written_service(database, state_dir=folder, checkpoints=checkpoints, address=address) as service:
         yield service
 
 
 def _begin(person: Person, service: Service) -> None:
-    """Logged in, at the page of all jobs, without anything that an earlier task has left in the browser."""
+    """Logged in, at the page of all jobs."""
     browser = person.browser
-    browser.open(f"{service.url}/login")
-    browser.driver.delete_all_cookies()
     browser.look(width=_WIDTH, height=_HEIGHT)
     allow = {"behavior": "allow", "downloadPath": str(person.downloads)}
     browser.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allow)
-    browser.open("about:blank")
     with service.client as client:
         browser.log_in(f"{service.url}{client.session_link().path}")
+    browser.open(f"{service.url}/")
     browser.until(lambda: browser.count("#jobs tr"), "the table of jobs")
     browser.complaints()

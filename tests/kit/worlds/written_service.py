@@ -4,6 +4,7 @@ supervisor does: for the command line, and for pages of states that no real run 
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -187,8 +188,10 @@ def worker(rank: int) -> WorkerView:
 
 
 @contextmanager
-def written_service(store_url: str, *, state_dir: Path, checkpoints: Path) -> Iterator[Service]:
-    """`state_dir`: the token of the server's owner is written into it."""
+def written_service(
+    store_url: str, *, state_dir: Path, checkpoints: Path, address: socket.socket | None = None
+) -> Iterator[Service]:
+    """`state_dir`: the token of the server's owner is written into it. `address`: see `served`."""
     store = Store.open(store_url)
     ensure_admin_token(store, state_dir, now=AT)
     lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
@@ -202,7 +205,7 @@ def written_service(store_url: str, *, state_dir: Path, checkpoints: Path) -> It
         checkpoint_url=str(checkpoints),
     )
     try:
-        with served(app) as url:
+        with served(app, address=address) as url:
             token = (state_dir / ADMIN_TOKEN_FILE).read_text().strip()
             yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster, token=token)
     finally:
