@@ -86,7 +86,8 @@ def with_matrix(page: str) -> str:
         "| fault | " + " | ".join(name.replace("_", " ") for name in names) + " |",
         "|---" * (len(names) + 1) + "|",
     ]
-    sampled = [tuple(cell) for cells in matrix["sample"].values() for cell in cells]
+    chains = [cells for name, cells in matrix["sample"].items() if name not in matrix["rare"]]
+    sampled = [tuple(cell) for cells in chains for cell in cells]
     reasons = []
     for fault in matrix["faults"]:
         never = matrix["never"].get(fault, {})

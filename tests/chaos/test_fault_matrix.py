@@ -1,7 +1,8 @@
 """Every fault at every moment: the job ends, its losses are those of an undisturbed run, and no process is left.
 
 `fault_matrix.yaml` defines the cells. Processes take long to start, so `make test-slow` runs a fixed sample in chains:
-a job that goes through one cell after the other. `make test-all` also runs every cell in a job of its own.
+a job that goes through one cell after the other. `make test-all` also runs the rare chains and every cell in a job of
+its own.
 Moments are addressed by (rank, step, phase): the worker is held at that point while the fault happens.
 """
 
@@ -50,7 +51,10 @@ def _every_cell() -> list[Any]:
 
 
 def _sample() -> list[Any]:
-    return [pytest.param(cells, id=name) for name, cells in MATRIX["sample"].items()]
+    return [
+        pytest.param(cells, id=name, marks=pytest.mark.matrix if name in MATRIX["rare"] else ())
+        for name, cells in MATRIX["sample"].items()
+    ]
 
 
 @pytest.fixture

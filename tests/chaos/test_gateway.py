@@ -1,4 +1,5 @@
-"""The gateway of the cluster is killed, or stands still, while jobs train: nothing of it is seen in the losses."""
+"""The gateway of the cluster stands still while jobs train: nothing of it is seen in the losses. test_service_death.py
+kills it."""
 
 from __future__ import annotations
 
@@ -14,35 +15,6 @@ from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
-def gateway_of(server: Server) -> int:
-    """The pid of the gateway that a server has started."""
-
-    def found() -> int:
-        return next((pid for pid, command in server.processes().items() if "gateway.process" in command), 0)
-
-    return int(until(found, "the gateway runs"))
-
-
-def test_training_continues_while_the_gateway_is_dead_and_the_server_starts_another(
-    submit: Any, shoal_server: Server, client: Client
-) -> None:
-    run = submit(steps=30, strikes=holds(5, 25))
-    run.wait_at("step-5-0")
-    pids = run.pids()
-    first = gateway_of(shoal_server)
-    os.kill(first, signal.SIGKILL)
-    run.release("step-5-0")
-    run.wait_at("step-25-0", with_service=False)
-    run.wait_for_step(24)
-    assert gateway_of(shoal_server) != first and run.pids() == pids
-    run.release("step-25-0")
-    job = run.finish()
-
-    assert job.status.attempt == 1 and run.world_sizes() == [2]
-    assert client.incidents(run.id) == ()
-    run.assert_undisturbed_losses()
-
-
 @pytest.mark.matrix
 def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train(
     submit: Any, shoal_server: Server, client: Client
@@ -50,13 +22,13 @@ def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train
     run = submit(steps=30, strikes=holds(5, 25))
     run.wait_at("step-5-0")
     pids = run.pids()
-    first = gateway_of(shoal_server)
+    first = shoal_server.gateway()
     os.kill(first, signal.SIGSTOP)
     run.release("step-5-0")
     run.wait_at("step-25-0")
     until(lambda: not client.cluster().connected, "its silence is noticed")
     until(lambda: client.cluster().connected, "another one speaks for the cluster")
-    assert gateway_of(shoal_server) != first and not Path(f"/proc/{first}").exists()
+    assert shoal_server.gateway() != first and not Path(f"/proc/{first}").exists()
     assert "gateway.hangs" in shoal_server.output() and run.pids() == pids
     run.release("step-25-0")
     job = run.finish()
@@ -71,7 +43,7 @@ def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_g
 ) -> None:
     run = submit(steps=30, strikes=holds(5))
     run.wait_at("step-5-0")
-    gateway = gateway_of(shoal_server)
+    gateway = shoal_server.gateway()
     os.kill(gateway, signal.SIGSTOP)
     try:
         run.release("step-5-0")
@@ -82,6 +54,6 @@ def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_g
     assert other.finish().status.attempt == 1
     job = run.finish()
 
-    assert gateway_of(shoal_server) == gateway, "nobody has ended it"
+    assert shoal_server.gateway() == gateway, "nobody has ended it"
     assert job.status.attempt == 1 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()

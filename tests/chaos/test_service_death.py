@@ -1,4 +1,5 @@
-"""What decides dies by SIGKILL, and training never notices: the control plane, one of two of them, the supervisor."""
+"""What decides dies by SIGKILL, and training never notices: the gateway, the control plane, one of two of them, the
+supervisor."""
 
 from __future__ import annotations
 
@@ -17,18 +18,26 @@ from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 
 
-@pytest.mark.cells(1)
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("token", ["lost", "kept"])
-def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client, token: str) -> None:
+def test_training_continues_while_the_gateway_and_then_the_control_plane_is_dead(
+    submit, shoal_server, client: Client, token: str
+) -> None:
     """`lost`: the database that it finds again has no token of the running attempt, which gets another one."""
-    run = submit(steps=30, strikes=holds(5, 25))
+    run = submit(steps=50, strikes=holds(5, 25, 45))
     run.wait_at("step-5-0")
     pids = run.pids()
+    gateway = shoal_server.gateway()
+    os.kill(gateway, signal.SIGKILL)
+    run.release("step-5-0")
+    run.wait_at("step-25-0", with_service=False)
+    run.wait_for_step(24)
+    assert shoal_server.gateway() != gateway and run.pids() == pids
     try:
         shoal_server.kill()
         killed_at = time.time()
-        run.release("step-5-0")
-        run.wait_at("step-25-0", with_service=False)
+        run.release("step-25-0")
+        run.wait_at("step-45-0", with_service=False)
         assert set(pids.values()) <= set(shoal_server.processes())
         if token == "lost":
             with closing(sqlite3.connect(shoal_server.state_dir / "shoal.db")) as database, database:
@@ -39,15 +48,15 @@ def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server
     if token == "lost":
         rekeyed = run.wait_for_event("supervisor.rekeyed")
         assert rekeyed.data == {"message": "the token of the attempt is not in the database"}
-    run.wait_for_step(24)
+    run.wait_for_step(44)
     assert run.pids() == pids
-    run.release("step-25-0")
+    run.release("step-45-0")
     job = run.finish()
 
     assert job.status.attempt == 1 and job.status.steps_lost == 0 and run.world_sizes() == [2]
     assert client.incidents(run.id) == ()
     steps = [point.step for point in client.series(run.id) if killed_at < point.at < restarted_at]
-    assert steps == list(range(5, 25)), "completed while no client was connected"
+    assert steps == list(range(25, 45)), "completed while no client was connected"
     run.assert_undisturbed_losses()
 
 

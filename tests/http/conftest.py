@@ -56,6 +56,8 @@ class Service:
     """Directory of the jobs' storage."""
     declarations: Any = None
     """What each route of the application needs."""
+    operations: Any = None
+    """What `JsonRouter` knows of each route."""
 
     @property
     def num_watches(self) -> int:
@@ -146,6 +148,7 @@ def running(
                 warnings,
                 checkpoint_url,
                 app.state.declarations,
+                app.state.operations,
             )
     finally:
         server.should_exit = True

@@ -16,7 +16,7 @@ from shoal_api.cli import doctor
 from shoal_api.cli.doctor import Verdict
 from shoal_api.client import ServerError
 from shoal_api.http.edge import is_own_host
-from shoal_api.http.problems import Kind
+from shoal_service.problems import problem_kinds
 
 
 def test_health_has_the_version(service: Any) -> None:
@@ -84,7 +84,7 @@ def test_metrics_are_compressed_for_a_scraper_that_accepts_it(service: Any) -> N
 
 def test_every_problem_type_is_described_where_its_type_points(service: Any) -> None:
     listed = service.http.get("/problems").json()
-    assert [problem["type"] for problem in listed] == [kind.uri for kind in Kind]
+    assert [problem["type"] for problem in listed] == [kind.uri for kind in problem_kinds().values()]
     for problem in listed:
         assert service.http.get(problem["type"]).json() == problem
     assert service.http.get("/problems/other").json()["code"] == "not-found"

@@ -53,6 +53,8 @@ def test_each_mistake_fails_its_job_with_its_cause(submit: Any, tmp_path: Path) 
     build = submit(min_workers=2, strikes=[{"at": "build", "n": 1, "do": "raise"}])
     files = submit(**TINY_LM, data={"paths": [str(tmp_path / "nowhere" / "*.txt")]})
     text = submit(**TINY_LM, data={"paths": [str(tmp_path / "empty.txt")]})
+    secret = submit(workers=1, secrets={"HUB_TOKEN": {"file": str(tmp_path / "nowhere")}})
+    garbled = submit(workers=1, retry={"max_failures": 0}, strikes=[{"at": "step", "n": 3, "do": "garble"}])
 
     data = "shoal_workers.data.errors"
     described = {
@@ -82,3 +84,12 @@ def test_each_mistake_fails_its_job_with_its_cause(submit: Any, tmp_path: Path) 
     status = storage.finish(JobState.FAILED).status
     assert (status.reason, status.step) == (EndReason.STORAGE_FAILED, 0)
     assert str(Path("empty.txt") / "below") in status.message
+
+    status = secret.finish(JobState.FAILED).status
+    assert status.reason == error
+    assert f"secrets.HUB_TOKEN: {tmp_path / 'nowhere'} cannot be read on this node" in status.message
+
+    # A file name goes into an exception and into the log: neither the journal nor the database can store it as it is.
+    status = garbled.finish(JobState.FAILED).status
+    assert status.reason == error and status.failure.message == r"bad sample in caf\udce9.txt"
+    assert r"cannot read caf\udce9.txt" in [line.text for line in garbled.client.logs(garbled.id)]

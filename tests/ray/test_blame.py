@@ -53,14 +53,3 @@ def test_a_disk_that_fails_under_every_rank_is_an_error_of_the_task(submit, clie
     assert run.now().status.reason == "user_error"
     assert run.now().status.failure is not None and run.now().status.failure.ranks == (0, 1)
     assert client.incidents(run.id) == () and run.events("node.suspected") == []
-
-
-def test_text_that_is_no_utf_8_ends_a_job_as_any_other_error_of_its_task(submit, client: Client) -> None:
-    """A file name goes into an exception and into the log: neither the journal nor the database can store it as it
-    is."""
-    run = submit(workers=1, retry={"max_failures": 0}, strikes=[{"at": "step", "n": 3, "do": "garble"}])
-    run.finish(JobState.FAILED)
-    status = run.now().status
-    assert status.reason == "user_error" and status.failure is not None
-    assert status.failure.message == r"bad sample in caf\udce9.txt"
-    assert r"cannot read caf\udce9.txt" in [line.text for line in client.logs(run.id)]

@@ -39,13 +39,15 @@ shoal.run(train)
 """
 
 
-def _submit(client: Client, folder: Path, text: str, kind: str, workers: int = 1) -> str:
+def _submit(
+    client: Client, folder: Path, text: str, kind: str, workers: int = 1, program: dict[str, str] | None = None
+) -> str:
     folder.mkdir()
     (folder / "train.py").write_text(text)
     for name in ("secrets", "resource", "yaml", "mine") if workers == 1 else ():
         (folder / f"{name}.py").write_text(f"KEY = {name!r}\n")
     document: dict[str, Any] = {
-        kind: {"file": "train.py"},
+        kind: program or {"file": "train.py"},
         "code": {"working_dir": str(folder)},
         "elasticity": {"min_workers": workers, "max_workers": workers},
     }
@@ -58,8 +60,9 @@ def test_programs_end_as_they_say_and_import_their_own_modules(client: Client, t
         _submit(client, tmp_path / "script", _SCRIPT, "script"),
         _submit(client, tmp_path / "loop", _LOOP, "loop"),
         _submit(client, tmp_path / "alone", _ALONE, "script", workers=2),
+        _submit(client, tmp_path / "module", "", "script", program={"module": "no_such_module"}),
     ]
-    script, loop, alone = [client.wait(job_id, timeout_s=PATIENCE_S).status for job_id in ids]
+    script, loop, alone, module = [client.wait(job_id, timeout_s=PATIENCE_S).status for job_id in ids]
     assert (script.state, loop.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED), (script.message, loop.message)
     said = [line.text for line in client.logs(ids[1]) if "cannot be imported" in line.text]
     assert said and said[0].startswith("resource, secrets, yaml of the job's code cannot be imported")
@@ -69,3 +72,6 @@ def test_programs_end_as_they_say_and_import_their_own_modules(client: Client, t
         "rank 1 of train.py ended with status 0 while others still trained (rank 0 was at train.py:7), 3 times in a row"
     )
     assert alone.failure is not None and alone.failure.ranks == (1,) and alone.attempt == 1
+
+    assert (module.state, module.reason) == (JobState.FAILED, EndReason.USER_ERROR), module.message
+    assert "No module named 'no_such_module'" in module.message

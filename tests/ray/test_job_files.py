@@ -44,6 +44,7 @@ def lines(client: Client, job_id: str, words: str) -> list[str]:
     return [line.text for line in client.logs(job_id) if re.search(words, line.text)]
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("door", DOORS)
 def test_two_jobs_with_one_code_at_once_share_nothing_that_can_be_written(
     client: Client, tmp_path: Path, door: str

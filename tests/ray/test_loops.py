@@ -60,6 +60,7 @@ def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp
     assert points == pytest.approx({int(step): loss for step, loss in losses.items()}, abs=3e-7)
 
 
+@pytest.mark.matrix  # tests/dist/loop/test_sharded.py kills ranks of this loop
 def test_a_killed_worker_of_a_sharded_loop_leaves_its_part_in_memory(client: Client, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = client.submit(

@@ -80,7 +80,7 @@ def _losses() -> list[float]:
 
 
 @pytest.mark.first
-@pytest.mark.cells(1)
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client: Client, run: Run, victim: int) -> None:
     """Rank 0 has the script, and with it the actor that reads the dataset."""
@@ -123,18 +123,22 @@ def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) 
     assert len(rows[SAVED]) == 2 and len(rows[SAVED + 1]) == 1
 
 
-def test_an_example_of_ray_runs_unchanged(client: Client, tmp_path: Path) -> None:
-    """The file is the one that Ray installs."""
+def test_an_example_of_ray_runs_unchanged_and_a_shard_is_read_in_every_way(client: Client, tmp_path: Path) -> None:
+    """Both jobs are submitted together, since most of their time is the start. The example is the file that Ray
+    installs. 17 rows on two ranks are eight for each, and one is left out."""
     shutil.copy(Path(examples.__file__).with_name("torch_linear_example.py"), tmp_path)
     script = {"file": "torch_linear_example.py", "args": ["--epochs", "2"], "launcher": "ray_train"}
     elasticity = {"min_workers": 2, "max_workers": 2}
     job = client.submit({"script": script, "code": {"working_dir": str(tmp_path)}, "elasticity": elasticity})
+    script = {"file": "ray_train_shards.py", "launcher": "ray_train"}
+    reading = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": elasticity})
     ended = client.wait(job.id, timeout_s=PATIENCE_S)
     assert (ended.status.state, ended.status.step) == (JobState.SUCCEEDED, 2), ended.status
     losses = [point.loss for point in client.series(job.id)]
     assert len(losses) == 2 and all(loss is not None for loss in losses)
     printed = [line.text for line in client.logs(job.id) if line.text.startswith("{'loss':")]
     assert printed == [str({"loss": losses[-1]})], "the last lines of the script run once, on rank 0"
+    _assert_read_in_every_way(client, reading.id)
 
 
 def test_a_driver_script_trains_on_the_service_and_gets_the_result(
@@ -154,13 +158,9 @@ def test_a_driver_script_trains_on_the_service_and_gets_the_result(
     assert f"shoal watch {job.id}" in ran.stderr and "job STARTING -> RUNNING" in ran.stderr
 
 
-def test_a_shard_is_read_in_every_way(client: Client) -> None:
-    """17 rows on two ranks: eight for each, and one is left out."""
-    script = {"file": "ray_train_shards.py", "launcher": "ray_train"}
-    elasticity = {"min_workers": 2, "max_workers": 2}
-    job = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": elasticity})
-    ended = client.wait(job.id, timeout_s=PATIENCE_S)
-    lines = [line.text for line in client.logs(job.id)]
+def _assert_read_in_every_way(client: Client, job_id: str) -> None:
+    ended = client.wait(job_id, timeout_s=PATIENCE_S)
+    lines = [line.text for line in client.logs(job_id)]
     assert ended.status.state is JobState.SUCCEEDED, (ended.status, lines)
     first, second = sorted(
         (json.loads(line) for line in lines if line.startswith('{"rank":')), key=lambda one: one["rank"]

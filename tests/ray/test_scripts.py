@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kit.processes.server import PATIENCE_S, until
-from kit.worlds.gated_scripts import SCRIPTS, GatedScript
+from kit.worlds.gated_scripts import GatedScript
 from shoal_api.client import Client
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.spec import ContinueFrom
 
 STEPS, SAVED, GATED = 12, 4, 6
@@ -41,11 +41,9 @@ def run(client: Client, tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.mark.first
-@pytest.mark.parametrize("victim", ["worker", "script"])
-def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, victim: str) -> None:
+def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run) -> None:
     run.reach_the_gate()
-    [(_, pid)] = until(lambda: run.starts(rank=1), "the output of rank 1")
-    os.kill(run.pid_of_worker(1) if victim == "worker" else pid, signal.SIGKILL)
+    os.kill(run.pid_of_worker(1), signal.SIGKILL)
     until(lambda: client.incidents(run.id), "the incident")
     run.open()
     status = run.ends(JobState.SUCCEEDED).status
@@ -55,22 +53,28 @@ def test_a_script_goes_on_from_its_own_checkpoint(client: Client, run: Run, vict
     assert status.loss is not None and (status.lr, status.grad_norm, status.tokens) == (None, None, None)
     assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
     [incident] = client.incidents(run.id)
-    cause = IncidentCause.WORKER_DIED if victim == "worker" else IncidentCause.SCRIPT_DIED
-    assert (incident.cause, incident.closed, incident.steps_lost) == (cause, True, GATED - SAVED)
+    assert (incident.cause, incident.closed) == (IncidentCause.WORKER_DIED, True)
+    assert incident.steps_lost == GATED - SAVED
     assert (incident.from_workers, incident.to_workers, incident.state_source) == (2, 2, None)
     assert [point.step for point in client.series(run.id)] == [*range(1, STEPS + 1)]
 
 
-def test_a_paused_script_goes_on_in_the_next_attempt(client: Client, run: Run) -> None:
+def test_a_killed_script_goes_on_in_its_worker_and_a_paused_one_in_the_next_attempt(client: Client, run: Run) -> None:
     run.reach_the_gate()
+    [(_, pid)] = until(lambda: run.starts(rank=1), "the output of rank 1")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: client.incidents(run.id) and client.incidents(run.id)[0].closed, "the incident, and its end")
+    run.reach_the_gate()
+    [incident] = client.incidents(run.id)
+    assert (incident.cause, incident.steps_lost) == (IncidentCause.SCRIPT_DIED, GATED - SAVED)
     client.pause(run.id)
     until(lambda: run.now().status.state is JobState.PAUSED, "the pause")
     assert run.now().status.step == GATED, "what it has reported stays"
     run.open()
     client.resume(run.id)
     status = run.ends(JobState.SUCCEEDED).status
-    assert (status.step, status.attempt, status.incidents) == (STEPS, 2, 0)
-    assert [step for step, _ in run.starts(rank=0)] == [0, SAVED]
+    assert (status.step, status.attempt, status.incidents) == (STEPS, 2, 1)
+    assert [step for step, _ in run.starts(rank=0)] == [0, SAVED, SAVED]
 
 
 def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_with_their_jobs(
@@ -91,11 +95,3 @@ def test_a_script_goes_on_from_the_files_of_another_job_and_both_directories_go_
     for job_id in (run.id, second.id):
         deleted = client.delete_job(job_id)
         assert deleted.with_files and deleted.finished_at is not None and not Path(deleted.root).exists()
-
-
-def test_an_error_of_a_script_ends_the_job_with_its_line(client: Client) -> None:
-    script = {"module": "no_such_module"}
-    job = client.submit({"script": script, "code": {"working_dir": str(SCRIPTS)}, "elasticity": {"max_workers": 1}})
-    ended = client.wait(job.id, timeout_s=PATIENCE_S)
-    assert (ended.status.state, ended.status.reason) == (JobState.FAILED, EndReason.USER_ERROR), ended.status
-    assert "No module named 'no_such_module'" in ended.status.message

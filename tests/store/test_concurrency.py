@@ -25,6 +25,7 @@ from shoal_service.store import (
     job_lists,
     submissions,
 )
+from shoal_service.store.job_lists import FleetQuery
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
@@ -65,7 +66,7 @@ def test_events_written_by_many_threads_are_gap_free_and_in_order(
     assert broken == []
     for number, count in zip(jobs, (52, 48), strict=True):
         assert [event.seq for event in store.reading(histories.read_events)(number)] == list(range(1, count + 2))
-    assert len(store.reading(job_lists.page)(limit=100).items) == 82
+    assert len(store.reading(job_lists.page)(FleetQuery(limit=100)).items) == 82
 
 
 def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) -> None:

@@ -34,7 +34,7 @@ EVERY_NAME = [name for names in NAMES.values() for name in names]
 
 def found(store: Store, where: str, **more: Any) -> list[str]:
     selection = Selection.parse(where, now=NOW, **more)
-    return [job.id for job in store.reading(job_lists.page)(limit=1000, selection=selection).items]
+    return [job.id for job in store.reading(job_lists.page)(FleetQuery(limit=1000, selection=selection)).items]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_columns_have_the_values_of_the_documents(store: Store, jobs: list[JobDo
 
 def _check_columns(store: Store, jobs: list[JobDocuments], text: str) -> None:
     selection = Selection.parse(columns=text, with_archived=True, now=NOW)
-    page = store.reading(job_lists.page)(limit=1000, selection=selection)
+    page = store.reading(job_lists.page)(FleetQuery(limit=1000, selection=selection))
     fleet, _ = store.reading(job_lists.fleet)(FleetQuery(selection=selection, limit=200))
     for listed, shown, job in zip(page.items, fleet, reversed(jobs), strict=True):
         known = {field.name: value_of(field, job) for field in parse_columns(text)}
@@ -158,14 +158,14 @@ def _check_columns(store: Store, jobs: list[JobDocuments], text: str) -> None:
 def test_pages_of_an_order_follow_each_other_and_have_cursors_of_their_own(store: Store, submit: Submit) -> None:
     ids = [submit(optimizer={"lr": lr}) for lr in (3e-4, 0.1, 1e-3)]
     selection = Selection.parse(sort="-lr", now=NOW)
-    first = store.reading(job_lists.page)(limit=2, selection=selection)
+    first = store.reading(job_lists.page)(FleetQuery(limit=2, selection=selection))
     assert [job.id for job in first.items] == [ids[1], ids[2]]
-    last = store.reading(job_lists.page)(limit=2, selection=selection, cursor=first.next_cursor)
+    last = store.reading(job_lists.page)(FleetQuery(limit=2, selection=selection), first.next_cursor)
     assert [job.id for job in last.items] == [ids[0]] and last.next_cursor is None
-    plain = store.reading(job_lists.page)(limit=2)
+    plain = store.reading(job_lists.page)(FleetQuery(limit=2))
     for wrong, selected in ((first.next_cursor, Selection()), (plain.next_cursor, selection)):
         with pytest.raises(InvalidCursor):
-            store.reading(job_lists.page)(cursor=wrong, selection=selected)
+            store.reading(job_lists.page)(FleetQuery(selection=selected), wrong)
 
 
 def test_a_condition_adds_to_states_projects_and_what_is_visible(store: Store, submit: Submit, begin: Begin) -> None:
@@ -176,7 +176,7 @@ def test_a_condition_adds_to_states_projects_and_what_is_visible(store: Store, s
     page = store.reading(job_lists.page)
 
     def listed(**more: Any) -> list[str]:
-        return [job.id for job in page(selection=selection, **more).items]
+        return [job.id for job in page(FleetQuery(selection=selection, **more)).items]
 
     assert listed(visible={"speech"}) == [ids[2], ids[0]]
     assert listed(visible={"speech"}, states=[JobState.QUEUED]) == [ids[0]]
@@ -279,10 +279,12 @@ def test_a_run_that_has_diverged_is_found_by_its_whole_curve(store: Store, submi
     }
     assert wrong == {}
     page = store.reading(job_lists.page)(
-        limit=10,
-        selection=Selection.parse(
-            "name == 'diverged'", "-max(loss)", "max(loss),first(step where loss is nan)", now=NOW
-        ),
+        FleetQuery(
+            limit=10,
+            selection=Selection.parse(
+                "name == 'diverged'", "-max(loss)", "max(loss),first(step where loss is nan)", now=NOW
+            ),
+        )
     )
     assert page.items[0].values == {"max(loss)": 30.0, "first(step where loss is nan)": 3}
     for text in ("max(state) > 1", "max(loss > 1", "first(loss) > 1", "max > 1"):

@@ -22,6 +22,7 @@ from shoal_service.store import (
     quotas,
     submissions,
 )
+from shoal_service.store.job_lists import FleetQuery
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -96,7 +97,7 @@ class TestMaxQueued:
         with pytest.raises(QueueFull, match="Project vision has 2 queued jobs, and its max_queued is 2"):
             submit(project="vision")
         submit(project="audio")
-        assert len(store.reading(job_lists.page)(project="vision").items) == 2
+        assert len(store.reading(job_lists.page)(FleetQuery(project="vision")).items) == 2
         begin(first)
         submit(project="vision")
 
@@ -168,7 +169,7 @@ class TestUsers:
     def test_lists_name_the_user_and_can_be_of_one(self, store: Store, submit: Submit) -> None:
         submit()
         job = submit(user="ada@lab.org")
-        [found] = store.reading(job_lists.page)(user="ada@lab.org").items
+        [found] = store.reading(job_lists.page)(FleetQuery(user="ada@lab.org")).items
         assert (found.id, found.user) == (job, "ada@lab.org")
         assert sorted(one.user for one in store.reading(queueing.view)().items) == ["ada@lab.org", "default"]
 
@@ -186,6 +187,6 @@ class TestUsers:
             submit(user=user)
             with pytest.raises(QueueFull, match=f"User {user} has 1 "):
                 submit(user=user)
-        assert len(store.reading(job_lists.page)(user="ada").items) == 2
+        assert len(store.reading(job_lists.page)(FleetQuery(user="ada")).items) == 2
         begin(first)
         submit(user="ada")

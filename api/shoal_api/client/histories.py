@@ -184,7 +184,7 @@ class Histories(Endpoint):
         Raises:
             Disconnected: the answer broke off; `out` has a part of it.
         """
-        self._save(job_path(job_id, "profiles", str(number), "files", name), out, raw=True)
+        self._save(f"{job_path(job_id)}/profiles/{number}/files/{name}", out, raw=True)
 
 
 def parse_series(body: bytes) -> tuple[SeriesPoint, ...]:

@@ -81,13 +81,7 @@ class ServerProcess:
     def stop(self, grace_s: float = 20.0) -> None:
         """Send SIGTERM, wait, then kill the remaining processes. Idempotent; a second Ctrl-C ends the wait."""
         below = descendants(self.pid)  # before the server ends: then its children have another parent
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(grace_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            self._process.kill()
-            self._process.wait()
+        _end(self._process, grace_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         # a pid may belong to another process by now, which the start time tells
@@ -97,6 +91,17 @@ class ServerProcess:
     def _below_this_process(self) -> dict[int, str]:
         """Return the descendants of this process that are newer than the server; they include orphans of the server."""
         return {pid: started for pid, started in descendants(os.getpid()).items() if pid not in self._not_ours}
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Send SIGTERM and wait; kill the process after `grace_s`, or at Ctrl-C."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        process.wait(grace_s)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
 
 
 def descendants(root: int) -> dict[int, str]:
@@ -198,13 +203,7 @@ class PrometheusProcess:
 
     def stop(self) -> None:
         """End the process. Idempotent."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _end(self._process, 10.0)
 
     def __enter__(self) -> PrometheusProcess:
         return self

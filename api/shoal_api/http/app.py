@@ -22,6 +22,7 @@ from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.documents import refuse_unknown_query
 from shoal_api.http.edge import Edge
+from shoal_api.http.json_router import JsonRouter
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.routes import (
     access,
@@ -67,6 +68,32 @@ from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 _DESCRIPTION = (
     "Elastic training service on Ray. Errors are RFC 9457 problem documents. Times are seconds since the epoch, "
     "durations end in `_s`."
+)
+
+
+_ROUTERS: tuple[JsonRouter, ...] = (  # first those that programs ask all the time: routes are tried in this order
+    attempts.router,
+    clusters.router,
+    jobs.router,
+    lifecycle.router,
+    job_exports.router,
+    job_tables.router,
+    sweeps.router,
+    histories.router,
+    series.router,
+    system.router,
+    checkpoints.router,
+    artifacts.router,
+    overviews.router,
+    curves.router,
+    inspection.router,
+    specs.router,
+    quotas.router,
+    nodes.router,
+    operated_clusters.router,
+    operations.router,
+    retention_routes.router,
+    access.router,
 )
 
 
@@ -152,46 +179,18 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
+    app.state.context = context
     app.state.changes = context.changes
-    app.state.store = store
     app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
     problems.install(app)
     app.add_exception_handler(LoginNeeded, to_login)
-    routers = (  # first those that programs ask all the time: routes are tried in this order
-        attempts.routes(context),
-        clusters.routes(context),
-        jobs.routes(context),
-        lifecycle.routes(context),
-        job_exports.routes(context),
-        job_tables.routes(context),
-        sweeps.routes(context),
-        histories.routes(context),
-        series.routes(context),
-        system.routes(context),
-        checkpoints.routes(context),
-        artifacts.job_routes(context),
-        artifacts.model_routes(context),
-        overviews.routes(context),
-        curves.routes(context),
-        inspection.routes(context),
-        inspection.profile_routes(context),
-        specs.routes(context),
-        quotas.project_routes(context),
-        quotas.user_routes(context),
-        nodes.node_routes(context),
-        operated_clusters.routes(context),
-        operations.routes(context),
-        retention_routes.routes(context),
-        access.session_routes(context),
-        access.token_routes(context),
-        access.audit_routes(context),
-    )
     app.router.routes.extend(attempts.direct_routes(context))
-    shell = pages.routes(context)
-    app.state.declarations = declarations((*routers, shell))
-    for router in routers:
-        app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
+    for router in _ROUTERS:
+        app.include_router(router.api_router, dependencies=[Depends(refuse_unknown_query)])
+    app.state.operations = {verb: operation for router in _ROUTERS for verb, operation in router.operations.items()}
+    shell = pages.routes()
     app.include_router(shell)
+    app.state.declarations = declarations((*(router.api_router for router in _ROUTERS), shell))
     requests = app.state.requests = requests or RequestMetrics()
     limiter = Limiter(limits, requests)
     app.add_middleware(Authentication, authenticator=authenticator, limiter=limiter)

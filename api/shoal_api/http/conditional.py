@@ -26,11 +26,8 @@ def entity_tag(spec_tag: str, representation: bytes) -> str:
 
 def tagged(representation: str, if_none_match: str | None) -> Response:
     """Return the JSON with its checksum as ETag, or 304 if the client has it already."""
-    tag = f'"{hashlib.sha256(representation.encode()).hexdigest()[:16]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if if_none_match is not None and is_unchanged(if_none_match, tag):
-        return Response(status_code=304, headers=headers)
-    return Response(representation, media_type="application/json", headers=headers)
+    body = representation.encode()
+    return _answer(body, f'"{hashlib.sha256(body).hexdigest()[:16]}"', if_none_match)
 
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:
@@ -51,8 +48,18 @@ def _tags(header: str) -> list[tuple[str, str]]:
     return _TAG.findall(header) or [("", part.strip()) for part in header.split(",")]
 
 
-def job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:
-    """Return the response with the job and its ETag."""
+def job_response(
+    job: JobView, status: int = 200, headers: dict[str, str] | None = None, if_none_match: str | None = None
+) -> Response:
+    """Return the response with the job and its ETag, or 304 if the client has it already."""
     body = job.model_dump_json().encode()
-    always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
-    return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))
+    return _answer(body, entity_tag(job.etag, body), if_none_match, status, headers)
+
+
+def _answer(
+    body: bytes, tag: str, if_none_match: str | None, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    always = {"ETag": tag, "Cache-Control": "no-cache"}
+    if if_none_match is not None and is_unchanged(if_none_match, tag):
+        return Response(status_code=304, headers=always)
+    return Response(body, status, always | (headers or {}), media_type="application/json")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from functools import cached_property
+from typing import Protocol
 
-from fastapi import Header, Path, Request
+from fastapi import Request
 
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
+from shoal_api.http.followers import OverviewCache
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
@@ -22,20 +24,11 @@ from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
+from shoal_service.store.many_curves import ManyCurves
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
 from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import JobSpec
-
-JobId = Annotated[
-    str,
-    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="The id of the job, as its submission answered."),
-]
-IfMatch = Annotated[
-    str | None,
-    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
-]
-MAX_SEQ = 2**63 - 1
 
 
 class ClusterSource(Protocol):
@@ -93,6 +86,11 @@ class Context:
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
     verifications: Verifications = field(default_factory=Verifications)
+    curves: ManyCurves = field(default_factory=ManyCurves)
+
+    @cached_property
+    def overviews(self) -> OverviewCache:
+        return OverviewCache(self.store)
 
     def surroundings(self, note: str) -> Surroundings:
         """Return what is known now about where a submitted job will run; `note` begins that of its status."""

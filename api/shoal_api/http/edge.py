@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal_api.http.problems import Kind, problem_response
+from shoal_api.http.problems import CrossOrigin, Internal, UnknownHost, problem_response
 from shoal_service.telemetry.tallies import RequestMetrics
 
 _log = logging.getLogger(__name__)
@@ -64,11 +64,11 @@ class Edge:
                 detail = (
                     "The header Host names another server. Add the name to SHOAL_ALLOWED_HOSTS if it is this one's."
                 )
-                refusal = problem_response(Kind.UNKNOWN_HOST, detail=detail, instance=scope["path"])
+                refusal = problem_response(UnknownHost(detail), scope["path"])
                 await refusal(scope, receive, send_with_headers)
             elif _is_cross_origin_change(scope):
                 detail = "A web page of another origin must not change anything here: Origin and Host differ."
-                refusal = problem_response(Kind.CROSS_ORIGIN, detail=detail, instance=scope["path"])
+                refusal = problem_response(CrossOrigin(detail), scope["path"])
                 await refusal(scope, receive, send_with_headers)
             else:
                 await self._app(scope, receive, send_with_headers)
@@ -124,4 +124,4 @@ def _is_cross_origin_change(scope: Scope) -> bool:
 
 def _unexpected(scope: Scope, error_id: str) -> Response:
     detail = f"The service has failed. Its log holds the cause under {error_id}."
-    return problem_response(Kind.INTERNAL, detail=detail, instance=scope["path"], error_id=error_id)
+    return problem_response(Internal(detail), scope["path"], error_id)

@@ -24,11 +24,10 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from shoal_api.answers import StreamEnd, log_source
-from shoal_api.http.long_poll import read_events
+from shoal_api.answers import EventPage, StreamEnd, log_source
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store, histories
-from shoal_service.views import JobSummary, LogView, Page, SampleColumns
+from shoal_service.views import LogView, SampleColumns
 from shoal_workers.contract.job import JobState
 
 _BATCH = 500
@@ -71,92 +70,84 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
     return ([] if lines.tail == 0 else found), next_after
 
 
+def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
+    """Read once. The state is read before the events, so that the event of the job's end is among them."""
+    ended = store.get_job(job_id).status.state.ended
+    events = tuple(store.reading(histories.read_events)(job_id, after=after, limit=limit))
+    next_after = events[-1].seq if events else after
+    return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
+
+
+@dataclass(slots=True)
 class EventFollower:
     """Sends every event after a number, without gaps; the number is the SSE id."""
 
-    def __init__(self, store: Store, job_id: str, after: int) -> None:
-        self._store = store
-        self._job_id = job_id
-        self._after = after
+    store: Store
+    job_id: str
+    after: int
 
     def read(self) -> Batch:
-        page = read_events(self._store, self._job_id, self._after, _BATCH)
-        self._after = page.next_after
+        page = read_events(self.store, self.job_id, self.after, _BATCH)
+        self.after = page.next_after
         chunks = [sse_event(event.model_dump_json(), event_id=event.seq) for event in page.items]
         if page.ended:
-            chunks.append(_end(self._store, self._job_id))
+            chunks.append(_end(self.store, self.job_id))
         return Batch(tuple(chunks), more=len(page.items) == _BATCH, ended=page.ended)
 
 
+@dataclass(slots=True)
 class LogFollower:
     """Sends every line of the log after a number, as server-sent events or as plain text."""
 
-    def __init__(self, store: Store, job_id: str, lines: LogSelection, *, plain: bool) -> None:
-        self._store = store
-        self._job_id = job_id
-        self._lines = lines
-        self._after = lines.after
-        self._plain = plain
+    store: Store
+    job_id: str
+    lines: LogSelection
+    plain: bool
 
     def read(self) -> Batch:
-        state = self._store.get_job(self._job_id).status.state
-        logs, self._after = read_lines(self._store, self._job_id, replace(self._lines, after=self._after), _BATCH)
-        more = self._lines.tail is None and len(logs) == _BATCH
-        self._lines = replace(self._lines, tail=None)  # the next lines are new ones
+        state = self.store.get_job(self.job_id).status.state
+        logs, after = read_lines(self.store, self.job_id, self.lines, _BATCH)
+        more = self.lines.tail is None and len(logs) == _BATCH
+        self.lines = replace(self.lines, after=after, tail=None)  # the next lines are new ones
         ended = state.ended and not more
-        if self._plain:
+        if self.plain:
             return Batch(tuple(plain_line(line).encode() for line in logs), more=more, ended=ended)
         chunks = [sse_event(line.model_dump_json(), event_id=line.seq) for line in logs]
-        return Batch((*chunks, _end(self._store, self._job_id)) if ended else tuple(chunks), more=more, ended=ended)
+        return Batch((*chunks, _end(self.store, self.job_id)) if ended else tuple(chunks), more=more, ended=ended)
 
 
+@dataclass(slots=True)
+class DocumentFollower:
+    """Sends a document after each change of it, as events of one name."""
+
+    event: str
+    read_document: Callable[[], str]
+    _sent: str = ""
+
+    def read(self) -> Batch:
+        document = self.read_document()
+        if document == self._sent:
+            return Batch(())
+        self._sent = document
+        return Batch((sse_event(document, event=self.event),))
+
+
+@dataclass(slots=True)
 class JobFollower:
-    """Sends the job after each change, as events `job`."""
+    """Sends the job after each change, as events `job`, until its end."""
 
-    def __init__(self, store: Store, job_id: str) -> None:
-        self._store = store
-        self._job_id = job_id
-        self._sent = ""
+    store: Store
+    job_id: str
+    _sent: str = ""
 
     def read(self) -> Batch:
-        job = self._store.get_job(self._job_id)
-        body = job.model_dump_json()
-        state = job.status.state
-        chunks = [] if body == self._sent else [sse_event(body, event="job")]
-        self._sent = body
+        job = self.store.get_job(self.job_id)
+        state, document = job.status.state, job.model_dump_json()
+        chunks = [] if document == self._sent else [sse_event(document, event="job")]
+        self._sent = document
         if state.ended:
-            chunks.append(_end(self._store, self._job_id))
+            chunks.append(end_event(state))
         return Batch(tuple(chunks), ended=state.ended)
-
-
-class JobListFollower:
-    """Sends one page of the job list after each change, as events `jobs`."""
-
-    def __init__(self, page_of: Callable[[], Page[JobSummary]]) -> None:
-        self._page_of = page_of
-        self._sent = ""
-
-    def read(self) -> Batch:
-        body = self._page_of().model_dump_json()
-        if body == self._sent:
-            return Batch(())
-        self._sent = body
-        return Batch((sse_event(body, event="jobs"),))
-
-
-class FleetFollower:
-    """Sends the overview of all jobs after each change, as events `fleet`."""
-
-    def __init__(self, body_of: Callable[[], str]) -> None:
-        self._body_of = body_of
-        self._sent = ""
-
-    def read(self) -> Batch:
-        body = self._body_of()
-        if body == self._sent:
-            return Batch(())
-        self._sent = body
-        return Batch((sse_event(body, event="fleet"),))
 
 
 def plain_line(line: LogView) -> str:
@@ -237,25 +228,25 @@ class OverviewCache:
             return self._made[key]
 
 
+@dataclass(slots=True)
 class OverviewFollower:
     """Sends the overview of one job to one client. A `streams.Follower`."""
 
-    def __init__(self, cache: OverviewCache, job_id: str, position: Position, *, logs: bool) -> None:
-        self._cache = cache
-        self._job_id = job_id
-        self._position = position
-        self._logs = logs
+    cache: OverviewCache
+    job_id: str
+    position: Position
+    logs: bool
 
     def read(self) -> Batch:
-        state, version = self._cache.version(self._job_id)
+        state, version = self.cache.version(self.job_id)
         chunks: tuple[bytes, ...] = ()
-        before = self._position
+        before = self.position
         if version != before.version:
-            chunks, self._position = self._cache.next(self._job_id, before, version, logs=self._logs)
-        after = self._position
-        more = after.event - before.event >= _NEW_AT_ONCE or (self._logs and after.log - before.log >= _NEW_AT_ONCE)
+            chunks, self.position = self.cache.next(self.job_id, before, version, logs=self.logs)
+        after = self.position
+        more = after.event - before.event >= _NEW_AT_ONCE or (self.logs and after.log - before.log >= _NEW_AT_ONCE)
         if more:
-            self._position = replace(after, version=None)
+            self.position = replace(after, version=None)
         elif state.ended:
             chunks = (*chunks, end_event(state))
         return Batch(chunks, more=more, ended=state.ended and not more)

@@ -1,64 +1,53 @@
-"""Answers that take long: work for a request ends when its client disconnects. The long poll for events is one."""
+"""Answers that take long: work for a request ends when its client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from shoal_api.answers import EventPage
-from shoal_api.http.context import Context
+from shoal_api.http.changes import Changes, Watch
 from shoal_api.http.edge import OPEN_ENDED, POLL
-from shoal_service.store import Store, histories
 
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class EventQuery:
-    job_id: str
-    after: int
-    limit: int
-    wait_s: float
+async def poll(
+    changes: Changes,
+    watch: Watch,
+    request: Request,
+    read: Callable[[], _Result],
+    *,
+    is_answer: Callable[[_Result], object],
+    wait_s: float,
+    reread_s: float = math.inf,
+) -> _Result:
+    """Return what `read` returns, on a worker thread, once that is an answer or `wait_s` seconds have passed.
 
-
-async def poll_events(context: Context, request: Request, query: EventQuery) -> EventPage:
-    """Return the events after a number; wait up to `wait_s` seconds for the first one.
-
-    Raises:
-        JobNotFound
+    It is read again when `watch` is woken, and after `reread_s` seconds.
     """
-    if query.wait_s:
+    if wait_s:
         request.scope[OPEN_ENDED] = POLL
     loop = asyncio.get_running_loop()
-    deadline_mono = loop.time() + query.wait_s
-    with context.changes.watching(query.job_id) as watch:
-        gone = loop.create_task(until_gone(request)) if query.wait_s else None
+    deadline_mono = loop.time() + wait_s
+    gone = loop.create_task(until_gone(request)) if wait_s else None
+    if gone is not None:
+        gone.add_done_callback(lambda _: watch.wake())  # else a client that has gone is noticed at the deadline
+    try:
+        while True:
+            watch.arm()
+            result = await run_in_threadpool(read)
+            left_s = deadline_mono - loop.time()
+            if is_answer(result) or left_s <= 0 or changes.closing or gone is None or gone.done():
+                return result
+            await watch.wait(min(left_s, reread_s))
+    finally:
         if gone is not None:
-            gone.add_done_callback(lambda _: watch.wake())  # else a client that has gone is noticed at the deadline
-        try:
-            while True:
-                watch.arm()
-                page = await run_in_threadpool(read_events, context.store, query.job_id, query.after, query.limit)
-                left_s = deadline_mono - loop.time()
-                if page.items or page.ended or left_s <= 0 or context.changes.closing or gone is None or gone.done():
-                    return page
-                await watch.wait(left_s)
-        finally:
-            if gone is not None:
-                gone.cancel()
-
-
-def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
-    """Read once. The state is read before the events, so that the event of the job's end is among them."""
-    ended = store.get_job(job_id).status.state.ended
-    events = tuple(store.reading(histories.read_events)(job_id, after=after, limit=limit))
-    next_after = events[-1].seq if events else after
-    return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
+            gone.cancel()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:

@@ -21,7 +21,7 @@ from shoal_api.http.access.authentication import STILL_VALID
 from shoal_api.http.access.limits import LIMITER
 from shoal_api.http.changes import Changes
 from shoal_api.http.edge import OPEN_ENDED, STREAM
-from shoal_api.http.problems import ProblemError, problem_response
+from shoal_api.http.problems import TooManyRequests, problem_response
 
 EVENT_STREAM = "text/event-stream"
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}
@@ -71,9 +71,8 @@ class Stream(StreamingResponse):
                 scope[OPEN_ENDED] = STREAM
                 self.body_iterator = _while_valid(self.body_iterator, scope[STILL_VALID])
                 await super().__call__(scope, receive, send)
-        except ProblemError as error:
-            refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
-            await refusal(scope, receive, send)
+        except TooManyRequests as error:
+            await problem_response(error, scope["path"])(scope, receive, send)
 
 
 def sse_response(

@@ -33,7 +33,7 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.problems import NotAcceptable
 
 Row = Sequence[Any]
 Pages = Iterable[Sequence[Row]]
@@ -69,9 +69,9 @@ class ColumnType(StrEnum):
 
 
 def require_writer(format: FileFormat) -> None:
-    """Raises ProblemError if the library that writes this format is not installed."""
+    """Raises NotAcceptable if the library that writes this format is not installed."""
     if format is FileFormat.PARQUET and find_spec("pyarrow") is None:
-        raise ProblemError(Kind.NOT_ACCEPTABLE, f"{format} needs pyarrow on the server; csv needs nothing.")
+        raise NotAcceptable(f"{format} needs pyarrow on the server; csv needs nothing.")
 
 
 def file_response(

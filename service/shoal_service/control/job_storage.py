@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shoal_service.artifact_views import MediaPage, OutputPage, OutputView
+from shoal_service.problems import ProblemKind, ServiceError
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView, VerificationState, VerificationView
@@ -52,8 +53,15 @@ _Key = tuple[str, str]
 """A job and a checkpoint."""
 
 
-class StorageAway(Exception):
+class StorageAway(ServiceError):
     """The storage cannot be reached from the server, or does not answer; the message is one line."""
+
+    kind = ProblemKind(
+        "storage-away",
+        502,
+        "The storage does not answer",
+        "The server cannot reach the job's checkpoint directory, or it does not answer in time.",
+    )
 
 
 class JobStorage:

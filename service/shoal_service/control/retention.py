@@ -27,7 +27,7 @@ from shoal_service.core.quantities import size_text
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
 from shoal_service.store import archives, audit, checkpoint_rows, job_deletion
-from shoal_service.store.errors import Conflict, NotFound, StoreError
+from shoal_service.store.errors import Conflict, LeaseLost, NotFound, StoreError
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
@@ -95,7 +95,7 @@ class RetentionCollector:
                     if self._config.every_s and self._clock.monotonic() - round_mono >= self._config.every_s:
                         round_mono = self._clock.monotonic()
                         await self._round(stop, lease)
-            except StoreError as error:
+            except (StoreError, LeaseLost) as error:
                 _log.warning("retention.round_failed", extra={"error": str(error)})
             except Exception:
                 _log.exception("retention.round_failed")

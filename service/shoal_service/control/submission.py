@@ -22,6 +22,7 @@ from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
+from shoal_service.problems import ProblemKind, ServiceError
 from shoal_service.store import JobNotFound, Store, archives, submissions
 from shoal_service.views import CodePatch, JobPatch, JobView
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
@@ -30,14 +31,17 @@ from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
 
 
-class CodeUnknown(ValueError):
+@dataclass(eq=False)
+class CodeUnknown(ServiceError):
     """The spec names a code archive that was not uploaded."""
 
-    code = "code_unknown"
-
-    def __init__(self, sha256: str) -> None:
-        super().__init__(sha256)
-        self.sha256 = sha256
+    kind = ProblemKind(
+        "code-unknown",
+        422,
+        "Code archive not uploaded",
+        "`code.archive` names an archive that the service does not have. PUT /v1/code/{sha256} first.",
+    )
+    sha256: str
 
     def __str__(self) -> str:
         return f"code.archive {self.sha256} is not stored here; PUT /v1/code/{self.sha256} first."

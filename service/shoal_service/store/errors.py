@@ -1,4 +1,4 @@
-"""The errors of the store. HTTP status codes are not known here; the HTTP edge maps the classes.
+"""The errors of the store. Each class has what a client is told of it in `kind`, see `problems.py`.
 
     StoreError
     |-- StoreUnavailable      the database cannot be opened or has no driver
@@ -35,80 +35,74 @@
     |   `-- MoveRefused           the job cannot run in that cluster; the message names the way out
     |-- PreconditionFailed    If-Match named another version
     |-- AttemptTokenRefused   the token is not that of an attempt that goes on
-    |-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
-    `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
+    `-- SupervisorReplaced    the attempt has a later supervisor than the one that reports
 
-BackupError is apart: no store raises it, but the making and the restoring of a backup.
+    LeaseLost                 another control plane drives the jobs now; the caller must stop writing
+    BackupError               raised by the making and the restoring of a backup, not by a store
 
-Every class has a stable `code`, keeps its data as attributes and survives pickling.
+No client is told of the last two. Every class keeps its data as attributes and survives pickling.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
 
+from shoal_service.problems import ProblemKind, ServiceError, Unauthenticated
 from shoal_workers.contract.job import JobState
 
 
-class StoreError(Exception):
-    code: ClassVar[str] = "store_error"
+class StoreError(ServiceError):
+    """An error of the store that a client is told of."""
 
 
 class StoreUnavailable(StoreError):
-    code: ClassVar[str] = "store_unavailable"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    kind = ProblemKind(
+        "store-unavailable",
+        503,
+        "The store cannot be reached",
+        "The database does not answer, or is locked. Try again.",
+    )
 
 
 class NotFound(StoreError):
-    code: ClassVar[str] = "not_found"
+    kind = ProblemKind("not-found", 404, "No such resource", "No route has this path, or there is no such resource.")
 
 
+@dataclass(eq=False)
 class JobNotFound(NotFound):
-    code: ClassVar[str] = "job_not_found"
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(job_id)
-        self.job_id = job_id
+    kind = ProblemKind("job-not-found", 404, "No such job", "No job has this id.")
+    job_id: str
 
     def __str__(self) -> str:
         return f"There is no job {self.job_id!r}. `shoal jobs` lists the jobs."
 
 
+@dataclass(eq=False)
 class ProjectNotFound(NotFound):
-    code: ClassVar[str] = "project_not_found"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    kind = ProblemKind(
+        "project-not-found", 404, "No such project", "The project is not defined. GET /v1/projects lists the projects."
+    )
+    name: str
 
     def __str__(self) -> str:
         return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
 
 
+@dataclass(eq=False)
 class ViewNotFound(NotFound):
-    code: ClassVar[str] = "view_not_found"
-
-    def __init__(self, project: str, name: str) -> None:
-        super().__init__(project, name)
-        self.project = project
-        self.name = name
+    project: str
+    name: str
 
     def __str__(self) -> str:
         lists = f"GET /v1/views?project={self.project} lists them."
         return f"The project {self.project} has no view {self.name[:80]!r}. {lists}"
 
 
+@dataclass(eq=False)
 class ModelNotFound(NotFound):
-    code: ClassVar[str] = "model_not_found"
-
-    def __init__(self, project: str, name: str, which: str) -> None:
-        super().__init__(project, name, which)
-        self.project = project
-        self.name = name
-        self.which = which
+    project: str
+    name: str
+    which: str
 
     def __str__(self) -> str:
         return (
@@ -117,82 +111,83 @@ class ModelNotFound(NotFound):
         )
 
 
+@dataclass(eq=False)
 class SweepNotFound(NotFound):
-    code: ClassVar[str] = "sweep_not_found"
-
-    def __init__(self, project: str, name: str) -> None:
-        super().__init__(project, name)
-        self.project = project
-        self.name = name
+    kind = ProblemKind("sweep-not-found", 404, "No such sweep", "GET /v1/sweeps lists the sweeps.")
+    project: str
+    name: str
 
     def __str__(self) -> str:
         return f"Project {self.project} has no sweep {self.name!r}. `shoal jobs --label sweep` lists the jobs of all."
 
 
+@dataclass(eq=False)
 class UserNotFound(NotFound):
-    code: ClassVar[str] = "user_not_found"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    kind = ProblemKind(
+        "user-not-found", 404, "No such user", "The user has neither limits nor jobs. GET /v1/users lists the users."
+    )
+    name: str
 
     def __str__(self) -> str:
         return f"There is no user {self.name!r} with limits or jobs. `shoal quota list-users` lists the users."
 
 
+@dataclass(eq=False)
 class TokenNotFound(NotFound):
-    code: ClassVar[str] = "token_not_found"
-
-    def __init__(self, token_id: str) -> None:
-        super().__init__(token_id)
-        self.token_id = token_id
+    kind = ProblemKind("token-not-found", 404, "No such token", "GET /v1/tokens lists the tokens.")
+    token_id: str
 
     def __str__(self) -> str:
         return f"There is no token with the id {self.token_id!r}. `shoal token list` lists the tokens."
 
 
+@dataclass(eq=False)
 class CheckpointNotFound(NotFound):
-    code: ClassVar[str] = "checkpoint_not_found"
-
-    def __init__(self, job_id: str, name: str) -> None:
-        super().__init__(job_id, name)
-        self.job_id = job_id
-        self.name = name
+    kind = ProblemKind(
+        "checkpoint-not-found",
+        404,
+        "No such checkpoint",
+        "GET /v1/jobs/{id}/checkpoints lists the checkpoints of a job.",
+    )
+    job_id: str
+    name: str
 
     def __str__(self) -> str:
         return f"Job {self.job_id} has no checkpoint {self.name!r}. `shoal checkpoints {self.job_id}` lists them."
 
 
+@dataclass(eq=False)
 class InvalidCursor(StoreError):
-    code: ClassVar[str] = "invalid_cursor"
-
-    def __init__(self, cursor: str) -> None:
-        super().__init__(cursor)
-        self.cursor = cursor
+    kind = ProblemKind("invalid-cursor", 400, "Invalid cursor", "Pass `next_cursor` of a page unchanged, or no cursor.")
+    cursor: str
 
     def __str__(self) -> str:
         return f"cursor {self.cursor[:80]!r} is not a cursor of this service. Leave it out to get the first page."
 
 
 class InvalidArchive(StoreError):
-    code: ClassVar[str] = "invalid_archive"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+    kind = ProblemKind(
+        "code-mismatch",
+        422,
+        "The archive does not match its name",
+        "The SHA-256 of the body differs from the one in the path, or the body is not a valid zip archive.",
+    )
 
 
 class Conflict(StoreError):
-    code: ClassVar[str] = "conflict"
+    kind = ProblemKind("request-conflict", 409, "Not possible now", "The state of the job or node does not allow this.")
 
 
+@dataclass(eq=False)
 class IdempotencyConflict(Conflict):
-    code: ClassVar[str] = "idempotency_conflict"
-
-    def __init__(self, key: str, job_id: str) -> None:
-        super().__init__(key, job_id)
-        self.key = key
-        self.job_id = job_id
+    kind = ProblemKind(
+        "idempotency-conflict",
+        409,
+        "Idempotency key belongs to another spec",
+        "An earlier request with this Idempotency-Key had another spec. Use a new key for a new job.",
+    )
+    key: str
+    job_id: str
 
     def __str__(self) -> str:
         return (
@@ -201,29 +196,29 @@ class IdempotencyConflict(Conflict):
         )
 
 
+@dataclass(eq=False)
 class RequestConflict(Conflict):
-    code: ClassVar[str] = "request_conflict"
-
-    def __init__(self, job_id: str, state: JobState, action: str) -> None:
-        super().__init__(job_id, state, action)
-        self.job_id = job_id
-        self.state = state
-        self.action = action
+    job_id: str
+    state: JobState
+    action: str
 
     def __str__(self) -> str:
         return f"Job {self.job_id} is {self.state.value}: it cannot {self.action}."
 
 
 class JobEnded(RequestConflict):
-    code: ClassVar[str] = "job_ended"
+    kind = ProblemKind(
+        "job-ended",
+        409,
+        "The job has ended",
+        "A job that has ended can be read but not changed, except its name, labels and annotations.",
+    )
 
     def __str__(self) -> str:
         return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.action}. Submit it as a new job."
 
 
 class JobNotEnded(RequestConflict):
-    code: ClassVar[str] = "job_not_ended"
-
     def __str__(self) -> str:
         return (
             f"Job {self.job_id} is {self.state.value}: it cannot {self.action} before it has ended. Cancel it first: "
@@ -232,34 +227,32 @@ class JobNotEnded(RequestConflict):
 
 
 class LifecycleConflict(RequestConflict):
-    code: ClassVar[str] = "lifecycle_conflict"
-
     def __str__(self) -> str:
         return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
 
 
+@dataclass(eq=False)
 class TooManyViews(Conflict):
-    code: ClassVar[str] = "too_many_views"
-
-    def __init__(self, project: str, most: int) -> None:
-        super().__init__(project, most)
-        self.project = project
-        self.most = most
+    project: str
+    most: int
 
     def __str__(self) -> str:
         return f"The project {self.project} has {self.most} views, as many as it may have: delete one first."
 
 
+@dataclass(eq=False)
 class QueueFull(Conflict):
-    code: ClassVar[str] = "queue_full"
-
-    def __init__(self, name: str, queued: int, max_queued: int, is_user: bool = False) -> None:
-        super().__init__(name, queued, max_queued, is_user)
-        self.name = name
-        """Name of the project, or of the user."""
-        self.queued = queued
-        self.max_queued = max_queued
-        self.is_user = is_user
+    kind = ProblemKind(
+        "queue-full",
+        409,
+        "The project or the user has enough queued jobs",
+        "`max_queued` of the user, of the project, or of one above it, is reached. Nothing was submitted.",
+    )
+    name: str
+    """Name of the project, or of the user."""
+    queued: int
+    max_queued: int
+    is_user: bool = False
 
     def __str__(self) -> str:
         if self.is_user:
@@ -276,8 +269,6 @@ class QueueFull(Conflict):
 
 
 class SweepTooLarge(QueueFull):
-    code: ClassVar[str] = "sweep_too_large"
-
     def __str__(self) -> str:
         whose, way = ("user", "set-user") if self.is_user else ("project", "set")
         return (
@@ -287,15 +278,18 @@ class SweepTooLarge(QueueFull):
         )
 
 
+@dataclass(eq=False)
 class SweepConflict(Conflict):
-    code: ClassVar[str] = "sweep_conflict"
-
-    def __init__(self, project: str, name: str, number: int, job_id: str) -> None:
-        super().__init__(project, name, number, job_id)
-        self.project = project
-        self.name = name
-        self.number = number
-        self.job_id = job_id
+    kind = ProblemKind(
+        "sweep-conflict",
+        409,
+        "The name is that of another sweep",
+        "The project has a sweep with this name and other jobs. Use another name, or repeat the request as it was.",
+    )
+    project: str
+    name: str
+    number: int
+    job_id: str
 
     def __str__(self) -> str:
         return (
@@ -304,54 +298,66 @@ class SweepConflict(Conflict):
         )
 
 
+@dataclass(eq=False)
 class ProjectConflict(Conflict):
-    code: ClassVar[str] = "project_conflict"
-
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
-        self.name = name
-        self.why = why
+    kind = ProblemKind(
+        "project-conflict",
+        409,
+        "The project cannot be changed so",
+        "Its parent is not defined, it would be above itself, or it is the parent of another project.",
+    )
+    name: str
+    why: str
 
     def __str__(self) -> str:
         return f"Project {self.name} cannot be changed so: {self.why}."
 
 
+@dataclass(eq=False)
 class CheckpointConflict(Conflict):
-    code: ClassVar[str] = "checkpoint_conflict"
-
-    def __init__(self, job_id: str, name: str, state: str, rule: str) -> None:
-        super().__init__(job_id, name, state, rule)
-        self.job_id = job_id
-        self.name = name
-        self.state = state
-        self.rule = rule
-        """Which checkpoints can."""
+    kind = ProblemKind(
+        "checkpoint-conflict",
+        409,
+        "Not possible for this checkpoint",
+        "Only a committed checkpoint can be pinned, and only one that is in the storage deleted or verified.",
+    )
+    job_id: str
+    name: str
+    state: str
+    rule: str
+    """Which checkpoints can."""
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: {self.rule}."
 
 
+@dataclass(eq=False)
 class CheckpointKept(Conflict):
-    code: ClassVar[str] = "checkpoint_kept"
-
-    def __init__(self, job_id: str, name: str, why: str) -> None:
-        super().__init__(job_id, name, why)
-        self.job_id = job_id
-        self.name = name
-        self.why = why
-        """Why, with the way out."""
+    kind = ProblemKind(
+        "checkpoint-kept",
+        409,
+        "The checkpoint is needed",
+        "It is pinned, or it is the newest one of a job that has not ended. The detail names the way out.",
+    )
+    job_id: str
+    name: str
+    why: str
+    """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.why}."
 
 
+@dataclass(eq=False)
 class ProfileNotFound(NotFound):
-    code: ClassVar[str] = "profile_not_found"
-
-    def __init__(self, job_id: str, number: int) -> None:
-        super().__init__(job_id, number)
-        self.job_id = job_id
-        self.number = number
+    kind = ProblemKind(
+        "profile-not-found",
+        404,
+        "No such profile, or no such file of it",
+        "GET /v1/jobs/{id}/profiles lists the profiles of a job with their files.",
+    )
+    job_id: str
+    number: int
 
     def __str__(self) -> str:
         return (
@@ -360,14 +366,17 @@ class ProfileNotFound(NotFound):
         )
 
 
+@dataclass(eq=False)
 class ProfileOpen(Conflict):
-    code: ClassVar[str] = "profile_open"
-
-    def __init__(self, job_id: str, number: int, rank: int) -> None:
-        super().__init__(job_id, number, rank)
-        self.job_id = job_id
-        self.number = number
-        self.rank = rank
+    kind = ProblemKind(
+        "profile-open",
+        409,
+        "Another profile is being taken",
+        "A job has one open request at a time. Ask again once it has ended.",
+    )
+    job_id: str
+    number: int
+    rank: int
 
     def __str__(self) -> str:
         return (
@@ -376,14 +385,17 @@ class ProfileOpen(Conflict):
         )
 
 
+@dataclass(eq=False)
 class PreconditionFailed(StoreError):
-    code: ClassVar[str] = "precondition_failed"
-
-    def __init__(self, job_id: str, current: str, given: str) -> None:
-        super().__init__(job_id, current, given)
-        self.job_id = job_id
-        self.current = current
-        self.given = given
+    kind = ProblemKind(
+        "precondition-failed",
+        412,
+        "The job has changed",
+        "If-Match does not name the current ETag. Read the job again, then repeat the change.",
+    )
+    job_id: str
+    current: str
+    given: str
 
     def __str__(self) -> str:
         return (
@@ -392,95 +404,109 @@ class PreconditionFailed(StoreError):
         )
 
 
+@dataclass(eq=False)
 class ClusterNotFound(NotFound):
-    code: ClassVar[str] = "cluster_not_found"
-
-    def __init__(self, cluster: str) -> None:
-        super().__init__(cluster)
-        self.cluster = cluster
+    kind = ProblemKind(
+        "cluster-not-found",
+        404,
+        "No such cluster",
+        "No cluster has joined under this name. GET /v1/clusters lists the clusters.",
+    )
+    cluster: str
 
     def __str__(self) -> str:
         return f"No cluster has joined as {self.cluster!r}. `shoal clusters` lists the clusters; `shoal join` adds one."
 
 
+@dataclass(eq=False)
 class ClusterConflict(Conflict):
-    code: ClassVar[str] = "cluster_conflict"
-
-    def __init__(self, cluster: str, why: str) -> None:
-        super().__init__(cluster, why)
-        self.cluster = cluster
-        self.why = why
-        """Why, with the way out."""
+    kind = ProblemKind(
+        "cluster-conflict",
+        409,
+        "The cluster cannot be removed now",
+        "Jobs have attempts there, or its gateway is one of this service. The detail names the way out.",
+    )
+    cluster: str
+    why: str
+    """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Cluster {self.cluster} cannot be removed: {self.why}."
 
 
+@dataclass(eq=False)
 class MoveRefused(Conflict):
-    code: ClassVar[str] = "move_refused"
-
-    def __init__(self, job_id: str, to: str, why: str) -> None:
-        super().__init__(job_id, to, why)
-        self.job_id = job_id
-        self.to = to
-        self.why = why
-        """Why, with the way out."""
+    kind = ProblemKind(
+        "move-refused",
+        409,
+        "The job cannot run in that cluster",
+        "It is away, cordoned or too small, or it cannot read the job's checkpoints. The detail names the way out.",
+    )
+    job_id: str
+    to: str
+    why: str
+    """Why, with the way out."""
 
     def __str__(self) -> str:
         return f"Job {self.job_id} cannot be moved to cluster {self.to}: {self.why}."
 
 
+@dataclass(eq=False)
 class GatewayRefused(Conflict):
-    code: ClassVar[str] = "gateway_refused"
-
-    def __init__(self, cluster: str, reason: str) -> None:
-        super().__init__(cluster, reason)
-        self.cluster = cluster
-        self.reason = reason
+    kind = ProblemKind(
+        "gateway-refused",
+        409,
+        "Another gateway speaks for the cluster",
+        "One gateway at a time reports a cluster and carries out its orders. This one may stand by and ask again.",
+    )
+    cluster: str
+    reason: str
 
     def __str__(self) -> str:
         return self.reason
 
 
+@dataclass(eq=False)
 class ClusterNameTaken(Conflict):
-    code: ClassVar[str] = "cluster_name_taken"
-
-    def __init__(self, cluster: str, reason: str) -> None:
-        super().__init__(cluster, reason)
-        self.cluster = cluster
-        self.reason = reason
+    kind = ProblemKind(
+        "cluster-name-taken",
+        403,
+        "Another Ray cluster has this name",
+        "A name is that of one Ray cluster. The detail names the way out.",
+    )
+    cluster: str
+    reason: str
 
     def __str__(self) -> str:
         return self.reason
 
 
+@dataclass(eq=False)
 class AttemptTokenRefused(StoreError):
-    code: ClassVar[str] = "attempt_token_refused"
-
-    def __init__(self, job_id: str, attempt: int) -> None:
-        super().__init__(job_id, attempt)
-        self.job_id = job_id
-        self.attempt = attempt
+    kind = Unauthenticated.kind
+    job_id: str
+    attempt: int
 
     def __str__(self) -> str:
         return f"Attempt {self.attempt} of job {self.job_id} is over, or has another token: this one ended with it."
 
 
+@dataclass(eq=False)
 class SupervisorReplaced(StoreError):
-    code: ClassVar[str] = "supervisor_replaced"
-
-    def __init__(self, life: int, current_life: int) -> None:
-        super().__init__(life, current_life)
-        self.life = life
-        self.current_life = current_life
+    kind = ProblemKind(
+        "supervisor-replaced",
+        409,
+        "The attempt has a later supervisor",
+        "Only the newest supervisor of an attempt may report. This one has to end.",
+    )
+    life: int
+    current_life: int
 
     def __str__(self) -> str:
         return f"Supervisor {self.life} of the attempt was replaced by supervisor {self.current_life}, and has to end."
 
 
-class LeaseLost(StoreError):
-    code: ClassVar[str] = "lease_lost"
-
+class LeaseLost(Exception):
     def __init__(self, epoch: int, current_epoch: int, owner: str) -> None:
         super().__init__(epoch, current_epoch, owner)
         self.epoch = epoch
@@ -494,5 +520,3 @@ class LeaseLost(StoreError):
 class BackupError(ValueError):
     """What keeps a backup from being made or restored, and the way out. Nothing was changed, unless the message says
     so."""
-
-    code = "backup_failed"

@@ -14,7 +14,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -71,60 +71,7 @@ _COLUMNS = (
 )
 _JobPage = Page[JobSummary]
 _ALL = Selection()
-
-
-def page(
-    tx: Transaction,
-    *,
-    states: Collection[JobState] = (),
-    project: str | None = None,
-    user: str | None = None,
-    limit: int = 50,
-    cursor: str | None = None,
-    visible: Collection[str] | None = None,
-    labels: Collection[LabelSelector] = (),
-    search: str = "",
-    selection: Selection = _ALL,
-) -> Page[JobSummary]:
-    """A page of jobs, newest first if the selection has no order. Raises InvalidCursor.
-
-    Args:
-        states: only jobs in these states; empty: in all.
-        project, user: only jobs of this project and of this user; None: of all.
-        visible: only jobs of these projects; None: of all.
-        labels: only jobs that all of them match.
-        search: only jobs that have every word of it.
-        selection: only jobs that it selects, in its order. Pages of a list with an order are cut by counting, so a job
-            that changes its place meanwhile may be on two pages or on none.
-    """
-    is_sorted = bool(selection.order)
-    after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
-    filters = FleetQuery(
-        search=search,
-        states=frozenset(states if is_sorted else ()),
-        project=project,
-        user=user,
-        visible=None if visible is None else frozenset(visible),
-        labels=tuple(labels),
-        selection=selection,
-        offset=(after or 0) if is_sorted else 0,
-        limit=limit + 1,
-    )
-    query = select(*SUMMARY_COLUMNS)
-    if after is not None and not is_sorted:
-        query = query.where(jobs.c.num < after)
-    query = _part(tx, _filtered(tx, query, filters), filters)
-    if states and not is_sorted:  # one index range per state, merged: a rare state among many is read without a scan
-        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
-        merged = union_all(*(select(part) for part in ranges)).subquery()
-        query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
-    rows = tx.execute(query).all()
-    more = len(rows) > limit
-    items = _with_values(tx, rows[:limit], selection.columns)
-    if not more:
-        return _JobPage(items=items)
-    reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
-    return _JobPage(items=items, next_cursor=encode_cursor(reached, is_sorted=is_sorted))
+_USUAL_LIMIT = 50
 
 
 class JobOrder(StrEnum):
@@ -168,8 +115,42 @@ class FleetQuery:
     """Used if the selection has no order."""
     descending: bool = True
     offset: int = 0
-    limit: int | None = 50
+    limit: int | None = _USUAL_LIMIT
     """None: all."""
+
+
+_EVERY_JOB = FleetQuery()
+
+
+def page(tx: Transaction, query: FleetQuery = _EVERY_JOB, cursor: str | None = None) -> Page[JobSummary]:
+    """Return a page of jobs, newest first if the selection has no order: `order` and `offset` are not for this list.
+
+    Pages of a list with an order are cut by counting, so a job that changes its place meanwhile may be on two pages or
+    on none. Raises InvalidCursor.
+
+    Args:
+        cursor: `next_cursor` of the page before.
+    """
+    is_sorted, limit = bool(query.selection.order), query.limit or _USUAL_LIMIT
+    after = None if cursor is None else decode_cursor(cursor, is_sorted=is_sorted)
+    one_more = select(*SUMMARY_COLUMNS).limit(limit + 1)
+    if is_sorted:
+        ordered = one_more.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc()).offset(after or 0)
+        found = _filtered(tx, ordered, query)
+    else:
+        ordered = one_more.order_by(jobs.c.num.desc())
+        earlier = ordered if after is None else ordered.where(jobs.c.num < after)
+        found = _filtered(tx, earlier, replace(query, states=frozenset()))
+    if query.states and not is_sorted:  # an index range per state: a rare state is found without a scan
+        ranges = [found.where(jobs.c.state == state.value).subquery() for state in sorted(query.states)]
+        merged = union_all(*(select(part) for part in ranges)).subquery()
+        found = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
+    rows = tx.execute(found).all()
+    items = _summaries(tx, rows[:limit], query.selection.columns)
+    if len(rows) <= limit:
+        return _JobPage(items=items)
+    reached = (after or 0) + limit if is_sorted else rows[limit - 1].num
+    return _JobPage(items=items, next_cursor=encode_cursor(reached, is_sorted=is_sorted))
 
 
 def fleet(tx: Transaction, query: FleetQuery) -> tuple[tuple[FleetJob, ...], int]:
@@ -220,11 +201,15 @@ def nums(tx: Transaction, query: FleetQuery) -> array[int]:
 def summaries(tx: Transaction, nums: Sequence[int], columns: Sequence[Field] = ()) -> tuple[JobSummary, ...]:
     """The jobs with these numbers, in this order, with the values of the columns. Deleted ones are left out."""
     rows = {row.num: row for row in tx.execute(select(*SUMMARY_COLUMNS).where(jobs.c.num.in_(nums)))}
-    return _with_values(tx, [rows[num] for num in nums if num in rows], columns)
+    return _summaries(tx, [rows[num] for num in nums if num in rows], columns)
 
 
-def _with_values(tx: Transaction, rows: Sequence[Row[Any]], columns: Sequence[Field]) -> tuple[JobSummary, ...]:
-    """Make the summaries of jobs, with the values of the columns."""
+def _summaries(
+    tx: Transaction, rows: Sequence[Row[*tuple[Any, ...]]], columns: Sequence[Field]
+) -> tuple[JobSummary, ...]:
+    """Return the jobs of rows of SUMMARY_COLUMNS, with the values of the columns."""
+    if not columns:
+        return tuple(summary_of(row) for row in rows)
     values = values_of(tx, [row.num for row in rows], columns)
     return tuple(summary_of(row).model_copy(update={"values": values[row.num]}) for row in rows)
 

@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {
 LEFT = {ExitKind.STALE, ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED, ExitKind.FORM_FAILED}
 FORMING = ("forming", "connecting", "published", "building", "restoring")
 TRAINING = ("forward", "backward", "optimizer", "snapshot")
-SAMPLE = {("kill", "restoring"), ("stop", "optimizer")}
+SAMPLE = {("kill", "restoring"), ("stop", "optimizer"), ("kill", "snapshot")}
 
 
 def _cells() -> list[Any]:
@@ -34,6 +34,7 @@ def _cells() -> list[Any]:
     ]
 
 
+@pytest.mark.cells(1, 3)
 @pytest.mark.parametrize(("action", "phase"), _cells())
 def test_the_others_continue_without_a_rank_that_is_lost(
     make_job: Any, reference: Any, action: str, phase: str

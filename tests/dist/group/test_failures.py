@@ -29,6 +29,7 @@ SPEC: dict[str, Any] = {
 LEFT = (ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED)
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     make_job: Any, reference: Any, phase: str

@@ -94,6 +94,7 @@ def test_the_log_says_that_nothing_is_sharded_although_the_spec_shards(make_job:
     assert [len(texts) for texts in found] == [1, 0], found
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
 def test_a_killed_rank_costs_at_most_one_step_and_changes_no_loss(make_job: Any, phase: str) -> None:
     job = make_job(memory=True, **spec_of())

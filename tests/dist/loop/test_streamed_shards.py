@@ -156,8 +156,7 @@ def test_four_incidents_repeat_no_sample_and_leave_none_out(
     _check(samples, statistics, shards)
 
 
-@pytest.mark.slow
-@pytest.mark.cells(4)
+@pytest.mark.matrix  # four incidents, of one kind each, are lived through in `make test-slow`
 @pytest.mark.parametrize(("shards", "num_workers"), [(FEW, 0), (FEW, 2), (MANY, 0), (MANY, 2)])
 def test_twenty_incidents_repeat_no_sample_and_leave_none_out(
     make_job: Any, tmp_path: Path, shards: dict[str, int], num_workers: int

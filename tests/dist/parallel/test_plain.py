@@ -133,3 +133,57 @@ def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
     job = make_job(**SPEC, worker={"memory_gib": 1e-6}, parallelism=parallelism)
     ends = job.run(job.workers(world_size), layout=plain(world_size))
     assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size
+
+
+KINDS = ("no_grad", "data", "assigned", "copied", "decayed", "once")
+WRITING = {**SPEC, "task": "writing_tasks:Writing", "checkpoint": {"every_steps": 3}, "validation": {"samples": 4}}
+ALONE = {"elasticity": {"max_workers": 1}, "snapshot": {"enabled": False}, "batch": {"global_size": 4, "micro_size": 4}}
+
+
+def test_a_job_of_one_worker_without_snapshots_may_write_to_parameters_in_a_forward_pass(
+    make_job: Any, plain_run: Any
+) -> None:
+    """It is killed in the pass after the checkpoint, and another worker goes on from there."""
+    wrong: dict[str, Any] = {}
+    for kind in KINDS:
+        spec = {**WRITING, **ALONE, "model": {"kind": kind}}
+        job = make_job(kind, memory=True, **spec)
+        victim, other = job.workers(2)
+        victim.strike("backward", 3, "hold")
+        job.start([victim], layout=plain(1))
+        victim.reached()
+        job.wait_until_committed([victim], 3)
+        victim.kill()
+        assert victim.died()
+        (end,) = job.run([other], layout=plain(1))
+        assert (end.kind, end.error) == (ExitKind.FINISHED, None), kind
+        assert job.reported([other], GroupFormed)[-1].start_step == 3
+        expected = plain_run(spec)
+        losses, norms = job.losses([victim, other]), {r.step: r.grad_norm for r in job.reported([other], StepReport)}
+        (validation,) = {r.loss for r in job.reported([other], ValidationReport)}
+        is_right = losses == pytest.approx(expected.losses, abs=1e-5) and norms == pytest.approx(
+            {step: norm for step, norm in expected.norms.items() if step > 3}, rel=1e-4
+        )
+        if not is_right or validation != pytest.approx(expected.validation, abs=1e-5):
+            wrong[kind] = losses, expected.losses
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [
+        (plain(2), {"elasticity": {"max_workers": 2}, "batch": {"global_size": 4, "micro_size": 2}}),
+        (plain(1), {"batch": {"global_size": 4, "micro_size": 2}}),
+        (plain(1), {"snapshot": {"enabled": True}}),
+        (fully_sharded(1), {}),
+    ],
+    ids=["two workers", "micro-batches", "snapshots", "sharded"],
+)
+def test_other_jobs_may_not_write_to_parameters(make_job: Any, layout: Layout, changes: Any) -> None:
+    not_refused = []
+    for kind in ("assigned", "decayed"):
+        job = make_job(kind, **{**WRITING, **ALONE, **changes, "model": {"kind": kind}})
+        for end in job.run(job.workers(layout.world_size), layout=layout):
+            if end.error is None or "writes to the parameter line." not in end.error.message:
+                not_refused.append((kind, end))
+    assert not_refused == []

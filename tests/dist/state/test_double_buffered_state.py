@@ -20,6 +20,7 @@ def _assert_nothing_was_copied(directory: Path) -> None:
     assert not list(directory.rglob("own-[0-9]*"))
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     make_job: Any, reference: Any, tmp_path: Path, phase: str

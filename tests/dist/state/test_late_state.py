@@ -92,6 +92,7 @@ def test_state_from_the_beginning_stays_that_of_every_parameter(make_job: Any, u
     assert_same_bits(undisturbed("LateAdagrad", 2), state)
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("step", [4, 7])
 def test_only_some_ranks_use_the_late_head(make_job: Any, reference: Any, step: int) -> None:
     """Before the vote the spare head has zeros for a gradient, and the buddy has got them: it is never updated."""

@@ -47,6 +47,7 @@ def _lose_a_node(job: Any, *, phase: str, step: int, world: int = 4, **changes: 
     return here, job.in_memory(exits, here)
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, phase: str) -> None:
     job = make_job(memory=True, **SPEC)
@@ -83,6 +84,7 @@ def test_copies_that_count_as_whole_outlive_the_beginning_of_the_next_ones(make_
     assert source.step == max(announced)
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
 @pytest.mark.parametrize("action", ["kill", pytest.param("kill within", marks=pytest.mark.matrix)])
 def test_a_node_that_dies_in_the_middle_of_a_phase_costs_at_most_one_step(

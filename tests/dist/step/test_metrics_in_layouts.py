@@ -83,6 +83,7 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("phase", ["backward", "optimizer"])
 def test_after_the_death_of_a_rank_the_metrics_are_those_of_an_undisturbed_run(make_job: Any, phase: str) -> None:
     job = make_job(memory=True, **TINY)

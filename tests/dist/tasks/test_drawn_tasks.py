@@ -30,7 +30,7 @@ def test_a_drawn_task_is_right_in_every_way_or_refused(seed: int, fleet: Any) ->
     assert found.is_good, found
 
 
-@pytest.mark.cells(3, 10)
+@pytest.mark.cells(3, 6)
 @pytest.mark.parametrize("seed", SPELLED)
 def test_a_task_with_a_drawn_spelling_is_right_in_every_way_or_refused(seed: int, fleet: Any) -> None:
     found = outcome_of(fleet, draw(seed, plans=0.0, spelled=1.0), Limits(run_s=120.0))

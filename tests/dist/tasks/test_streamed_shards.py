@@ -76,7 +76,7 @@ def test_a_table_of_samples_is_read_by_its_range(server: GeneratedShards, stream
     assert [verified(data[index]["data"]) for index in indices] == indices
 
 
-@pytest.mark.cells(24)
+@pytest.mark.cells(12)
 @pytest.mark.parametrize("knows_ranges", [True, False])
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in FILES.glob("*/index.json")))
 def test_shards_of_other_libraries_are_read_by_their_index(name: str, knows_ranges: bool, streaming: Streaming) -> None:

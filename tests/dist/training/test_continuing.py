@@ -50,6 +50,7 @@ def _from(first: Any, step: int) -> dict[str, Any]:
     return {"job": "job-a", "step": step, "checkpoint": Path(url).name, "url": url}
 
 
+@pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("world", [2, 3])
 def test_it_goes_on_with_the_losses_of_the_undisturbed_run_in_another_layout(
     first: Any, make_job: Any, world: int

@@ -16,7 +16,7 @@ from kit.served_app import served
 from shoal_api.client.credentials import find_token
 from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.app import create_app
-from shoal_api.http.problems import ProblemError
+from shoal_api.http.problems import TooManyRequests
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import Rate, Role, TokenBuckets
@@ -119,10 +119,10 @@ def test_uploads_and_open_requests_are_counted() -> None:
     limiter = Limiter(Limits(uploads=1, requests_at_once=2), metrics)
     ada, bob = (Request({"type": "http", "client": (address, 1)}) for address in ("10.0.0.1", "10.0.0.2"))
     with limiter.upload(ada), limiter.upload(bob):
-        with pytest.raises(ProblemError, match="SHOAL_LIMIT_UPLOADS"), limiter.upload(ada):
+        with pytest.raises(TooManyRequests, match="SHOAL_LIMIT_UPLOADS"), limiter.upload(ada):
             pass
     with limiter.upload(ada), limiter.request(), limiter.request():
-        with pytest.raises(ProblemError, match="SHOAL_LIMIT_AT_ONCE"), limiter.request():
+        with pytest.raises(TooManyRequests, match="SHOAL_LIMIT_AT_ONCE"), limiter.request():
             pass
     assert (metrics.refusals()["uploads",], metrics.refusals()["at_once",]) == (1, 1)
 

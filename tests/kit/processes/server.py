@@ -192,6 +192,14 @@ class Server:
         """Pids of the actors of a class."""
         return [pid for pid, command in self.processes().items() if command.startswith(f"ray::{kind}")]
 
+    def gateway(self) -> int:
+        """The pid of its gateway, once one runs."""
+
+        def pid() -> int:
+            return next((pid for pid, command in self.processes().items() if "gateway.process" in command), 0)
+
+        return int(until(pid, "the gateway runs"))
+
     def whats_left(self) -> tuple[Any, ...]:
         """Shoal's named actors, placement groups and journal entries of the cluster. Ray Data leaves actors of its
         own, which live as long as the cluster."""

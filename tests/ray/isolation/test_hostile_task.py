@@ -205,7 +205,7 @@ def _attack(world: World, neighbour: str) -> dict[str, tuple[bool, str]]:
 
 
 @pytest.mark.parametrize("shape", ["isolated", "embedded", "apart"])
-@pytest.mark.cells(1)
+@pytest.mark.cells(1, 1)
 def test_job_code_reaches_what_the_table_says_and_nothing_else(shape: str, folder: Path, wheel_python: Path) -> None:
     with ExitStack() as stack:
         world = _START[shape](folder, wheel_python, stack)

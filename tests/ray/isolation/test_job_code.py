@@ -10,7 +10,7 @@ import pytest
 
 from kit.processes.server import SECRET, SERVICE_SECRETS, Server
 from shoal_api.client import Client
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import JobState
 
 TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"
 
@@ -53,21 +53,6 @@ def test_job_code_finds_its_own_variables_and_no_setting_of_the_service(
     assert shoal_server.note is not None
     mode = Path(shoal_server.note["temp_dir"]).stat().st_mode & 0o777
     assert mode == 0o700, "Ray opens its own directories, and not the one above"
-
-
-def test_a_secret_that_is_not_there_fails_the_job_in_words(client: Client, tmp_path: Path) -> None:
-    job = client.submit(
-        {
-            "name": "no-secret",
-            "task": "looks_around:Task",
-            "code": {"working_dir": str(TASKS)},
-            "secrets": {"HUB_TOKEN": {"file": str(tmp_path / "nowhere")}},
-            "stop": {"steps": 2},
-        }
-    )
-    ended = client.wait(job.id, timeout_s=120)
-    assert (ended.status.state, ended.status.reason) == (JobState.FAILED, EndReason.USER_ERROR)
-    assert f"secrets.HUB_TOKEN: {tmp_path / 'nowhere'} cannot be read on this node" in ended.status.message
 
 
 @pytest.mark.first

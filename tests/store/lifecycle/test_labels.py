@@ -11,6 +11,7 @@ from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_deletion, job_lists, submissions
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.job_deletion import DeletionRequest
+from shoal_service.store.job_lists import FleetQuery
 from shoal_service.store.submissions import merged_labels
 from shoal_service.views import JobPatch
 
@@ -28,7 +29,7 @@ def test_a_job_is_found_by_its_new_labels_only(store: Store, submit: Submit) -> 
     store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "9", "b": None, "c": "3"}), if_match=None, now=5.0)
 
     def found(text: str) -> set[str]:
-        return {job.id for job in store.reading(job_lists.page)(labels=[LabelSelector.parse(text)]).items}
+        return {job.id for job in store.reading(job_lists.page)(FleetQuery(labels=(LabelSelector.parse(text),))).items}
 
     assert [found(text) for text in ("a=1", "a=9", "b", "c=3")] == [{other}, {job_id}, set(), {job_id}]
     assert store.get_job(job_id).spec.labels == {"a": "9", "c": "3"}

@@ -38,12 +38,11 @@ def report_steps(attempt: Any, losses: dict[int, float], *, at_once: int, genera
         attempt.report(series=tuple(point(step, losses[step], generation) for step in steps[begin : begin + at_once]))
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 500])
+@pytest.mark.parametrize(("num_steps", "at_once"), [(200, 1), (600, 7), (4_700, 500)])
 def test_a_long_series_is_read_from_roll_ups_as_if_every_step_were_read(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any], at_once: int
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any], num_steps: int, at_once: int
 ) -> None:
     job_id = submit()
-    num_steps = 4_700 if at_once > 7 else 600
     draw = random.Random(at_once)
     losses = {step: draw.random() for step in range(1, num_steps + 1)}
     report_steps(begin(job_id), losses, at_once=at_once)

@@ -252,6 +252,12 @@ def plain(world_size: int) -> Layout:
     return Layout(dp_replicate=world_size, shard=ShardLevel.NONE)
 
 
+def data_parallel(parallelism: ParallelismSpec | Literal["auto"], world_size: int) -> Layout:
+    """The data axes alone: plain if `parallelism.shard` is none, else fully sharded."""
+    is_plain = isinstance(parallelism, ParallelismSpec) and parallelism.shard is ShardLevel.NONE
+    return plain(world_size) if is_plain else fully_sharded(world_size)
+
+
 def fully_sharded(world_size: int) -> Layout:
     """The layout that shards everything over all ranks of `world_size`."""
     return Layout(dp_shard=world_size)

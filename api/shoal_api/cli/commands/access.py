@@ -119,20 +119,24 @@ def create(
 
     If the token in use is not an admin's, the new one may do no more and ends with it.
     """
-    lasts_s, projects = _seconds(expires), tuple(project) if project else None
+    lasts_s, projects = _parse_duration(expires), tuple(project) if project else None
     if cluster is not None and (projects or user or personal or role is not Role.VIEWER):
         others = "--role, --project, --user or --personal"
         raise CliError(f"--cluster makes the token of a gateway, which has no {others}")
+    request: ClusterTokenRequest | TokenRequest
     try:
         if cluster is not None:
-            made = session.client.create_cluster_token(cluster, ClusterTokenRequest(name=name, expires_in_s=lasts_s))
+            request = ClusterTokenRequest(name=name, expires_in_s=lasts_s)
         else:
             request = TokenRequest(
                 name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s, personal=personal
             )
-            made = session.client.create_token(request)
     except ValidationError as error:
         raise CliError(first_problem(error)) from None
+    if isinstance(request, ClusterTokenRequest):
+        made = session.client.create_cluster_token(cluster or "", request)
+    else:
+        made = session.client.create_token(request)
     ends_at = made.expires_at
     if ends_at is not None and (lasts_s is None or ends_at < made.created_at + lasts_s):
         at = time.strftime("%Y-%m-%d %H:%M", time.localtime(ends_at))
@@ -186,7 +190,7 @@ def _find_token_id(session: Session, reference: str) -> str:
     raise CliError(f"no token {reference!r}", hint="`shoal token list` lists the tokens", exit_code=ExitCode.NOT_FOUND)
 
 
-def _seconds(text: str) -> float | None:
+def _parse_duration(text: str) -> float | None:
     if text == "never":
         return None
     number, unit = text[:-1], text[-1:]

@@ -8,7 +8,6 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
 from shoal_api.cli.exit_codes import ExitCode
@@ -16,7 +15,6 @@ from shoal_api.cli.options import JobArgument
 from shoal_api.cli.render.access import tokens_table
 from shoal_api.cli.render.fleet import clusters_table
 from shoal_api.cli.session import Session, command
-from shoal_service.fleet_views import ClusterSummary
 from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.placing import ANY_CLUSTER
@@ -37,13 +35,13 @@ def cordon(
     reason: Annotated[str, typer.Option("--reason", help="Shown with the cluster.")] = "cordon requested",
 ) -> None:
     """Start no job in a cluster and add no worker; those that are there stay."""
-    session.show(session.client.cordon_cluster(name, reason=reason), _cluster_table)
+    session.show(session.client.cordon_cluster(name, reason=reason), lambda cluster: clusters_table([cluster]))
 
 
 @command()
 def uncordon(session: Session, name: NameArgument) -> None:
     """End the cordon of a cluster."""
-    session.show(session.client.uncordon_cluster(name), _cluster_table)
+    session.show(session.client.uncordon_cluster(name), lambda cluster: clusters_table([cluster]))
 
 
 @command()
@@ -51,7 +49,7 @@ def label(session: Session, name: NameArgument, changes: ChangesArgument = None)
     """Change labels of a cluster, which its nodes have too: `shoal clusters label west region=eu draft-`."""
     labels = parse_changes("clusters label", changes or [])
     cluster = session.client.label_cluster(name, labels) if labels else session.client.joined_cluster(name)
-    session.show(cluster, _cluster_table)
+    session.show(cluster, lambda cluster: clusters_table([cluster]))
 
 
 @command()
@@ -130,7 +128,3 @@ def _describe_move(job: JobView, to: str) -> str:
     if _trains_in(job, to):
         return f"{head}\nit trains in {to}"
     return f"{head}\nit goes to {to}; `shoal watch {job.id}` shows when it trains there"
-
-
-def _cluster_table(cluster: ClusterSummary) -> RenderableType:
-    return clusters_table([cluster])

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import RenderableType
 
 from shoal_api.cli.commands.several import JobSelection, change_each
 from shoal_api.cli.errors import CliError
@@ -92,7 +91,7 @@ def pin(
     job_id = session.job_id(job)
     name = _find_checkpoint(session, job_id, step, "pinned" if undo else "committed").name
     change = session.client.unpin_checkpoint if undo else session.client.pin_checkpoint
-    session.show(change(job_id, name), _checkpoint_table)
+    session.show(change(job_id, name), lambda checkpoint: checkpoints_table([checkpoint]))
 
 
 @command()
@@ -115,7 +114,9 @@ def delete_checkpoint(session: Session, job: JobArgument, step: StepArgument, ye
     checkpoint = _find_checkpoint(session, job_id, step, "committed", "damaged")
     if not yes:
         session.confirm(f"Delete {checkpoint.url} ({size_text(checkpoint.bytes)})? This cannot be undone.")
-    session.show(session.client.delete_checkpoint(job_id, checkpoint.name), _checkpoint_table)
+    session.show(
+        session.client.delete_checkpoint(job_id, checkpoint.name), lambda checkpoint: checkpoints_table([checkpoint])
+    )
 
 
 @command()
@@ -135,10 +136,6 @@ def take(
     if newer and not yes:
         session.confirm(f"Delete the checkpoints of step {newer}? This cannot be undone.")
     session.show(session.client.take(job_id, step), lambda job: job_line(job, f"goes on from step {step}"))
-
-
-def _checkpoint_table(checkpoint: CheckpointView) -> RenderableType:
-    return checkpoints_table([checkpoint])
 
 
 def _find_checkpoint(session: Session, job_id: str, step: int, *kinds: str) -> CheckpointView:
@@ -243,15 +240,19 @@ def extend(
 ) -> None:
     """Let a job go on to more steps, in place. A running one follows at its next step boundary; an ended one returns to
     the queue and goes on from its newest checkpoint."""
-    view = session.client.extend(session.job_id(job), steps)
-    session.show(view, job_line(view, f"step {view.status.step} of {steps}"))
+    session.show(
+        session.client.extend(session.job_id(job), steps),
+        lambda view: job_line(view, f"step {view.status.step} of {steps}"),
+    )
 
 
 @command()
 def retry(session: Session, job: JobArgument) -> None:
     """Let a failed job try again, in place, from its newest checkpoint."""
-    view = session.client.retry(session.job_id(job))
-    session.show(view, job_line(view, f"goes on after step {view.status.step}"))
+    session.show(
+        session.client.retry(session.job_id(job)),
+        lambda view: job_line(view, f"goes on after step {view.status.step}"),
+    )
 
 
 @command()

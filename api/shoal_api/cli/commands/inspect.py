@@ -21,7 +21,7 @@ from shoal_api.cli.session import Session, command
 from shoal_api.client import JobsQuery
 from shoal_service.control.spec_io import encode
 from shoal_service.core.quantities import count_text
-from shoal_service.views import JobView, LogView
+from shoal_service.views import JobView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import LogStream
 
@@ -150,7 +150,8 @@ def logs(
     has_printed = False
     for line in lines:
         has_printed = has_printed or line.stream is not LogStream.SHOAL
-        session.output.line(line, _log_text(line), "dim" if line.stream is LogStream.SHOAL else "plain")
+        text = f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
+        session.output.line(line, text, "dim" if line.stream is LogStream.SHOAL else "plain")
     if not has_printed:
         session.output.say(_describe_silence(session.client.job(job_id), rank, tail), "dim")
 
@@ -203,10 +204,6 @@ def _parse_states(names: list[str]) -> list[JobState]:
         if name.upper() not in states:
             raise CliError(f"--state {name!r} is not a state of a job", hint=f"use one of {', '.join(states)}")
     return [states[name.upper()] for name in names]
-
-
-def _log_text(line: LogView) -> str:
-    return f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
 
 
 def _describe_silence(job: JobView, rank: int | None, tail: int | None) -> str:

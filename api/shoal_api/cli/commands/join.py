@@ -61,61 +61,56 @@ def join(
     """
     Session(service_url, session.output).check_url()
     home = home_url or os.environ.get("SHOAL_HOME_URL") or service_url
-    config = _config(service_url, _token(token, token_file), name, ray_address, ca_file, home)
-    config = config.model_copy(update={"labels": _labels(label or []), "replaces": replace})
+    config = _config(service_url, _find_token(token, token_file), name, ray_address, ca_file, home)
+    config = config.model_copy(update={"labels": _parse_labels(label or []), "replaces": replace})
     _become(config, os.environ)
 
 
 def _config(url: str, token: str, name: str, ray_address: str, ca_file: Path | None, home_url: str) -> GatewayConfig:
+    ca = "" if ca_file is None else _read_file("--ca-file", ca_file)
     try:
-        ca = "" if ca_file is None else ca_file.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"--ca-file {ca_file} cannot be read: {error}", hint="a file of certificates in PEM") from None
-    if ca_file is not None:
-        _check_ca(ca, ca_file)
-    try:
+        if ca:
+            ssl.create_default_context(cadata=ca)
         home = Home(url=home_url, ca=ca)
         return GatewayConfig(url=url, token=token, cluster=name, ca=ca, ray_address=ray_address, home=home)
+    except ssl.SSLError as error:
+        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
     except ValidationError:
         raise CliError(
             f"--name {name!r} is not the name of a cluster", hint="lower-case letters, digits and hyphens, as in east-1"
         ) from None
 
 
-def _labels(texts: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _read_file(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{option} {path} cannot be read: {error}") from None
+
+
+def _parse_labels(texts: Sequence[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or key in found:
-            wrong = "is given twice" if key in found else "has no value"
+        if not equals or key in labels:
+            wrong = "is given twice" if key in labels else "has no value"
             raise CliError(f"--label {text!r} {wrong}", hint="--label region=eu")
-        found[key] = value
+        labels[key] = value
     try:
-        return check_labels(found)
+        return check_labels(labels)
     except ValueError as error:
         raise CliError(f"--label: {error}") from None
 
 
-def _check_ca(ca: str, ca_file: Path) -> None:
-    try:
-        ssl.create_default_context(cadata=ca)
-    except ssl.SSLError as error:
-        raise CliError(f"--ca-file {ca_file} has no certificate that can be used: {error}") from None
-
-
-def _token(token: str | None, token_file: Path | None) -> str:
-    if token_file is not None:
-        try:
-            token = token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CliError(f"--token-file {token_file} cannot be read: {error}") from None
-    found = token or os.environ.get("SHOAL_TOKEN")
-    if not found:
+def _find_token(token: str | None, token_file: Path | None) -> str:
+    given = token if token_file is None else _read_file("--token-file", token_file).strip()
+    token = given or os.environ.get("SHOAL_TOKEN")
+    if not token:
         raise CliError(
             "no token of the cluster is given",
             hint="--token, --token-file or SHOAL_TOKEN; an admin makes one: shoal token create NAME --cluster CLUSTER",
         )
-    return found
+    return token
 
 
 def _become(config: GatewayConfig, environment: Mapping[str, str]) -> None:

@@ -33,8 +33,10 @@ def register(
     if step and not (step.isascii() and step.isdigit()):
         raise CliError(f"{source!r} has no step after the @", hint="for example: shoal model register JOB@1000")
     request = ModelRequest(job=session.job_id(job), step=int(step) if step else None, description=description)
-    made = session.client.register_model(name, request)
-    session.show(made, f"{made.name}@{made.version}: step {made.step} of job {made.job_id}")
+    session.show(
+        session.client.register_model(name, request),
+        lambda version: f"{version.name}@{version.version}: step {version.step} of job {version.job_id}",
+    )
 
 
 @command()

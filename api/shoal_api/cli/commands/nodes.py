@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
@@ -40,9 +39,11 @@ def drain(
         raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
     node_id = match_node(node, session.client.nodes()).node_id
     if undo:
-        session.show(session.client.undo_drain(node_id), _node_table)
+        session.show(session.client.undo_drain(node_id), lambda node: nodes_table([node]))
     else:
-        session.show(session.client.drain(node_id, reason=reason, deadline_s=deadline_s), _node_table)
+        session.show(
+            session.client.drain(node_id, reason=reason, deadline_s=deadline_s), lambda node: nodes_table([node])
+        )
 
 
 @command()
@@ -55,11 +56,7 @@ def cordon(
     """Place no new worker on a node; the workers that are there stay."""
     node_id = match_node(node, session.client.nodes()).node_id
     view = session.client.undo_cordon(node_id) if undo else session.client.cordon(node_id, reason=reason)
-    session.show(view, _node_table)
-
-
-def _node_table(node: NodeView) -> RenderableType:
-    return nodes_table([node])
+    session.show(view, lambda node: nodes_table([node]))
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:

@@ -59,8 +59,10 @@ def priority(
     ],
 ) -> None:
     """Change the priority of a job. Put -- before a negative number: `shoal priority JOB -- -5`."""
-    view = session.client.patch(session.job_id(job), JobPatch(priority=value))
-    session.show(view, job_line(view, f"priority {view.spec.priority}"))
+    session.show(
+        session.client.patch(session.job_id(job), JobPatch(priority=value)),
+        lambda view: job_line(view, f"priority {view.spec.priority}"),
+    )
 
 
 @command()

@@ -114,7 +114,7 @@ class JobSelection:
         or several, or if the search finds none."""
         if not self.is_search:
             return list(dict.fromkeys(session.job_id(name) for name in self.names))
-        kind, states = _states(self.verb)
+        kind, states = _SEARCHED[self.verb]
         where = self.where
         if self.verb == "unarchive":
             where = f"({where}) and archived" if where else "archived"
@@ -137,18 +137,18 @@ class JobSelection:
         return [job.id for job in jobs]
 
 
-def _states(verb: str) -> tuple[str, list[JobState]]:
-    """Return what the verb can be done to, and the states of such jobs."""
-    match verb:
-        case "resume":
-            return "paused job", [JobState.PAUSED, JobState.PAUSING]
-        case "pause" | "cancel":
-            return "job that has not ended", [state for state in JobState if not state.ended]
-        case "archive" | "unarchive" | "delete":
-            kind = "archived job" if verb == "unarchive" else "job that has ended"
-            return kind, [state for state in JobState if state.ended]
-        case _:
-            return "job", []
+_ENDED = tuple(state for state in JobState if state.ended)
+_ACTIVE = tuple(state for state in JobState if not state.ended)
+_SEARCHED = {
+    "pause": ("job that has not ended", _ACTIVE),
+    "resume": ("paused job", (JobState.PAUSED, JobState.PAUSING)),
+    "cancel": ("job that has not ended", _ACTIVE),
+    "archive": ("job that has ended", _ENDED),
+    "unarchive": ("archived job", _ENDED),
+    "delete": ("job that has ended", _ENDED),
+    "label": ("job", ()),
+}
+"""What a verb changes, for messages, and the states of such jobs."""
 
 
 def change_each(

@@ -193,7 +193,10 @@ def prepare(session: Session, spec: SpecArgument, assignments: SetOption = None)
             f"task {parsed.task!r} reads its own data; there is nothing to prepare",
             hint="only data of the built-in language model is prepared",
         )
-    if _run_data_module(document, session.output.as_json):
+    # in a process of its own, because the command line never loads torch; it reads the spec from its standard input, so
+    # nothing is left behind if one of the two is killed
+    program = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if session.output.as_json else [])]
+    if subprocess.run(program, check=False, input=json.dumps(document).encode()).returncode:
         raise CliError("the data could not be prepared", hint="see the lines above", exit_code=ExitCode.FAILED)
     session.output.say("data is ready", "good")
 
@@ -273,10 +276,3 @@ def describe_spec(spec: JobSpec) -> str:
         lines.append(f"  ... up to {count_text(sizes[-1], 'worker')}")
     lines += [f"  {remark}" for remark in remarks(spec)]
     return "\n".join(lines)
-
-
-def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
-    """Run the data module in a separate process, because the command line never loads torch. The process reads the spec
-    from its standard input, so nothing is left behind if one of the two is killed."""
-    command_line = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if as_json else [])]
-    return subprocess.run(command_line, check=False, input=json.dumps(document).encode()).returncode

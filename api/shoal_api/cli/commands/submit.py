@@ -96,10 +96,19 @@ def submit(
     With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled.
     """
     least, most = parse_workers("--workers", workers) if workers is not None else (None, None)
-    options: dict[str, Any] = {"name": name, "priority": priority, "project": project, "user": user}
-    options |= {"elasticity.min_workers": least, "elasticity.max_workers": most, "elasticity.standby": standby}
-    options |= {"worker.gpus": gpus, "worker.cpus": cpus}
-    options |= {"script.launcher": launcher, "script.grace_s": grace}
+    options: dict[str, Any] = {
+        "name": name,
+        "priority": priority,
+        "project": project,
+        "user": user,
+        "elasticity.min_workers": least,
+        "elasticity.max_workers": most,
+        "elasticity.standby": standby,
+        "worker.gpus": gpus,
+        "worker.cpus": cpus,
+        "script.launcher": launcher,
+        "script.grace_s": grace,
+    }
     spec = None if like is None else _copy_spec(session, like, has_program=bool(words or module))
     document = _make_document(session, words or (), module, assignments or (), options, spec)
     if from_ is not None:

@@ -92,9 +92,18 @@ def sweep(
     if words[0] in ("show", "stop", "cancel"):
         if len(words) > 2:
             raise CliError(f"sweep {words[0]} takes one name, not {' '.join(words[1:])}", hint="shoal sweep --help")
-        only_start: dict[str, object] = {"--grid": grid, "--range": ranges, "--samples": samples, "--seed": seed}
-        only_start |= {"--limit": limit, "--prune": prune, "--warmup": warmup, "--reduction": reduction}
-        only_start |= {"--set": assignments, "--dry-run": dry_run or None}
+        only_start: dict[str, object] = {
+            "--grid": grid,
+            "--range": ranges,
+            "--samples": samples,
+            "--seed": seed,
+            "--limit": limit,
+            "--prune": prune,
+            "--warmup": warmup,
+            "--reduction": reduction,
+            "--set": assignments,
+            "--dry-run": dry_run or None,
+        }
         for option, value in only_start.items():
             if value is not None:
                 raise CliError(f"sweep {words[0]} takes no {option}", hint="shoal sweep --help")

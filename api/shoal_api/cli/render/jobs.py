@@ -28,6 +28,7 @@ from shoal_api.cli.render.terminal import (
     worker_bar,
 )
 from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.fleet_views import FleetJob, JobField
 from shoal_service.views import (
@@ -279,10 +280,10 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         *(("", _proof(proof)) for proof in status.proofs),
         ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
-        ("a dead worker", _worker_loss(job)),
-        ("a lost node", _node_loss(job)),
+        ("a dead worker", _cost_text(job, status.worker_loss)),
+        ("a lost node", _cost_text(job, status.node_loss).removeprefix("a lost node ")),
         ("incidents", f"{status.incidents}, {steps_lost_text(job)}" if status.incidents else ""),
-        ("goodput", _goodput(job)),
+        ("goodput", goodput_text(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
     ]
     page = Table.grid(padding=(0, 2))
@@ -416,17 +417,11 @@ def _code(job: JobView) -> str:
     return f"{code.version}, on trial"
 
 
-def _worker_loss(job: JobView) -> str:
-    bound = job.status.worker_loss
+def _cost_text(job: JobView, bound: WorkerLossBound | NodeLossBound | None) -> str:
     return "" if bound is None or job.status.state.ended else bound.words()
 
 
-def _node_loss(job: JobView) -> str:
-    bound = job.status.node_loss
-    return "" if bound is None or job.status.state.ended else bound.words().removeprefix("a lost node ")
-
-
-def _goodput(job: JobView) -> str:
+def goodput_text(job: JobView) -> str:
     goodput = job.status.goodput
     return "" if goodput is None or goodput.ratio is None else f"{goodput.ratio:.1%}"
 

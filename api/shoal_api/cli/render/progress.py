@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
-from shoal_api.cli.render.jobs import is_silent, step_text, steps_lost_text, token_unit
+from shoal_api.cli.render.jobs import goodput_text, is_silent, step_text, steps_lost_text, token_unit
 from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
@@ -197,7 +197,8 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
     bar = Text(worker_bar(status.workers, status.desired_workers), style="green" if is_whole else "yellow")
     sizes = [float(point.world_size) for point in series]
     table.add_row(Text("workers", style="dim"), bar, Text(sparkline(sizes, _SPARKLINE_WIDTH), style="green"))
-    facts = [status.layout, _goodput(job)]
+    goodput = goodput_text(job)
+    facts = [status.layout, f"goodput {goodput}" if goodput else ""]
     if any(facts):
         table.add_row(Text("layout" if status.layout else "", style="dim"), *(Text(fact) for fact in facts))
     return table
@@ -205,11 +206,6 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
 
 def _reported(job: JobView, value: float | None, digits: int) -> str:
     return NOT_REPORTED if value is None and is_silent(job) else number(value, digits)
-
-
-def _goodput(job: JobView) -> str:
-    goodput = job.status.goodput
-    return "" if goodput is None or goodput.ratio is None else f"goodput {goodput.ratio:.1%}"
 
 
 def _incidents(job: JobView, last: EventView | None) -> RenderableType:

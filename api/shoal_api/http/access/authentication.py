@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
-from typing import TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
@@ -31,10 +31,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problems import Kind, ProblemError, problem_response
-from shoal_service.control.oidc import Issuer, IssuerAway, JwtRefused
+from shoal_api.http.problems import Csrf, IssuerAway, problem_response
+from shoal_service.control import oidc
+from shoal_service.control.oidc import Issuer, JwtRefused
 from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
+from shoal_service.problems import ServiceError, Unauthenticated
 from shoal_service.store import Store, audit, credentials, supervisor_links
 from shoal_service.store.audit import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
@@ -65,16 +67,27 @@ _Shown = TypeVar("_Shown", Principal, AttemptCaller)
 _NAME = "shoal-session"
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    principal: Principal | None
-    read_mono: float
+class _Memory(Generic[_Shown]):
+    """Whom secrets stand for, as it was a few seconds ago at most."""
 
+    def __init__(self, mono: Callable[[], float]) -> None:
+        self._mono = mono
+        self._entries: OrderedDict[str, tuple[_Shown | None, float]] = OrderedDict()
 
-@dataclass(frozen=True, slots=True)
-class _KnownAttempt:
-    caller: AttemptCaller | None
-    read_mono: float
+    async def find(self, secret: str, read: Callable[[str], Awaitable[_Shown | None]]) -> _Shown | None:
+        """Return what `read` returns for the secret, or has returned."""
+        digest, now_mono = hash_of(secret), self._mono()
+        shown, read_mono = self._entries.get(digest, (None, -math.inf))
+        if now_mono - read_mono > _CACHE_S:
+            shown = await read(secret)
+            self._entries[digest] = shown, now_mono
+            self._entries.move_to_end(digest)
+            if len(self._entries) > _MAX_CACHED:
+                self._entries.popitem(last=False)
+        return shown
+
+    def forget(self) -> None:
+        self._entries.clear()
 
 
 class Authenticator:
@@ -91,42 +104,31 @@ class Authenticator:
         self._issuer = issuer
         self._clock = clock
         self._mono = mono
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._attempts: OrderedDict[str, _KnownAttempt] = OrderedDict()
+        self._principals: _Memory[Principal] = _Memory(mono)
+        self._attempts: _Memory[AttemptCaller] = _Memory(mono)
         self._used: dict[str, float] = {}
         self._written_mono = self._mono()
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return self._unless_expired(
-            await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
-        )
+        return await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
 
     async def of_bearer(self, token: str) -> Principal | None:
-        """Return the principal of a token; None if the token is not valid. Raises ProblemError with the reason if a JWT
-        is not valid."""
+        """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
+        JWT is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return self._unless_expired(
-            await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
-        )
+        return await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
         token. What a report changes is checked again when it is stored."""
-        digest, now_mono = hash_of(token), self._mono()
-        known = self._attempts.get(digest)
-        if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await run_in_threadpool(self._store.reading(supervisor_links.attempt_of_token), token)
-            known = self._attempts[digest] = _KnownAttempt(found, now_mono)
-            self._attempts.move_to_end(digest)
-            if len(self._attempts) > _MAX_CACHED:
-                self._attempts.popitem(last=False)
-        return known.caller
+        read = self._store.reading(supervisor_links.attempt_of_token)
+        return await self._attempts.find(token, lambda secret: run_in_threadpool(read, secret))
 
     def forget(self) -> None:
         """Read all tokens and sessions again, because one has changed."""
-        self._known.clear()
+        self._principals.forget()
 
     async def note(self, deed: Deed, outcome: str) -> None:
         """Write a deed into the audit. Never raises: the request is answered already."""
@@ -149,34 +151,23 @@ class Authenticator:
         issuer = self._issuer
         assert issuer is not None
         try:
-            return self._unless_expired(await self._find(token, issuer.principal))
+            return await self._find(token, issuer.principal)
         except JwtRefused as error:
             raise unauthenticated(f"The token of the issuer is refused: {error}") from None
-        except IssuerAway as error:
-            raise ProblemError(Kind.ISSUER_AWAY, str(error)) from None
+        except oidc.IssuerAway as error:
+            raise IssuerAway(str(error)) from None
 
     def _stored(self, read: Callable[..., Principal | None]) -> Callable[[str], Awaitable[Principal | None]]:
         return lambda secret: run_in_threadpool(read, secret, now=self._clock())
 
     async def _find(self, secret: str, read: Callable[[str], Awaitable[Principal | None]]) -> Principal | None:
-        digest = hash_of(secret)
-        now_mono = self._mono()
-        known = self._known.get(digest)
-        if known is None or now_mono - known.read_mono > _CACHE_S:
-            found = await read(secret)
-            known = self._known[digest] = _Known(found, now_mono)
-            self._known.move_to_end(digest)
-            if len(self._known) > _MAX_CACHED:
-                self._known.popitem(last=False)
-        if known.principal is not None and known.principal.token_id:
-            self._used[known.principal.token_id] = self._clock()
+        principal, now_mono = await self._principals.find(secret, read), self._mono()
+        if principal is not None and principal.token_id:
+            self._used[principal.token_id] = self._clock()
             if now_mono - self._written_mono > _USE_S:
                 self._written_mono = now_mono  # before the task runs, so that no request meanwhile starts a second one
                 task = asyncio.create_task(self.write_uses())
                 task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return known.principal
-
-    def _unless_expired(self, principal: Principal | None) -> Principal | None:
         if principal is None or (principal.expires_at is not None and principal.expires_at <= self._clock()):
             return None
         return principal
@@ -204,12 +195,8 @@ class Authentication:
                     await self._app(scope, receive, send)
                 else:
                     await self._audited(scope, receive, send, principal)
-        except ProblemError as error:  # of this middleware: those of routes are answered below it
-            refusal = problem_response(error.kind, detail=error.detail, instance=scope["path"], headers=error.headers)
-            await refusal(scope, receive, send)
-        except StoreUnavailable as error:
-            refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
-            await refusal(scope, receive, send)
+        except ServiceError as error:  # of this middleware: those of routes are answered below it
+            await problem_response(error, scope["path"])(scope, receive, send)
 
     async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
         """Serve a request that may change something, as a deed of the principal."""
@@ -257,10 +244,8 @@ class Authentication:
                 token = header.decode("latin-1").partition(" ")[2].strip()
                 return await self._authenticator.of_bearer(token) is not None
             return secret is not None and await self._authenticator.of_cookie(secret) is not None
-        except ProblemError as error:
-            return error.kind is Kind.ISSUER_AWAY
-        except StoreUnavailable:
-            return True
+        except ServiceError as error:
+            return isinstance(error, IssuerAway | StoreUnavailable)
 
     async def _of_cookie(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | None:
         secret = session_of(headers)
@@ -274,17 +259,18 @@ class Authentication:
             given = headers.get(b"x-csrf-token", b"")
             if not hmac.compare_digest(given, expected.encode()):
                 detail = "The header X-CSRF-Token is missing or wrong. Load the page again."
-                raise ProblemError(Kind.CSRF, detail)
+                raise Csrf(detail)
         return principal
 
 
 async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) -> _Shown:
     """Return whom a secret of a request stands for. A secret that is not valid counts against the address of the
-    request, wherever it was shown. Raises ProblemError with `reason`, or because too many were not valid."""
+    request, wherever it was shown. Raises Unauthenticated with `reason`, or
+    TooManyRequests because too many were not valid."""
     limiter: Limiter = scope[LIMITER]
     try:
         found = await finding
-    except ProblemError:
+    except (Unauthenticated, IssuerAway):
         limiter.failed(scope)
         raise
     if found is None:
@@ -293,14 +279,12 @@ async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) ->
     return found
 
 
-def unauthenticated(reason: str) -> ProblemError:
-    return ProblemError(
-        Kind.UNAUTHENTICATED, f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'}
-    )
+def unauthenticated(reason: str) -> Unauthenticated:
+    return Unauthenticated(f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'})
 
 
 def principal_of(request: Request) -> Principal:
-    """Return the principal of a request whose route needs one. Raises ProblemError: unauthenticated."""
+    """Return the principal of a request whose route needs one. Raises Unauthenticated."""
     found: Principal | None = request.scope.get(PRINCIPAL)
     if found is None:
         raise unauthenticated("This needs a token.")

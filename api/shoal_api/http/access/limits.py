@@ -17,7 +17,7 @@ from typing import Literal
 from starlette.requests import Request
 from starlette.types import Scope
 
-from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.problems import BodyTooLarge, TooManyRequests
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES
 from shoal_service.control.spec_io import MAX_SPEC_BYTES
 from shoal_service.core.access import Principal, Rate, TokenBuckets
@@ -65,43 +65,43 @@ class Limiter:
         self._failures = TokenBuckets(_FAILURES)
 
     def admit(self, scope: Scope) -> None:
-        """Count a request. Raises ProblemError if its principal or address has asked too often."""
+        """Count a request. Raises TooManyRequests if its principal or address has asked too often."""
         wait_s = self._requests.wait_s(_asker(scope), self.clock_mono())
         if wait_s:
             raise self._refused(Limit.REQUESTS, f"{self.limits.requests_per_s:g} requests a second", wait_s)
 
     def failed(self, scope: Scope) -> None:
-        """Count a token that was not valid. Raises ProblemError if its address has shown too many."""
+        """Count a token that was not valid. Raises TooManyRequests if its address has shown too many."""
         wait_s = self._failures.wait_s(_address(scope), self.clock_mono())
         if wait_s:
             raise self._refused(Limit.FAILURES, f"{_FAILURES.per_s:g} failed logins a second", wait_s)
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is open. Raises ProblemError if too many are open."""
+        """Count a request while it is open. Raises TooManyRequests if too many are open."""
         with self._one(Limit.AT_ONCE, "", self.limits.requests_at_once, "requests at the same time"):
             yield
 
     @contextmanager
     def stream(self, scope: Scope) -> Iterator[None]:
-        """Count a stream while it is open. Raises ProblemError if its principal or address has too many."""
+        """Count a stream while it is open. Raises TooManyRequests if its principal or address has too many."""
         with self._one(Limit.STREAMS, _asker(scope), self.limits.streams, "open streams"):
             yield
 
     @contextmanager
     def upload(self, request: Request) -> Iterator[None]:
-        """Count an upload while it runs. Raises ProblemError if its principal or address has too many."""
+        """Count an upload while it runs. Raises TooManyRequests if its principal or address has too many."""
         with self._one(Limit.UPLOADS, _asker(request.scope), self.limits.uploads, "uploads at the same time"):
             yield
 
     def most_bytes(self, limit: SizeLimit) -> int:
         return self.limits.body_bytes if limit is Limit.BODY_BYTES else self.limits.archive_bytes
 
-    def too_large(self, limit: SizeLimit) -> ProblemError:
+    def too_large(self, limit: SizeLimit) -> BodyTooLarge:
         """Count a body that is larger than the limit, and return the error for it."""
         self.metrics.refused(limit)
         detail = f"The body has more than {self.most_bytes(limit)} bytes (SHOAL_LIMIT_{limit.name})."
-        return ProblemError(Kind.BODY_TOO_LARGE, detail)
+        return BodyTooLarge(detail)
 
     @contextmanager
     def _one(self, limit: Limit, key: str, most: int, what: str) -> Iterator[None]:
@@ -115,10 +115,10 @@ class Limiter:
             if not self._now[limit, key]:
                 del self._now[limit, key]
 
-    def _refused(self, limit: Limit, what: str, wait_s: float) -> ProblemError:
+    def _refused(self, limit: Limit, what: str, wait_s: float) -> TooManyRequests:
         self.metrics.refused(limit)
         detail = f"The limit is {what} (SHOAL_LIMIT_{limit.name}). Nothing was done; try again."
-        return ProblemError(Kind.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
+        return TooManyRequests(detail, headers={"Retry-After": str(max(1, math.ceil(wait_s)))})
 
 
 def _asker(scope: Scope) -> str:

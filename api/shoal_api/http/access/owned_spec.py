@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.problems import Forbidden
 from shoal_service.core.access import Principal, Role
 from shoal_workers.contract.spec import JobSpec
 
@@ -24,7 +24,7 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
     one.
 
     Raises:
-        ProblemError: forbidden, if the principal may not submit jobs of this project, may not have the server read a
+        Forbidden: if the principal may not submit jobs of this project, may not have the server read a
             directory of its own machine, or may not set a webhook for mail and chat.
     """
     changes, notes = {}, []
@@ -32,15 +32,12 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
         assert principal.projects is not None
         if "project" in spec.model_fields_set or len(principal.projects) != 1:
             shown = ", ".join(sorted(principal.projects))
-            raise ProblemError(
-                Kind.FORBIDDEN, f"{principal.name} may submit jobs of {shown}, not of the project {spec.project!r}."
-            )
+            raise Forbidden(f"{principal.name} may submit jobs of {shown}, not of the project {spec.project!r}.")
         changes["project"] = next(iter(principal.projects))
     if spec.code.archive is None:
         require_no_directory_of_server(spec.code.working_dir, principal)
     if principal.role is not Role.ADMIN and any(hook.is_apprise for hook in spec.webhooks):
-        raise ProblemError(
-            Kind.FORBIDDEN,
+        raise Forbidden(
             "a webhook has the url 'apprise:', which only an admin may set: its secret decides which programs and "
             "hosts are called. Use an https:// receiver, or ask an admin for one in SHOAL_WEBHOOKS.",
         )
@@ -52,11 +49,10 @@ def of_principal(spec: JobSpec, principal: Principal) -> OwnedSpec:
 
 
 def require_no_directory_of_server(working_dir: str | None, principal: Principal) -> None:
-    """Only an admin may submit `code` without an archive: it names a directory of the server. Raises ProblemError:
-    forbidden."""
+    """Only an admin may submit `code` without an archive: it names a directory of the server. Raises
+    Forbidden."""
     if working_dir is not None and principal.role is not Role.ADMIN:
-        raise ProblemError(
-            Kind.FORBIDDEN,
+        raise Forbidden(
             f"code.working_dir {working_dir!r} without code.archive is a directory of the server, which only "
             "an admin may name. The command line and the Python client upload yours: PUT /v1/code/{sha256}.",
         )

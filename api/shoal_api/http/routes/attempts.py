@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -20,12 +20,15 @@ from starlette.types import Scope
 
 from shoal_api.http.access.authentication import ATTEMPT
 from shoal_api.http.access.needs import OF_ATTEMPT, caller_of
-from shoal_api.http.context import MAX_SEQ, Context, JobId
+from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_at_most, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
+from shoal_api.http.json_router import AppContext, JsonRouter, json_response
 from shoal_api.http.long_poll import while_connected
-from shoal_api.http.problems import Kind, ProblemError
+from shoal_api.http.parameters import MAX_SEQ, JobId
+from shoal_api.http.problems import BadDocument
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
+from shoal_service.store import JobEnded, JobNotFound, RequestConflict
 
 MAX_REPORT_BYTES = 32 << 20
 """A report has at most 5,000 items of a kind."""
@@ -43,40 +46,36 @@ _AS_SENT = re.compile(rb"after=([0-9]{1,18})&wait_s=([0-9]{1,3}(?:\.[0-9]{1,6})?
 """The query of a supervisor's long poll."""
 
 
-def routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix=_PREFIX, tags=["supervisors"])
+router = JsonRouter(_PREFIX, "supervisors", raises=[JobNotFound])
 
-    @router.post(
-        "/reports",
-        dependencies=[OF_ATTEMPT],
-        response_model=ReportReceipt,
-        summary="Store what the supervisor of an attempt reports",
-        openapi_extra=_BODY,
-    )
-    async def take_report(request: Request, job_id: JobId, attempt: Attempt) -> Response:
-        """Supervisors send reports; their release is that of the service or the one before. The receipt says which
-        items are stored; 409: the attempt has a later supervisor."""
-        return await _take_report(context, request)
 
-    @router.get(
-        "/directive",
-        dependencies=[OF_ATTEMPT],
-        response_model=DirectiveAnswer,
-        summary="What the control plane wants of an attempt now",
-    )
-    async def directive(
-        request: Request,
-        job_id: JobId,
-        attempt: Attempt,
-        after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Number of the directive that is known.")] = 0,
-        wait_s: Annotated[
-            float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for a directive with another number.")
-        ] = 0.0,
-    ) -> Response:
-        """A long poll of supervisors. It answers at once if the newest directive has another number than `after`."""
-        return await _directive(context, request, after, wait_s)
+@router.route(
+    "POST /reports",
+    OF_ATTEMPT,
+    "Store what the supervisor of an attempt reports",
+    answer=ReportReceipt,
+    openapi_extra=_BODY,
+    raises=[JobEnded, RequestConflict],
+)
+async def take_report(request: Request, context: AppContext, job_id: JobId, attempt: Attempt) -> Response:
+    """Supervisors send reports; their release is that of the service or the one before. The receipt says which
+    items are stored; 409: the attempt has a later supervisor."""
+    return await _take_report(context, request)
 
-    return router
+
+@router.route("GET /directive", OF_ATTEMPT, "What the control plane wants of an attempt now", answer=DirectiveAnswer)
+async def directive(
+    request: Request,
+    context: AppContext,
+    job_id: JobId,
+    attempt: Attempt,
+    after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Number of the directive that is known.")] = 0,
+    wait_s: Annotated[
+        float, Query(ge=0, le=MAX_WAIT_S, description="How long to wait for a directive with another number.")
+    ] = 0.0,
+) -> Response:
+    """A long poll of supervisors. It answers at once if the newest directive has another number than `after`."""
+    return await _directive(context, request, after, wait_s)
 
 
 def direct_routes(context: Context) -> tuple[Route, ...]:
@@ -140,14 +139,13 @@ async def _take_report(context: Context, request: Request) -> Response:
     try:
         report = HomeReport.model_validate_json(raw, extra="ignore")
     except ValidationError as error:
-        words = str(error.errors(include_url=False, include_input=False)[0])[:500]
-        raise ProblemError(Kind.BAD_DOCUMENT, f"The report is not valid: {words}") from None
+        reason = str(error.errors(include_url=False, include_input=False)[0])[:500]
+        raise BadDocument(f"The report is not valid: {reason}") from None
     receipt = await context.reception.report(caller_of(request), report)
-    return Response(receipt.model_dump_json(), media_type=JSON_TYPES[0])
+    return json_response(receipt)
 
 
 async def _directive(context: Context, request: Request, after: int, wait_s: float) -> Response:
     request.scope[OPEN_ENDED] = POLL
     found = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
-    answer = found or DirectiveAnswer(number=after)
-    return Response(answer.model_dump_json(), media_type=JSON_TYPES[0])
+    return json_response(found or DirectiveAnswer(number=after))

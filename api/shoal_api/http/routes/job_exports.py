@@ -15,22 +15,26 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
+from fastapi import Query
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs, visible_projects
-from shoal_api.http.context import Context
-from shoal_api.http.documents import (
-    ARCHIVED_JOBS,
-    LABEL_FORMS,
-    SEARCH_WORDS,
-    SORT_FORMS,
-    WHERE_FORMS,
+from shoal_api.http.json_router import AppContext, Caller, JsonRouter
+from shoal_api.http.parameters import (
+    Archived,
+    Descending,
+    JobsOfCluster,
+    JobsOfProjectAlone,
+    JobsOfUser,
+    Labels,
+    Order,
+    Search,
+    Sort,
+    States,
+    Where,
     selection_of,
     selectors_of,
 )
-from shoal_api.http.routes.quotas import PROJECT_NAME, USER_NAME
+from shoal_api.http.problems import NotAcceptable
 from shoal_api.http.table_files import (
     FILES,
     FileFormat,
@@ -41,13 +45,10 @@ from shoal_api.http.table_files import (
     require_writer,
 )
 from shoal_service.core.access import Permission
-from shoal_service.core.selection import MAX_SELECTORS
 from shoal_service.core.where.fields import Field
 from shoal_service.store import Store, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.views import JobSummary
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import CLUSTER_PATTERN
 
 MAX_CHOSEN = 500
 NUM_JOBS = "X-Total-Count"
@@ -57,74 +58,66 @@ _FIRST = ("id", "name", "state")
 _USUAL = tuple(name for name in JobSummary.model_fields if name != "values")
 
 
-def routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["jobs"])
-    store = context.store
+router = JsonRouter("/v1", "jobs")
 
-    @router.get(
-        "/job-export",
-        dependencies=[needs(Permission.JOBS_READ)],
-        response_class=Response,
-        summary="The table of jobs as a file",
-        responses={200: {"description": "The file, with the number of jobs in `X-Total-Count`.", **FILES}},
+
+@router.route(
+    "GET /job-export",
+    Permission.JOBS_READ,
+    "The table of jobs as a file",
+    responses={200: {"description": "The file, with the number of jobs in `X-Total-Count`.", **FILES}},
+    raises=[NotAcceptable],
+)
+def export_jobs(
+    context: AppContext,
+    caller: Caller,
+    format: Annotated[FileFormat, Query(description="The format of the file.")] = FileFormat.CSV,
+    state: States = [],  # noqa: B006
+    project: JobsOfProjectAlone = None,
+    user: JobsOfUser = None,
+    label: Labels = [],  # noqa: B006
+    search: Search = "",
+    cluster: JobsOfCluster = None,
+    where: Where = "",
+    sort: Sort = "",
+    columns: Annotated[
+        str,
+        Query(
+            max_length=4000,
+            description="Names, separated by commas, of the columns after id, name and state. Default: the fields "
+            "of `GET /v1/jobs`.",
+        ),
+    ] = "",
+    archived: Archived = False,
+    job: Annotated[
+        list[str],
+        Query(max_length=MAX_CHOSEN, description="Only the jobs with these ids, also if they are archived."),
+    ] = [],  # noqa: B006
+    order: Order = JobOrder.CREATED,
+    descending: Descending = True,
+    limit: Annotated[int | None, Query(ge=1, le=10_000_000, description="Jobs in the file; default: all.")] = None,
+) -> Response:
+    """Returns a file with a row for each job, newest first if `sort` and `order` name nothing. A list or a section
+    is its JSON. CSV: text that a spreadsheet would run as a formula has an apostrophe before it. Parquet: a column
+    of numbers is float if one is, and text if its values have several types; it needs pyarrow on the server."""
+    require_writer(format)
+    query = FleetQuery(
+        search=search,
+        states=frozenset(state),
+        project=project,
+        user=user,
+        visible=caller.projects,
+        labels=selectors_of(label),
+        cluster=cluster,
+        ids=frozenset(job),
+        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
+        order=order,
+        descending=descending,
+        limit=limit,
     )
-    async def export_jobs(
-        request: Request,
-        format: Annotated[FileFormat, Query(description="The format of the file.")] = FileFormat.CSV,
-        state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
-        project: Annotated[
-            str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
-        ] = None,
-        user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
-        label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
-        search: Annotated[str, Query(max_length=200, description=SEARCH_WORDS)] = "",
-        cluster: Annotated[
-            str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
-        ] = None,
-        where: Annotated[str, Query(max_length=2000, description=WHERE_FORMS)] = "",
-        sort: Annotated[str, Query(max_length=500, description=SORT_FORMS)] = "",
-        columns: Annotated[
-            str,
-            Query(
-                max_length=4000,
-                description="Names, separated by commas, of the columns after id, name and state. Default: the fields "
-                "of `GET /v1/jobs`.",
-            ),
-        ] = "",
-        archived: Annotated[bool, Query(description=ARCHIVED_JOBS)] = False,
-        job: Annotated[
-            list[str],
-            Query(max_length=MAX_CHOSEN, description="Only the jobs with these ids, also if they are archived."),
-        ] = [],  # noqa: B006
-        order: Annotated[
-            JobOrder, Query(description="Used if `sort` names nothing. Jobs without the value come last.")
-        ] = JobOrder.CREATED,
-        descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
-        limit: Annotated[int | None, Query(ge=1, le=10_000_000, description="Jobs in the file; default: all.")] = None,
-    ) -> Response:
-        """Returns a file with a row for each job, newest first if `sort` and `order` name nothing. A list or a section
-        is its JSON. CSV: text that a spreadsheet would run as a formula has an apostrophe before it. Parquet: a column
-        of numbers is float if one is, and text if its values have several types; it needs pyarrow on the server."""
-        require_writer(format)
-        query = FleetQuery(
-            search=search,
-            states=frozenset(state),
-            project=project,
-            user=user,
-            visible=visible_projects(request),
-            labels=selectors_of(label),
-            cluster=cluster,
-            ids=frozenset(job),
-            selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
-            order=order,
-            descending=descending,
-            limit=limit,
-        )
-        nums = await run_in_threadpool(store.reading(job_lists.nums), query)
-        made = pieces(store, format, nums, query.selection.columns)
-        return file_response(format, "jobs", made, {NUM_JOBS: str(len(nums))})
-
-    return router
+    nums = context.store.reading(job_lists.nums)(query)
+    made = pieces(context.store, format, nums, query.selection.columns)
+    return file_response(format, "jobs", made, {NUM_JOBS: str(len(nums))})
 
 
 def pieces(store: Store, format: FileFormat, nums: array[int], columns: Sequence[Field]) -> Iterator[bytes]:

@@ -1,49 +1,57 @@
-"""Routes that submit, list, show, change, pause, resume and cancel jobs."""
+"""Routes that submit, list, show and change jobs."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.access.authentication import principal_of
-from shoal_api.http.access.needs import needs, require_visible, visible_projects
+from shoal_api.http.access.needs import require_visible
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
-from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
-from shoal_api.http.context import Context, IfMatch, JobId, wants_events
-from shoal_api.http.documents import (
-    ARCHIVED_JOBS,
-    COLUMN_FORMS,
-    JSON_TYPES,
-    LABEL_FORMS,
-    PATCH_TYPES,
-    SEARCH_WORDS,
-    SORT_FORMS,
-    WHERE_FORMS,
-    YAML_TYPES,
-    read_model,
-    read_spec,
+from shoal_api.http.conditional import job_response, spec_tags
+from shoal_api.http.context import wants_events
+from shoal_api.http.documents import PATCH_TYPES, SPEC, body, read_spec
+from shoal_api.http.followers import DocumentFollower, JobFollower
+from shoal_api.http.json_router import AppContext, Caller, JsonRouter, json_response
+from shoal_api.http.parameters import (
+    Archived,
+    Columns,
+    Cursor,
+    IfMatch,
+    JobId,
+    JobsOfProjectAlone,
+    JobsOfUser,
+    Labels,
+    Search,
+    Sort,
+    States,
+    Where,
     selection_of,
     selectors_of,
 )
-from shoal_api.http.followers import JobFollower, JobListFollower
-from shoal_api.http.openapi import body_of
-from shoal_api.http.problems import Kind
+from shoal_api.http.problems import InvalidPatch, InvalidSpec
 from shoal_api.http.routes.lifecycle import require_runs_in
-from shoal_api.http.routes.quotas import PROJECT_NAME, USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control import submission
-from shoal_service.control.submission import dry_run, submit
+from shoal_service.control.submission import CodeUnknown
 from shoal_service.core.access import Permission
-from shoal_service.core.desired import Desired
-from shoal_service.core.selection import MAX_SELECTORS
 from shoal_service.fleet_views import DryRun
-from shoal_service.store import job_lists, submissions
+from shoal_service.store import (
+    IdempotencyConflict,
+    InvalidCursor,
+    JobEnded,
+    JobNotFound,
+    PreconditionFailed,
+    QueueFull,
+    RequestConflict,
+    job_lists,
+)
+from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
-from shoal_workers.contract.job import JobState
 
 IdempotencyKey = Annotated[
     str | None,
@@ -55,7 +63,6 @@ IdempotencyKey = Annotated[
         description="A repeated request with the same key answers with the job of the first request.",
     ),
 ]
-
 IfNoneMatch = Annotated[
     str | None,
     Header(
@@ -64,155 +71,7 @@ IfNoneMatch = Annotated[
         description="ETags that the client has: 304 if the job still has one of them.",
     ),
 ]
-
-
-def routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    store = context.store
-
-    @router.post(
-        "",
-        dependencies=[needs(Permission.JOBS_SUBMIT)],
-        status_code=201,
-        response_model=JobView,
-        summary="Submit a job",
-        openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
-        responses={
-            200: {"model": JobView, "description": "An earlier request with this Idempotency-Key created the job."}
-        },
-    )
-    async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
-        owned = await _owned(request)
-        job, created = await run_in_threadpool(_submit, context, owned, idempotency_key)
-        return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
-
-    @router.post(
-        "/dry-run",
-        dependencies=[needs(Permission.JOBS_SUBMIT)],
-        response_model=DryRun,
-        summary="Check what a submission would become",
-        openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
-    )
-    async def try_job(
-        request: Request,
-        uploads: Annotated[
-            bool, Query(description="The client uploads `code.archive` before it submits: it need not be stored yet.")
-        ] = False,
-    ) -> Response:
-        """Makes every check of a submission, with its refusals; then predicts layouts and start. Nothing is stored."""
-        owned = await _owned(request)
-        found = await run_in_threadpool(_dry_run, context, owned, uploads)
-        return Response(found.model_dump_json(), media_type="application/json")
-
-    @router.get(
-        "",
-        dependencies=[needs(Permission.JOBS_READ)],
-        response_model=Page[JobSummary],
-        summary="List jobs",
-        responses=STREAMED,
-    )
-    async def list_jobs(
-        request: Request,
-        state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
-        project: Annotated[
-            str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
-        ] = None,
-        user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
-        label: Annotated[list[str], Query(max_length=MAX_SELECTORS, description=LABEL_FORMS)] = [],  # noqa: B006
-        search: Annotated[str, Query(max_length=200, description=SEARCH_WORDS)] = "",
-        where: Annotated[str, Query(max_length=2000, description=WHERE_FORMS)] = "",
-        sort: Annotated[str, Query(max_length=500, description=SORT_FORMS)] = "",
-        columns: Annotated[str, Query(max_length=4000, description=COLUMN_FORMS)] = "",
-        archived: Annotated[bool, Query(description=ARCHIVED_JOBS)] = False,
-        limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
-        cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
-    ) -> Response:
-        """Lists jobs, newest first if `sort` names nothing. With `Accept: text/event-stream`: this page, now and after
-        every change."""
-        page_of = partial(
-            store.reading(job_lists.page),
-            states=tuple(state),
-            project=project,
-            user=user,
-            limit=limit,
-            cursor=cursor,
-            visible=visible_projects(request),
-            labels=selectors_of(label),
-            search=search,
-            selection=selection_of(where, sort, columns, archived=archived, now=context.clock()),
-        )
-        page = await run_in_threadpool(page_of)  # for a stream too: a bad cursor is refused before it begins
-        if wants_events(request):
-            follower = JobListFollower(page_of)
-            return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        return Response(page.model_dump_json(), media_type="application/json")
-
-    @router.get(
-        "/{job_id}",
-        dependencies=[needs(Permission.JOBS_READ)],
-        response_model=JobView,
-        summary="Show a job",
-        responses={**STREAMED, 304: {"description": "If-None-Match names its present ETag."}},
-    )
-    async def show_job(request: Request, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
-        """Returns spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its
-        end."""
-        job = await run_in_threadpool(store.get_job, job_id)
-        if wants_events(request):
-            follower = JobFollower(store, job_id)
-            return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        response = job_response(job, 200)
-        if if_none_match is not None and is_unchanged(if_none_match, response.headers["ETag"]):
-            return Response(status_code=304, headers={"ETag": response.headers["ETag"], "Cache-Control": "no-cache"})
-        return response
-
-    @router.patch(
-        "/{job_id}",
-        dependencies=[needs(Permission.JOBS_CHANGE)],
-        response_model=JobView,
-        summary="Change the spec of a job",
-        openapi_extra=body_of("JobPatch", PATCH_TYPES),
-    )
-    async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Changes elasticity, parallelism, priority, deadline, the end, the learning rate, validation, weights of a
-        mixture, code and `worker.cluster`, with which a job moves (see `/move`). Absent keys stay as they are;
-        `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary. `labels` and
-        `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`, only if the
-        ETag is still this one."""
-        patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
-        if patch.code is not None:
-            require_no_directory_of_server(patch.code.working_dir, principal_of(request))
-        if patch.worker is not None:
-            await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), patch.worker.cluster)
-        tags = spec_tags(if_match)
-        change = partial(submission.patch, store, job_id, patch, if_match=tags, now=context.clock())
-        job = await run_in_threadpool(change, places=context.places)
-        return job_response(job, 200)
-
-    def add_request(verb: str, desired: Desired, summary: str, description: str) -> None:
-        async def request_job(job_id: JobId) -> Response:
-            job = await run_in_threadpool(store.writing(submissions.request), job_id, desired, now=context.clock())
-            return job_response(job, 202)
-
-        router.add_api_route(
-            f"/{{job_id}}/{verb}",
-            request_job,
-            methods=["POST"],
-            dependencies=[needs(Permission.JOBS_CHANGE)],
-            status_code=202,
-            response_model=JobView,
-            name=f"{verb}_job",
-            summary=summary,
-            description=description,
-        )
-
-    add_request("cancel", Desired.CANCEL, "Cancel a job", "This cannot be undone. Checkpoints are kept.")
-    add_request("pause", Desired.PAUSE, "Pause a job", "The job writes a checkpoint, and its workers end.")
-    add_request(
-        "resume", Desired.RUN, "Resume a paused job", "The job returns to the queue and continues from its checkpoint."
-    )
-    return router
+_PATCH = {"elasticity": {"max_workers": 4}, "priority": 10, "labels": {"team": "speech"}}
 
 
 async def _owned(request: Request) -> OwnedSpec:
@@ -223,12 +82,43 @@ async def _owned(request: Request) -> OwnedSpec:
     return of_principal(spec, principal_of(request))
 
 
-def _submit(context: Context, owned: OwnedSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
-    return submit(context.store, owned.spec, idempotency_key, context.clock(), context.surroundings(owned.note))
+Submitted = Annotated[OwnedSpec, Depends(_owned)]
+router = JsonRouter("/v1/jobs", "jobs")
 
 
-def _dry_run(context: Context, owned: OwnedSpec, uploads: bool) -> DryRun:
-    return dry_run(
+@router.route(
+    "POST",
+    Permission.JOBS_SUBMIT,
+    "Submit a job",
+    answer=JobView,
+    status=201,
+    body=SPEC,
+    responses={200: {"model": JobView, "description": "An earlier request with this Idempotency-Key created the job."}},
+    raises=[InvalidSpec, CodeUnknown, IdempotencyConflict, QueueFull],
+)
+def submit_job(context: AppContext, owned: Submitted, idempotency_key: IdempotencyKey = None) -> Response:
+    """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
+    surroundings = context.surroundings(owned.note)
+    job, created = submission.submit(context.store, owned.spec, idempotency_key, context.clock(), surroundings)
+    return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
+
+
+@router.route(
+    "POST /dry-run",
+    Permission.JOBS_SUBMIT,
+    "Check what a submission would become",
+    body=SPEC,
+    raises=[InvalidSpec, CodeUnknown, QueueFull],
+)
+def try_job(
+    context: AppContext,
+    owned: Submitted,
+    uploads: Annotated[
+        bool, Query(description="The client uploads `code.archive` before it submits: it need not be stored yet.")
+    ] = False,
+) -> DryRun:
+    """Makes every check of a submission, with its refusals; then predicts layouts and start. Nothing is stored."""
+    return submission.dry_run(
         context.store,
         owned.spec,
         context.clock(),
@@ -236,3 +126,93 @@ def _dry_run(context: Context, owned: OwnedSpec, uploads: bool) -> DryRun:
         uploads=uploads,
         forecast=context.cluster.expected_start,
     )
+
+
+@router.route(
+    "GET",
+    Permission.JOBS_READ,
+    "List jobs",
+    answer=Page[JobSummary],
+    responses=STREAMED,
+    raises=[InvalidCursor],
+)
+def list_jobs(
+    request: Request,
+    context: AppContext,
+    caller: Caller,
+    state: States = [],  # noqa: B006
+    project: JobsOfProjectAlone = None,
+    user: JobsOfUser = None,
+    label: Labels = [],  # noqa: B006
+    search: Search = "",
+    where: Where = "",
+    sort: Sort = "",
+    columns: Columns = "",
+    archived: Archived = False,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
+    cursor: Cursor = None,
+) -> Response:
+    """Lists jobs, newest first if `sort` names nothing. With `Accept: text/event-stream`: this page, now and after
+    every change."""
+    query = FleetQuery(
+        states=frozenset(state),
+        project=project,
+        user=user,
+        limit=limit,
+        visible=caller.projects,
+        labels=selectors_of(label),
+        search=search,
+        selection=selection_of(where, sort, columns, archived=archived, now=context.clock()),
+    )
+    read_page = partial(context.store.reading(job_lists.page), query, cursor)
+    page = read_page()  # for a stream too: a bad cursor is refused before it begins
+    if not wants_events(request):
+        return json_response(page)
+    follower = DocumentFollower("jobs", lambda: read_page().model_dump_json())
+    return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
+
+
+@router.route(
+    "GET /{job_id}",
+    Permission.JOBS_READ,
+    "Show a job",
+    answer=JobView,
+    responses={**STREAMED, 304: {"description": "If-None-Match names its present ETag."}},
+    raises=[JobNotFound],
+)
+def show_job(request: Request, context: AppContext, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
+    """Returns spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its
+    end."""
+    job = context.store.get_job(job_id)
+    if wants_events(request):
+        follower = JobFollower(context.store, job_id)
+        return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
+    return job_response(job, if_none_match=if_none_match)
+
+
+@router.route(
+    "PATCH /{job_id}",
+    Permission.JOBS_CHANGE,
+    "Change the spec of a job",
+    answer=JobView,
+    raises=[JobNotFound, InvalidPatch, InvalidSpec, CodeUnknown, PreconditionFailed, JobEnded, RequestConflict],
+)
+async def patch_job(
+    context: AppContext,
+    caller: Caller,
+    job_id: JobId,
+    patch: Annotated[JobPatch, body(JobPatch, _PATCH, media_types=PATCH_TYPES, invalid=InvalidPatch)],
+    if_match: IfMatch = None,
+) -> Response:
+    """Changes elasticity, parallelism, priority, deadline, the end, the learning rate, validation, weights of a
+    mixture, code and `worker.cluster`, with which a job moves (see `/move`). Absent keys stay as they are;
+    `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary. `labels` and
+    `annotations` are merged (null removes one), also those of a job that has ended. With `If-Match`, only if the
+    ETag is still this one."""
+    store = context.store
+    if patch.code is not None:
+        require_no_directory_of_server(patch.code.working_dir, caller)
+    if patch.worker is not None:
+        await require_runs_in(context, await run_in_threadpool(store.get_job, job_id), patch.worker.cluster)
+    change = partial(submission.patch, if_match=spec_tags(if_match), now=context.clock(), places=context.places)
+    return job_response(await run_in_threadpool(change, store, job_id, patch))

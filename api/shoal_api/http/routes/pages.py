@@ -7,17 +7,20 @@ what they load has its version or digest in its address and is kept by the brows
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http import page_files
-from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, require_visible
-from shoal_api.http.context import Context, JobId
+from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, Needs, require_visible
+from shoal_api.http.json_router import AppContext
 from shoal_api.http.libraries import LIBRARIES, Library
+from shoal_api.http.parameters import JobId
 from shoal_service.store import histories
 from shoal_service.store.errors import JobNotFound
 
@@ -52,35 +55,37 @@ PUBLIC_PAGES = {"/login": "login.html", "/runbook": "runbook.html"}
 """An alert links to a section of the runbook, which says nothing about this service: no login comes between."""
 
 
-def routes(context: Context) -> APIRouter:
+def routes() -> APIRouter:
+    """Return the routes of the pages. The files of a release are not known before they are read."""
     router = APIRouter(include_in_schema=False)
+
+    def add(path: str, endpoint: Callable[..., Any], needs: Needs = PUBLIC) -> None:
+        router.add_api_route(path, endpoint, name=path, dependencies=[Depends(needs)], response_class=Response)
+
     for name in page_files.sources():
         if not name.endswith(".html"):
-            router.add_api_route(f"/static/{name}", _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
-    router.add_api_route(
-        "/static/{digest}/{name}", _kept, methods=["GET"], name="kept", dependencies=[PUBLIC], response_class=Response
-    )
+            add(f"/static/{name}", _own(name))
+    add("/static/{digest}/{name}", _kept)
     for path, name in PAGES.items():
-        router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[LOGGED_IN])
+        add(path, _own(name), LOGGED_IN)
     for path, name in PUBLIC_PAGES.items():
-        router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[PUBLIC])
+        add(path, _own(name))
     for library in LIBRARIES:
-        router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url, dependencies=[PUBLIC])
-
-    router.add_api_route("/favicon.ico", _own("favicon.svg"), methods=["GET"], name="favicon", dependencies=[PUBLIC])
-
-    @router.get("/jobs/{job_id}", dependencies=[LOGGED_IN])
-    async def job_page(request: Request, job_id: JobId) -> Response:
-        """The same page for every job. If there is no such job, the page says so and the status is 404."""
-        try:
-            await require_visible(request, job_id)
-            await run_in_threadpool(context.store.reading(histories.job_version), job_id)
-            status = 200
-        except JobNotFound:
-            status = 404
-        return _answer(request, "job.html", status)
-
+        add(library.url, _library(library))
+    add("/favicon.ico", _own("favicon.svg"))
+    add("/jobs/{job_id}", _job_page, LOGGED_IN)
     return router
+
+
+async def _job_page(request: Request, context: AppContext, job_id: JobId) -> Response:
+    """The same page for every job. If there is no such job, the page says so and the status is 404."""
+    try:
+        await require_visible(request, job_id)
+        await run_in_threadpool(context.store.reading(histories.job_version), job_id)
+        status = 200
+    except JobNotFound:
+        status = 404
+    return _answer(request, "job.html", status)
 
 
 def _own(name: str):  # type: ignore[no-untyped-def]

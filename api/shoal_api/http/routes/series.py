@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
+from fastapi import Query
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs
-from shoal_api.http.context import MAX_SEQ, Context, JobId
+from shoal_api.http.json_router import AppContext, JsonRouter, json_response
+from shoal_api.http.parameters import MAX_SEQ, JobId
+from shoal_api.http.problems import NotAcceptable
 from shoal_api.http.table_files import (
     FILES,
     ColumnType,
@@ -29,7 +29,7 @@ from shoal_api.http.table_files import (
 )
 from shoal_service.core.access import Permission
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.store import Store, histories
+from shoal_service.store import JobNotFound, Store, histories
 from shoal_service.views import Page
 
 _MAX_POINTS = 1000
@@ -50,54 +50,49 @@ _INTEGERS = ("step", "world_size", "generation")
 Pages = Iterable[Sequence[SeriesPoint]]
 
 
-def routes(context: Context) -> APIRouter:
-    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["histories"])
+router = JsonRouter("/v1/jobs/{job_id}", "histories", raises=[JobNotFound])
+
+
+@router.route(
+    "GET /series",
+    Permission.JOBS_READ,
+    "Loss, speed, world size and the task's own metrics over the steps",
+    answer=Page[SeriesPoint],
+    responses={200: FILES},
+    raises=[NotAcceptable],
+)
+def series(
+    context: AppContext,
+    job_id: JobId,
+    max_points: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=20_000,
+            description="Longer series are down-sampled. Default: 1000 for json; csv and parquet have every step.",
+        ),
+    ] = None,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
+    until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
+    format: Annotated[SeriesFormat, Query(description="The form of the answer.")] = SeriesFormat.JSON,
+) -> Response:
+    """Returns one point per completed step, or the mean of several. Values that are not finite are null.
+
+    `csv` and `parquet`: a column for each field, and `metrics.NAME` and `val_metrics.NAME` for the task's own
+    metrics. Parquet needs pyarrow on the server.
+    """
+    if format is not SeriesFormat.JSON:
+        require_writer(FileFormat(format))
     store = context.store
-
-    @router.get(
-        "/series",
-        dependencies=[needs(Permission.JOBS_READ)],
-        response_model=Page[SeriesPoint],
-        summary="Loss, speed, world size and the task's own metrics over the steps",
-        responses={200: FILES},
+    points = store.reading(histories.read_series)(
+        job_id, after_step=after_step, until_step=until_step, max_points=max_points or _MAX_POINTS
     )
-    async def series(
-        job_id: JobId,
-        max_points: Annotated[
-            int | None,
-            Query(
-                ge=1,
-                le=20_000,
-                description="Longer series are down-sampled. Default: 1000 for json; csv and parquet have every step.",
-            ),
-        ] = None,
-        after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
-        until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
-        format: Annotated[SeriesFormat, Query(description="The form of the answer.")] = SeriesFormat.JSON,
-    ) -> Response:
-        """Returns one point per completed step, or the mean of several. Values that are not finite are null.
-
-        `csv` and `parquet`: a column for each field, and `metrics.NAME` and `val_metrics.NAME` for the task's own
-        metrics. Parquet needs pyarrow on the server.
-        """
-        if format is not SeriesFormat.JSON:
-            require_writer(FileFormat(format))
-        points = await run_in_threadpool(
-            store.reading(histories.read_series),
-            job_id,
-            after_step=after_step,
-            until_step=until_step,
-            max_points=max_points or _MAX_POINTS,
-        )
-        if format is SeriesFormat.JSON:
-            page = Page[SeriesPoint].model_construct(items=tuple(points))
-            return Response(page.model_dump_json(), media_type="application/json")
-        # columns come first in a file, so the means of all steps are read before the steps
-        pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
-        file = FileFormat(format)
-        return file_response(file, f"{job_id}-series", pieces(file, columns_of(points), pages))
-
-    return router
+    if format is SeriesFormat.JSON:
+        return json_response(Page[SeriesPoint].model_construct(items=tuple(points)))
+    # columns come first in a file, so the means of all steps are read before the steps
+    pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
+    file = FileFormat(format)
+    return file_response(file, f"{job_id}-series", pieces(file, columns_of(points), pages))
 
 
 def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:

@@ -90,7 +90,7 @@ def _bytes_of(corpus: Corpus) -> list[bytes]:
     return [corpus.shard_path(number).read_bytes() for number in range(len(corpus.index.shards))]
 
 
-@pytest.mark.cells(2, 4)
+@pytest.mark.cells(2)
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "unigram", "wordpiece"])
 def test_the_shards_of_processes_are_those_of_one_process(kind: str, hard_text: Path, tmp_path: Path) -> None:
     tokenizer = _tokenizer(kind, tmp_path)

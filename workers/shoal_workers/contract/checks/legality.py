@@ -25,7 +25,6 @@ from shoal_workers.contract.layout import (
     Recompute,
     Schedule,
     ShardLevel,
-    fully_sharded,
     longest_share,
     micro_batches_fed,
     num_stages,
@@ -155,10 +154,12 @@ def is_own_task(spec: JobSpec) -> bool:
 _BUILT_IN_TASKS = "shoal_workers.tasks."
 
 
-def data_parallel(spec: JobSpec, world_size: int) -> Layout:
-    """The data axes alone: plain if that is the default, or if `parallelism.shard` is none; else fully sharded."""
-    is_plain = isinstance(spec.parallelism, ParallelismSpec) and spec.parallelism.shard is ShardLevel.NONE
-    return plain(world_size) if is_plain or is_plain_by_default(spec) else fully_sharded(world_size)
+def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
+    """Whether a forward pass may write to parameters, as in a plain loop: no other worker would have other values, now
+    or later, no snapshot of the step before would be changed, and no other micro-batch of the step sees the buffers (a
+    flag) as they were before."""
+    is_alone = layout.world_size == spec.elasticity.max_workers == spec.batch.num_micro_batches == 1
+    return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
 
 
 def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shoal_workers.contract.checks.legality import may_write_parameters
 from shoal_workers.contract.layout import Recompute, ShardLevel, num_stages
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
@@ -102,7 +103,7 @@ def assemble(
     axes: list[DataAxis] = []
     for stage in stages:
         if is_plain:
-            axes.append(PlainReplica(stage.module, meshes.dense))
+            axes.append(PlainReplica(stage.module, meshes.dense, may_write=may_write_parameters(layout, spec)))
             continue
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]

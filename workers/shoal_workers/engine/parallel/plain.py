@@ -8,7 +8,9 @@ Nothing of the model is replaced or wrapped. So attributes of parameters, hooks,
 penalties over `model.parameters()` mean what they mean in plain torch. With one worker it is the user's loop.
 
 A forward pass that writes to a parameter is refused, as in a sharded model: each rank would write other values, since
-it sees other samples and another number of micro-batches. Made by `assemble`; see `DataAxis`.
+it sees other samples and another number of micro-batches. A job of one worker with one micro-batch a step and
+without snapshots may do so. Made by
+`assemble`; see `DataAxis`.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ T = TypeVar("T")
 class PlainReplica:
     """One rank's replica of a model. See `DataAxis` for the methods."""
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, *, may_write: bool) -> None:
+        """`may_write`: forward passes may write to parameters."""
         self._mesh = mesh
+        self._may_write = may_write
         self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._buckets: GradientBuckets | None = None
         """None if there is one rank."""
@@ -104,6 +108,9 @@ class PlainReplica:
         return {}
 
     def _marks(self) -> dict[str, tuple[int, tuple[int, int]]]:
-        """For each parameter torch's count of its changes, and what differs after one that torch does not count."""
+        """For each parameter torch's count of its changes, and what differs after one that torch does not count. Empty
+        if they may be written."""
+        if self._may_write:
+            return {}
         is_hashed = self._num_steps <= HASHED_STEPS
         return {name: (one._version, mark_of(one, is_hashed=is_hashed)) for name, one in self._named.items()}

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.contract.mixture_weights import InForce, began, to_json
@@ -174,7 +175,8 @@ class StateView:
     def tensors(self) -> dict[str, Tensor]:
         """Returns the same dict as in the last call if its tensors are still the live ones. It shares their memory."""
         live = list(self._live())
-        identity = tuple(map(id, live))
+        # an assignment to `data` keeps the object and changes its memory
+        identity = (*map(id, live), *(one.data_ptr() for one in live if not isinstance(one, DTensor)))
         known = self._known.get(self._buffer)
         if known is None or known.identity != identity:
             known = self._known[self._buffer] = _Known(identity, live, tensors_of(self._assembly, self._update))

@@ -220,7 +220,9 @@ def refuse_written(axis: DataAxis) -> None:
             f"forward() or loss() writes to the parameter {name} (as nn.Embedding with max_norm does, or clamp_ under "
             "no_grad). Each worker would have other values, since it sees other samples. Compute with a changed copy "
             "instead (F.normalize, torch.clamp), or change parameters in the step() of an optimizer that "
-            "build_optimizer returns."
+            "build_optimizer returns. A job of one worker (elasticity.max_workers: 1) with one micro-batch a step and "
+            "no snapshots (snapshot.enabled: false) may write to them, unless its model is sharded "
+            "(docs/parallelism.md)."
         )
 
 

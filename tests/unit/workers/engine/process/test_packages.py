@@ -89,7 +89,7 @@ def test_workers_of_a_node_that_start_together_install_once(wheels: Path, tmp_pa
     assert sum("installing shoalfin" in said for said in notes) == 1
 
 
-@pytest.mark.cells(1, 3)
+@pytest.mark.cells(1, 2)
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

@@ -37,8 +37,8 @@ def misspelt(turn: Turn, worker: Worker) -> None:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # the first run on a machine fills mypy's cache
+@pytest.mark.matrix  # mypy reads all of the core; `make lint` has it check every update of the product itself
+@pytest.mark.timeout(300)
 def test_mypy_refuses_every_misspelt_update_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = tmp_path / "updates.py"
     updates.write_text(UPDATES, encoding="utf-8")
