@@ -31,6 +31,18 @@ class Clock(Protocol):
         cancelled then."""
 
 
+async def wait_for_any(clock: Clock, *events: asyncio.Event, timeout_s: float) -> None:
+    """Wait until one of the events is set, or the time is over."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await clock.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), timeout_s)
+    except TimeoutError:
+        pass
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
 class WallClockWatch:
     """Notices that the wall clock was set, or that the machine was suspended: monotonic time does not move then."""
 

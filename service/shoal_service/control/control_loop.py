@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from shoal_service.clock import Clock
+from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
 from shoal_service.clusters.snapshot import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
@@ -214,10 +214,10 @@ class ControlLoop:
                     self._times.passes.observe(self._clock.monotonic() - began_mono)
                 pass_s = self._clock.monotonic() - began_mono
                 least_s, pause_s = pauses_after(pass_s)
-                await self._wait_for_any(stop, timeout_s=least_s)
+                await wait_for_any(self._clock, stop, timeout_s=least_s)
                 if pause_s > least_s:
-                    await self._wait_for_any(stop, self._is_requested, timeout_s=pause_s - least_s)
-                await self._wait_for_any(stop, self._woken, timeout_s=READ_S)
+                    await wait_for_any(self._clock, stop, self._is_requested, timeout_s=pause_s - least_s)
+                await wait_for_any(self._clock, stop, self._woken, timeout_s=READ_S)
                 self._woken.clear()
                 self._is_requested.clear()
         unwatch()
@@ -501,16 +501,6 @@ class ControlLoop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _wait_for_any(self, *events: asyncio.Event, timeout_s: float) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        try:
-            await self._clock.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), timeout_s)
-        except TimeoutError:
-            pass
-        finally:
-            for wait in waits:
-                wait.cancel()
 
 
 def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:

@@ -34,7 +34,7 @@ from weakref import WeakValueDictionary
 import httpx
 from pydantic_core import to_json
 
-from shoal_service.clock import Clock
+from shoal_service.clock import Clock, wait_for_any
 from shoal_service.core.events.base import Severity
 from shoal_service.core.events.service import WebhookGaveUp
 from shoal_service.core.webhooks import (
@@ -262,20 +262,10 @@ class WebhookDelivery:
 
     async def _wait(self, stop: asyncio.Event) -> None:
         """Waits until something has changed or an attempt is due; after a moment it returns in any case."""
-        await self._any(stop, timeout_s=_MIN_PASS_S)
+        await wait_for_any(self._clock, stop, timeout_s=_MIN_PASS_S)
         now = self._clock.time()
         due_s = [max(0.0, (lane.retries.next_at or now) - now) for lane in self._waiting.values()]
-        await self._any(stop, self._woken, timeout_s=min([_POLL_S, *due_s]))
-
-    async def _any(self, *events: asyncio.Event, timeout_s: float) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        try:
-            await self._clock.wait_for(asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED), timeout_s)
-        except TimeoutError:
-            pass
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await wait_for_any(self._clock, stop, self._woken, timeout_s=min([_POLL_S, *due_s]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

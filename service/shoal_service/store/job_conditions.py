@@ -11,7 +11,6 @@ set.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from shoal_service.core.where.language import (
     Relation,
 )
 from shoal_service.store.database import Transaction
+from shoal_service.store.records import fields_of
 from shoal_service.store.tables import job_labels, job_specs, jobs, queue_places, series
 
 _Sql = ColumnElement[Any]
@@ -78,8 +78,8 @@ def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) ->
     for row in tx.execute(query):
         job = JobDocuments(
             columns=dict(row._mapping),
-            status=_document(row.status),
-            spec=_document(row.spec),
+            status=fields_of(row.status),
+            spec=fields_of(row.spec),
             labels=labels[row.num],
             queue_position=row.queue_position,
             archived=row.archived_at is not None,
@@ -87,14 +87,6 @@ def values_of(tx: Transaction, nums: Sequence[int], columns: Sequence[Field]) ->
         values = {field.name: value_of(field, job) for field in columns}
         found[row.num] = {name: value for name, value in values.items() if value is not None}
     return found
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 import re
 from array import array
@@ -32,7 +31,14 @@ from shoal_service.store import curve_points, curves
 from shoal_service.store.database import Transaction, json_number
 from shoal_service.store.errors import InvalidCursor
 from shoal_service.store.job_conditions import condition_in_sql, order_in_sql, values_of
-from shoal_service.store.records import SUMMARY_COLUMNS, WAITS_FOR_CAPACITY, summary_of, workers_of
+from shoal_service.store.records import (
+    SUMMARY_COLUMNS,
+    WAITS_FOR_CAPACITY,
+    columns_for,
+    fields_of,
+    summary_of,
+    workers_of,
+)
 from shoal_service.store.tables import job_labels, jobs, queue_places
 from shoal_service.views import JobSummary, Page
 from shoal_workers.contract.job import JobState
@@ -58,22 +64,8 @@ _FROM_STATUS = (
     "steps_lost",
 )
 _COLUMNS = (
-    *(
-        jobs.c[name]
-        for name in (
-            "num",
-            "id",
-            "name",
-            "state",
-            "project",
-            "user",
-            "cluster",
-            "priority",
-            "granted_workers",
-            "status",
-        )
-    ),
-    *(jobs.c[name] for name in ("created_at", "updated_at", "started_at", "ended_at")),
+    *(jobs.c[name] for name in ("num", "id", "name", "state", "project", "user", "cluster", "priority")),
+    *(jobs.c[name] for name in ("granted_workers", "created_at", "updated_at", "started_at", "ended_at", "status")),
     queue_places.c.position.label("queue_position"),
     queue_places.c.reason.label("waits"),
 )
@@ -229,7 +221,7 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
     seconds: dict[Category, float] = defaultdict(float)
     total, found = 0.0, False
     for document in documents:
-        goodput = _document(document).get("goodput") or {}
+        goodput = fields_of(document).get("goodput") or {}
         total += goodput.get("total", 0.0)
         for name, amount in goodput.get("seconds", {}).items():
             if name in _CATEGORIES:
@@ -322,28 +314,17 @@ def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
 
 
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
-    status = _document(row.status)
+    status = fields_of(row.status)
     known = {key: status[key] for key in _FROM_STATUS if status.get(key) is not None}
     if row.queue_position is not None:
         known |= {"reason": WAITS_FOR_CAPACITY, "message": row.waits}
     elif status.get("note"):
         known["message"] = " ".join(part for part in (known.get("message", ""), status["note"]) if part)
     return FleetJob(
-        id=row.id,
-        name=row.name,
-        state=JobState(row.state),
-        project=row.project,
-        user=row.user,
-        cluster=row.cluster,
-        priority=row.priority,
+        **columns_for(FleetJob, row),
         labels=labels,
-        queue_position=row.queue_position,
         desired_workers=row.granted_workers,
         goodput=(status.get("goodput") or {}).get("ratio"),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         values=values,
         **known,
     )
@@ -364,14 +345,6 @@ def _mean_loss(losses: Sequence[float | None]) -> float | None:
     """To four digits; None if one of them is not finite, so that this stays visible."""
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     return float(f"{math.fsum(known) / len(known):.4g}") if len(known) == len(losses) else None
-
-
-def _document(text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def encode_cursor(num: int, *, is_sorted: bool = False) -> str:

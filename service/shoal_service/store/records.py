@@ -264,7 +264,7 @@ _SUMMARY_FIELDS = (
 
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
     """The summary of a job, from SUMMARY_COLUMNS."""
-    status = _fields_of(row.status)
+    status = fields_of(row.status)
     known: dict[str, Any] = {key: status[key] for key in _SUMMARY_FIELDS if key in status}
     if isinstance(goodput := status.get("goodput"), dict):
         known["goodput"] = goodput.get("ratio")
@@ -285,8 +285,8 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
     return JobSummary(**columns_for(JobSummary, row), **known, desired_workers=row.granted_workers)
 
 
-def _fields_of(document: str) -> dict[str, Any]:
-    """Fields of a summary, without validation of the rest, since lists are long."""
+def fields_of(document: str) -> dict[str, Any]:
+    """Return the fields of a stored document, without validation, since lists are long; none if it is damaged."""
     try:
         fields = json.loads(document)
     except ValueError:

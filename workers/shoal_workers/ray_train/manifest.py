@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-SNAPSHOT_VERSION = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:

@@ -235,11 +235,6 @@ class Slot:
     was_touched: bool = False
     """Whether a micro-batch of this step had a gradient for it on this rank."""
 
-    @property
-    def num_real(self) -> int:
-        """Real numbers in the whole parameter."""
-        return numel_of_real(self.shard, self.shard.numel())
-
     def pieces(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """`flat`: one real number for each of the whole parameter. Pieces of it, each with its part of the sums."""
         width = self.sums.shape[1]

@@ -116,7 +116,6 @@ STEPS_PER_COPY = 20
 gets 1 + 3/20 = 1.15 times their volume; 10 would be 1.3 times. A replay takes at most this many steps and some more."""
 MAX_ENTRIES = STEPS_PER_COPY + 8
 """Entries of one rank. The next whole copy takes some steps to arrive, and the step before it may be wanted."""
-_SPARE_SLOTS = 2
 
 
 class EntrySlots:
@@ -172,12 +171,6 @@ class EntrySlots:
     def is_outdated(self, generation: int) -> bool:
         """Whether the entries of this generation were dropped."""
         return generation < self._oldest_generation
-
-    def free_unused(self) -> None:
-        """Removes the empty slots but a few: their memory may be needed for something else."""
-        with self._lock:
-            empty = [slot for slot in self._pool.slots if slot.header is None and slot not in self._receiving]
-            self._pool.release(empty[_SPARE_SLOTS:])
 
     def close(self) -> None:
         """Called after all threads of the server have ended."""
