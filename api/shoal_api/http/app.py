@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from shoal_api.http import problems
 from shoal_api.http.access.authentication import Authentication, Authenticator
@@ -20,7 +20,6 @@ from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
 from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
-from shoal_api.http.documents import refuse_unknown_query
 from shoal_api.http.edge import Edge
 from shoal_api.http.json_router import JsonRouter
 from shoal_api.http.openapi import build_openapi
@@ -186,7 +185,7 @@ def create_app(
     app.add_exception_handler(LoginNeeded, to_login)
     app.router.routes.extend(attempts.direct_routes(context))
     for router in _ROUTERS:
-        app.include_router(router.api_router, dependencies=[Depends(refuse_unknown_query)])
+        app.router.routes.extend(router.api_router.routes)  # `include_router` would make each of them again
     app.state.operations = {verb: operation for router in _ROUTERS for verb, operation in router.operations.items()}
     shell = pages.routes()
     app.include_router(shell)

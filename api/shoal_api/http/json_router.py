@@ -33,7 +33,7 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import principal_of
 from shoal_api.http.access.needs import Needs
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JsonBody
+from shoal_api.http.documents import JsonBody, refuse_unknown_query
 from shoal_api.http.parameters import JobId
 from shoal_service.core.access import Permission, Principal
 from shoal_service.problems import ServiceError
@@ -57,7 +57,7 @@ class JsonRouter:
     """The routes of a prefix. All of them may answer with the problems `raises`."""
 
     def __init__(self, prefix: str, tag: str, raises: Problems = ()) -> None:
-        self.api_router = APIRouter(prefix=prefix, tags=[tag])
+        self.api_router = APIRouter(prefix=prefix, tags=[tag], dependencies=[Depends(refuse_unknown_query)])
         self.operations: dict[str, Operation] = {}
         """By method and path: `GET /v1/users/{name}`."""
         self._raises = tuple(raises)
