@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from kit.cells import leave_out_most
@@ -158,7 +159,18 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     A test that runs pytest itself passes its own (SHOALTEST_WHEEL_PYTHON)."""
     if given := os.environ.get("SHOALTEST_WHEEL_PYTHON"):
         return Path(given)
-    place = tmp_path_factory.mktemp("wheel")
+    shared = os.environ.get("SHOALTEST_SHARED")  # a folder of all processes of tools/run_tests.py
+    place = Path(shared, "wheel") if shared else tmp_path_factory.mktemp("wheel")
+    python = place / "venv" / "bin" / "python"
+    with FileLock(f"{place}.lock"):
+        if not python.exists():
+            building = place.with_name("wheel-in-the-making")
+            _build_environment(building)
+            building.rename(place)
+    return python
+
+
+def _build_environment(place: Path) -> None:
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "venv")], check=True)
@@ -169,7 +181,6 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(compiles, check=True)
     # A plain path: the .pth files in there, that of the editable install among them, are not followed.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return place / "venv" / "bin" / "python"
 
 
 @pytest.fixture(scope="session")

@@ -157,6 +157,7 @@ def _run_pytest(arguments: list[str], failed: Path, output: int | None) -> None:
         os.dup2(output, 1)
         os.dup2(output, 2)
     os.environ["SHOAL_FAILED_TESTS"] = str(failed)
+    os.environ["SHOALTEST_SHARED"] = str(failed.parent)  # for what is made once, see tests/conftest.py
     status = pytest.main(arguments)
     atexit._run_exitfuncs()  # a forked process ends without them
     sys.exit(status)
