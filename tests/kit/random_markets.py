@@ -145,7 +145,6 @@ def _node(draw: Random, name: str) -> MarketNode:
         labels=draw.choice([{}, {"zone": "x"}]),
         is_spot=draw.random() < 0.5,
         is_cordoned=draw.random() < 0.2,
-        memory_gib=draw.choice([16.0, 16.0, 32.0, 32.0, 64.0]),
     )
 
 
