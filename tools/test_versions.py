@@ -106,7 +106,7 @@ SAMPLE = {
         "tests/unit/service/cluster",
     ),
     "dist": (
-        f"{_LAYOUT}[experts fsdp2 optimizer bf16]",
+        f"{_LAYOUT}[experts fsdp2 optimizer recompute_selective bf16]",
         f"{_LAYOUT}[experts pp2 dualpipev 1-1-1-1]",
         f"{_RUNTIME}::test_survivors_keep_their_model_and_the_losses_do_not_change[pp2xtp2-backward]",
         f"{_RUNTIME}::test_a_gather_that_is_under_way_when_a_rank_dies_is_left",

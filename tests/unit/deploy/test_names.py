@@ -66,7 +66,8 @@ def test_every_command_of_shoal_and_its_options_exist() -> None:
             r"(?:^|[/ `=])shoal ((?:serve|join|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
         ):
             found += 1
-            options = {option for parameter in commands.commands[name].params for option in parameter.opts}
+            _, command, _ = commands.resolve_command(typer.Context(commands), [name])
+            options = {option for parameter in command.params for option in parameter.opts}
             assert set(re.findall(r"(?<![\w-])--[a-z-]+", rest)) <= options, f"{file.name}: shoal {name}{rest}"
     assert found > 5
 

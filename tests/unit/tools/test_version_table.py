@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -116,3 +117,12 @@ def test_a_copy_of_an_environment_has_files_of_its_own_where_its_path_is_written
     assert (made / "bin" / "tool").read_text() == f"#!{made}/bin/python\n"
     with pytest.raises(tool["_Missing"]):
         tool["_copy"](tool["Combination"](name="b", python="3.1", torch="1", ray="1"), tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_every_test_of_the_sample_exists(tool: dict[str, Any]) -> None:
+    """The cells of a matrix have other names when it gets a choice more."""
+    tests = [test for kind in tool["SAMPLE"].values() for test in kind]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not soak", *tests]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
