@@ -315,8 +315,6 @@ def test_a_page_that_is_open_follows_a_quota_the_death_of_a_worker_and_that_of_a
     try:
         browser.click("button[aria-label='Change the quotas of doomed-project']")
         browser.fill("#quota-limit", "1")
-        browser.sees("#dialog-words", "tiny (doomed-project): shrinks from 2 to 1 worker")
-        browser.sees("#dialog-words", "project doomed-project may have 1 worker (its limit)")
         browser.click("#confirm")
         browser.sees("#decisions [data-kind=shrink]", "project doomed-project may have 1 worker (its limit)")
         browser.sees("#projects [data-project=doomed-project]", "1 of 1")

@@ -42,12 +42,17 @@ async def until(condition: Callable[[], Any], what: str = "the condition") -> No
 
 
 class Hangs(BaseException):
-    """Raised by a double in the place of a blocking call that does not return before `answer`."""
+    """Raised by a double in the place of a blocking call that does not return before `answer` or `go_on`."""
 
     future: Future[Any]
 
     def answer(self, error: Exception) -> None:
         self.future.set_exception(error)
+
+    def go_on(self) -> None:
+        """Make the call that the exception was made with, and return what it returns."""
+        [call] = self.args
+        self.future.set_result(call())
 
 
 class _InlineExecutor(ThreadPoolExecutor):

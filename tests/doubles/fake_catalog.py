@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from doubles.event_loop import Hangs
 from shoal_service.core.retention import best_names, choose_deletions
@@ -47,7 +48,7 @@ class FakeCatalog:
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         self._require_storage()
         if self.hangs:
-            self.hanging.append(Hangs())
+            self.hanging.append(Hangs(partial(self.commit, parts, job_id=job_id, attempt=attempt, now=now)))
             raise self.hanging[-1]
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         name = CheckpointName(marker.step, marker.attempt, marker.generation)

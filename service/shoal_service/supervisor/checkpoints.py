@@ -71,6 +71,8 @@ class CheckpointCoordinator:
         self._post = post
         self._is_checked = False
         self._one_at_a_time = asyncio.Lock()
+        self._committed: set[str] = set()
+        """Names that are committed. The state that is passed with a later one may still have them as under way."""
         self._hanging: asyncio.Future[Any] | None = None
         """The call that was given up. It is done once the storage has answered it."""
 
@@ -108,6 +110,7 @@ class CheckpointCoordinator:
             view = _view(self._catalog, name, parts, state, CheckpointState.COMMITTED, "")
             self._reporter.checkpoint(view.model_copy(update={"committed_at": marker.committed_at}))
             self._post(CheckpointCommitted(name, first.generation, first.step))
+            self._committed.add(name)
             await self._retain(state)
 
     async def remove_torn(self, state: Attempt) -> None:
@@ -174,7 +177,7 @@ class CheckpointCoordinator:
                     self._catalog.retain,
                     self._config.spec.checkpoint.keep,
                     damaged=_names(state.checkpoints.damaged),
-                    in_flight=_names(state.checkpoints.committing),
+                    in_flight=_names(tuple(n for n in state.checkpoints.committing if n not in self._committed)),
                     pinned=_names(state.target.pinned),
                     best=state.history.standing.kept_steps if state.history.standing is not None else (),
                     by=self._deleter(state),

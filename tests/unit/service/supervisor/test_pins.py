@@ -40,3 +40,27 @@ def test_a_pinned_checkpoint_stays_and_a_restarted_supervisor_knows_the_pin() ->
         await until(lambda: bench.entry.state.target.pinned == (), "the pin is taken away")
 
     run(main())
+
+
+def test_a_checkpoint_that_was_committed_just_before_is_deleted_too() -> None:
+    """Both parts were reported before the first one was committed, as at the end of a fast job."""
+
+    async def main() -> None:
+        bench = SupervisorBench(granted=1, spec=KEEPS_ONE)
+        await bench.start_and_train()
+        bench.catalog.hangs = True
+        [worker] = bench.workers.group
+        bench.workers.train()
+        await until(lambda: bench.status.step == 2, "a step is reported")
+        worker.save()
+        await until(lambda: len(bench.catalog.hanging) == 1, "the first commit is under way")
+        bench.workers.train()
+        await until(lambda: bench.status.step == 3, "a step is reported")
+        worker.save()
+        await until(lambda: len(bench.entry.state.checkpoints.committing) == 2, "the second one is asked for")
+        bench.catalog.hangs = False
+        bench.catalog.hanging[0].go_on()
+        await until(lambda: bench.events().count("checkpoint.committed") == 2, "both are committed")
+        await until(lambda: _steps(bench) == [3], "the newest alone is kept")
+
+    run(main())
