@@ -38,7 +38,7 @@ def test_costs_nodes_and_regular_calls_change_the_result(offline: Any) -> None:
     assert mean("--switch-s", "60") > plain
     assert mean("--start-s", "60") > plain
     assert mean("--nodes", "8") < plain < mean("--workers-per-node", "2")
-    assert mean("--every-s", "60") == pytest.approx(plain)
+    assert mean("--every-s", "60") == pytest.approx(plain, rel=0.05), "decisions between changes cost little"
 
 
 def test_the_picture_has_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
