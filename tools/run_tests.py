@@ -66,7 +66,7 @@ _IMPORTED = (
 )
 AFTERWARDS = "afterwards"
 _NICENESS = 5
-_MOST_AGAIN = 10
+_MOST_AGAIN = 15
 """With more failures something is broken, and nothing is run again."""
 _TESTS_FAILED = 1
 """Exit status of pytest: all tests were run, and some have failed."""
