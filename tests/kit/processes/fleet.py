@@ -6,6 +6,7 @@ import os
 import queue
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,8 @@ class RemoteWorker:
         self.gone = threading.Event()
         """The process is dead."""
         self.has_exit = has_exit
-        threading.Thread(target=self._receive, daemon=True).start()
+        self._receiver = threading.Thread(target=self._receive, daemon=True)
+        self._receiver.start()
         self.node_id = memory[1] if memory else ""
         self.store_port = self.snapshot_port = 0
         if spec:
@@ -128,8 +130,16 @@ class RemoteWorker:
                 self._inbox[kind].put(value)
                 if kind == "exit":
                     self.has_exit.set()
-        except (EOFError, OSError, TypeError):  # the last one: the connection was closed while this thread reads
+        except (EOFError, OSError):
             self.gone.set()
+
+    def close(self) -> None:
+        """Close the connection once nothing reads it: the next one may have the same descriptor, and this one's thread
+        would read what comes there."""
+        with socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        self._receiver.join()
+        self._connection.close()
 
 
 class Job:
@@ -328,7 +338,8 @@ class Fleet:
     def kill_all(self) -> None:
         for worker in self._workers:
             worker.kill()
-            worker._connection.close()
+        for worker in self._workers:
+            worker.close()
         self._workers.clear()
 
     def close(self) -> None:

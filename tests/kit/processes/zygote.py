@@ -108,12 +108,10 @@ class Zygote:
             connection.send(str(pid).encode())
         except OSError as error:  # the client is dead, else `Zygote.start` shows this line
             print(f"no answer to the request for process {pid}: {error!r}", file=sys.stderr, flush=True)
-        self.poll.register(connection, select.POLLIN)
-        if (
-            request.is_detached
-        ):  # closed once the client has: an end right behind the answer can hide it from the client
-            self.requests[connection.fileno()] = connection
+        if request.is_detached:
+            connection.close()
         else:
+            self.poll.register(connection, select.POLLIN)
             self.clients[connection.fileno()] = pidfd
 
     def reap(self, pidfd):
