@@ -22,7 +22,7 @@ _STEPS = """
 import json, os, pathlib, sys
 import events, shoal, torch
 
-saved = pathlib.Path(shoal.checkpoint_dir()) / "step"
+saved = pathlib.Path(shoal.checkpoint_dir()) / f"step-{os.environ['RANK']}"  # another rank may be ahead
 start = int(saved.read_text()) if saved.exists() else 0
 for step in range(start + 1, 7):
     x = torch.full((3, 4, 6), step / 10)
