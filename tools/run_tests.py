@@ -39,10 +39,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
-_DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script", "tasks"))
-"""They take half of the time of tests/dist."""
+_DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script"))
+"""They take a third of the time of tests/dist."""
 BESIDE = (
     _DIST,
+    ("tests/dist/tasks",),
     ("tests/dist",),
     ("tests/unit/service",),
     ("tests/unit",),
@@ -80,7 +81,7 @@ def main() -> int:
     options = ["--durations=20", "-W", "ignore::pytest.PytestAssertRewriteWarning", *sys.argv[1:]]
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of eight processes would wait for each other, spinning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of nine processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_once()
