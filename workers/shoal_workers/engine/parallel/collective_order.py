@@ -99,7 +99,7 @@ class CollectiveOrder:
         self._versions: dict[int, tuple[Any, int]] = {}
         """FSDP's record of a parameter, by the record's id, with the version that the gathered parameter had as its
         unit's first forward in this pass began."""
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._marks: dict[int, tuple[int, int, int]] = {}
         """By the id of FSDP's record: the mark of the gathered parameter as its unit's forward began."""
         self._written: str | None = None
         """A parameter whose mark was another one as its unit's forward ended."""

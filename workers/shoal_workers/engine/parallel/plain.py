@@ -107,7 +107,7 @@ class PlainReplica:
     def records(self) -> Mapping[int, Any]:
         return {}
 
-    def _marks(self) -> dict[str, tuple[int, tuple[int, int]]]:
+    def _marks(self) -> dict[str, tuple[int, tuple[int, int, int]]]:
         """For each parameter torch's count of its changes, and what differs after one that torch does not count. Empty
         if they may be written."""
         if self._may_write:

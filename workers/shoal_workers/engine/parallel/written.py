@@ -16,11 +16,16 @@ HASHED_STEPS = 2
 """Steps of a generation in which the values of parameters are compared around each forward pass."""
 
 
-def mark_of(parameter: Tensor, *, is_hashed: bool) -> tuple[int, int]:
-    """What differs after a write through `data`."""
+def mark_of(parameter: Tensor, *, is_hashed: bool) -> tuple[int, int, int]:
+    """Return what differs after a write through `data`.
+
+    The hash is the exclusive or of all values, which is 0 for any even number of equal ones: so that of their sum
+    counts too.
+    """
     part = local(parameter)  # tp may have split it
     is_hashed = is_hashed and part.numel() > 0
     real = torch.view_as_real(part) if is_hashed and part.is_complex() else part
+    if not is_hashed:
+        return part.data_ptr(), 0, 0
     with torch.no_grad():
-        value = int(torch.hash_tensor(real).item()) if is_hashed else 0
-    return part.data_ptr(), value
+        return part.data_ptr(), int(torch.hash_tensor(real).item()), int(torch.hash_tensor(real.sum().view(1)).item())
