@@ -167,7 +167,7 @@ def test_a_service_of_a_private_authority_is_joined_with_the_authority_s_file_on
     given = ["--ca-file", str(files[kind])] if kind in files else []
     joining = start(https, "--name", "east", *given, *NO_RAY, token=token_of(store, "east"))
     if kind == "its own":
-        joining.wait_to_say("gateway: joined")
+        joining.wait_to_say("gateway: the service has this cluster")
     else:
         said = joining.wait_to_say("Trying again")
         assert "certificate of the service cannot be verified" in said and "--ca-file" in said
