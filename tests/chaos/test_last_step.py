@@ -33,7 +33,6 @@ def test_a_final_validation_that_always_crashes_costs_no_step_and_keeps_the_mode
     assert committed.seq < run.events("worker.lost")[0].seq, "committed before the validation"
 
 
-@pytest.mark.matrix
 def test_a_death_in_the_final_validation_is_an_incident_that_closes(submit, client: Client) -> None:
     run = _submit(submit, deaths=1)
     job = run.finish()

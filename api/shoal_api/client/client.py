@@ -61,9 +61,9 @@ class JobsQuery(TypedDict, total=False):
 
     state: Collection[JobState]
     project: str | None
-    """None: jobs of all projects."""
+    """Only jobs of this project; None selects all projects."""
     user: str | None
-    """None: jobs of all users."""
+    """Only jobs of this user; None selects all users."""
     label: Collection[str]
     """NAME, !NAME, NAME=VALUE or NAME!=VALUE, of which all must match."""
     search: str

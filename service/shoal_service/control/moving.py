@@ -93,7 +93,8 @@ class Moving:
         self._waits: dict[AttemptKey, str] = {}
         """Why they would wait there, as it was last found out."""
         self._asked_about: object = None
-        """The market in which it was found out."""
+        """The market and the jobs for which it was found out."""
+        self._asked_mono = 0.0
         self._said: dict[str, str] = {}
         """What stands in the way of each job, as it was said last."""
 
@@ -180,11 +181,11 @@ class Moving:
     async def begin(self, market: MarketState, now: float) -> bool:
         """Direct the attempts to save and end whose jobs would start now in the clusters that they name. Return whether
         there are any: the market is then another."""
-        waiting = [(row, named_cluster(row.spec)) for row in self._ready]
-        asked_about = standing_of(market), waiting
-        if not waiting or asked_about == self._asked_about:
+        waiting = [(row.id, row.attempt, named_cluster(row.spec)) for row in self._ready]
+        asked_about, mono = (standing_of(market), waiting), self._clock.monotonic()
+        if not waiting or (asked_about == self._asked_about and mono - self._asked_mono < _BAD_S):
             return False
-        self._asked_about = asked_about
+        self._asked_about, self._asked_mono = asked_about, mono
         self._waits.clear()
         for row in self._ready:
             start, kept = await asyncio.to_thread(

@@ -46,15 +46,15 @@ def refuse_if_too_large(generation: Generation, group: Group, host: str, model: 
         return
     needed = 0 if model is None else bytes_needed(model, spec)
     left = min(available_bytes(), round(spec.worker.memory_gib * _GIB) or available_bytes())
-    words = group.decide("whole state", f"{host} {needed} {left}", decide)
-    if words:
-        raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=words))
+    reason = group.decide("whole state", f"{host} {needed} {left}", decide)
+    if reason:
+        raise LayoutRefused(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=reason))
 
 
 def bytes_needed(model: nn.Module, spec: JobSpec) -> int:
     """What a worker allocates for the state of a whole model, and for its snapshots."""
-    every = sum(one.nbytes for one in model.parameters())
-    trained = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+    every = sum(parameter.nbytes for parameter in model.parameters())
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     state = every + _MOMENTS * trained
     gradients = 2 * trained
     return state + gradients + _SNAPSHOTS * state * spec.snapshot.enabled

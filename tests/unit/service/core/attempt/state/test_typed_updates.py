@@ -37,7 +37,7 @@ def misspelt(turn: Turn, worker: Worker) -> None:
 """
 
 
-@pytest.mark.matrix  # mypy reads all of the core; `make lint` has it check every update of the product itself
+@pytest.mark.slow  # mypy reads all of the core
 @pytest.mark.timeout(300)
 def test_mypy_refuses_every_misspelt_update_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = tmp_path / "updates.py"
