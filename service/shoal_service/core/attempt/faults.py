@@ -1,6 +1,6 @@
 """The table of faults: one row per incident cause. Pure data, and the only place that knows what a cause means.
 
-`witnesses`, `incidents`, `suspicion`, `planning` and `memory_snapshots` read it, `state/attempt` for the words;
+`losses`, `incidents`, `outcome` and `memory_snapshots` read it, `state/attempt` for the texts;
 docs/elastic.md prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code
 that detects it.
 
@@ -52,7 +52,7 @@ class Probation(StrEnum):
     """The node is not suspected, and the loss is not counted against it."""
     REPEATED = "repeated"
     """The node is suspected when it has lost several workers within a short time and the other nodes hardly any; see
-    `suspicion`. The causes below count for this as well."""
+    `losses`. The causes below count for this as well."""
     ALONE = "alone"
     """The node is suspected if no other worker of the job answers from it, and one does from another node."""
     ALWAYS = "always"

@@ -23,20 +23,17 @@ from shoal_service.core.attempt import (
     checkpoints,
     code_update,
     deadlines,
-    deaths,
-    directives,
     forming,
     hangs,
     incidents,
+    losses,
     memory_snapshots,
-    planning,
+    outcome,
     reports,
-    scripts,
     switching,
-    witnesses,
     worker_pool,
 )
-from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident
+from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident, still_due
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
@@ -65,10 +62,9 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.clock_jump import moved
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.time_shifts import extend_after_suspend, moved
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.attempt.unanswered import still_due
 from shoal_workers.contract.job import EndReason
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
@@ -111,7 +107,7 @@ def step_all(
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:
-            deadlines.forgive_absence(turn, is_reopened=any(isinstance(one, Reopened) for one in events))
+            extend_after_suspend(turn, is_reopened=any(isinstance(event, Reopened) for event in events))
         if isinstance(event, ProgressReported):
             _progressed(turn, together)
         else:
@@ -123,19 +119,12 @@ def step_all(
     return turn.state, tuple(commands)
 
 
-def _when_all_left(turn: Turn) -> None:
-    """Decide what follows a group once all losses of the turn are known."""
-    if turn.has_exits:
-        turn.has_exits = False
-        planning.consider(turn)
-
-
 def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
     """Split the events into those that are handled together: reports of progress that follow one another at once, all
     other events one by one."""
     for is_progress, group in groupby(events, key=lambda event: isinstance(event, ProgressReported)):
-        found = tuple(group)
-        yield from (found,) if is_progress else zip(found, strict=True)
+        run = tuple(group)
+        yield from (run,) if is_progress else zip(run, strict=True)
 
 
 def _moved(turn: Turn, jump: ClockJumped) -> Turn:
@@ -144,23 +133,22 @@ def _moved(turn: Turn, jump: ClockJumped) -> Turn:
     return after
 
 
-def _progressed(turn: Turn, reports: Iterable[Event]) -> None:
-    found = [(one.index, one.progress) for one in reports if isinstance(one, ProgressReported)]
-    for index, _ in found:
+def _progressed(turn: Turn, events: Iterable[Event]) -> None:
+    progress = [(event.index, event.progress) for event in events if isinstance(event, ProgressReported)]
+    for index, _ in progress:
         worker_pool.answered(turn, index)
-    hangs.progress_reported(turn, found)
+    hangs.progress_reported(turn, progress)
 
 
 def _follow(turn: Turn) -> None:
     """Do what follows from the state and the time, whatever the events were."""
     for apply in (
-        _when_all_left,
-        planning.consider_commit,
+        outcome.consider,
         deadlines.apply,
-        _when_all_left,
+        outcome.consider,
         checkpoints.search_again,
         forming.consider,
-        scripts.consider,
+        reports.note_long_run,
         code_update.consider,
         switching.consider,
         worker_pool.replenish,
@@ -172,33 +160,32 @@ def _follow(turn: Turn) -> None:
 def _happen(turn: Turn, event: Event) -> None:
     match event:
         case CheckpointFound():
-            checkpoints.found(turn, event)
+            checkpoints.handle_found(turn, event)
         case StorageAway():
-            checkpoints.storage_is_away(turn, event)
+            checkpoints.search_failed(turn, event)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
         case WorkerWarm(index, info):
-            worker_pool.warm(turn, index, info)
+            worker_pool.became_warm(turn, index, info)
         case WorkerFailedToStart(index, error):
             worker_pool.failed_to_start(turn, index, error)
         case WorkerLost(index, cause, witness, message):
-            witnesses.worker_lost(turn, index, cause, witness, message)
+            losses.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             incidents.date_death(turn, worker_id, at)
         case DeathExplained(worker_id, message):
-            deaths.explained(turn, worker_id, message)
+            losses.death_explained(turn, worker_id, message)
         case WorkerUnreachable(index):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):
             worker_pool.answered(turn, index)
-            witnesses.run_returned(turn, index, worker_exit)
+            losses.run_returned(turn, index, worker_exit)
         case InterruptAcknowledged(index, generation):
             worker_pool.answered(turn, index)
-            witnesses.interrupt_acknowledged(turn, index, generation)
-        case SnapshotPartsReported(index, held):
+            losses.interrupt_acknowledged(turn, index, generation)
+        case SnapshotPartsReported(index, parts):
             worker_pool.answered(turn, index)
-            memory_snapshots.parts_reported(turn, index, held)
-            turn.has_exits = True
+            memory_snapshots.parts_reported(turn, index, parts)
         case ProgressReported():
             _progressed(turn, (event,))
         case ReportArrived(index, item):
@@ -209,16 +196,16 @@ def _happen(turn: Turn, event: Event) -> None:
         case CommitFailed(name, generation, message):
             checkpoints.commit_failed(turn, name, generation, message)
         case Directed():
-            directives.apply(turn, event)
+            switching.obey(turn, event)
         case ModelsCompared(index, difference):
             worker_pool.answered(turn, index)
             code_update.models_compared(turn, index, difference)
         case Reopened():
             memory_snapshots.ask_again(turn)
         case NodesAvoided(avoided):
-            directives.avoid(turn, avoided)
+            switching.avoid_nodes(turn, avoided)
         case NodesSilent(silent):
-            witnesses.nodes_silent(turn, silent)
+            losses.nodes_silent(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
         case _:

@@ -1,6 +1,6 @@
-"""The workers of the next group, its layout, and which worker gets which rank. Pure.
+"""Choose where workers start, which of them form the next group, its layout, and who gets which rank. Pure.
 
-`forming` and `switching` call `choose`:
+`choose` decides about the next group:
 
     candidates    survivors in their order, standbys (warm workers beyond the grant) in the places of lost workers; as
                   many as are granted, or as are left: this is the world size, unless the layout uses fewer
@@ -42,25 +42,38 @@ outlives each of its nodes, and a copy on it would not outlive the machine.
 
     machine A   machine B   machine C          ranks 0 1 | 2 | 3
     0 1         2           3                  0 -> 2    1 -> 3    2 -> 0    3 -> 1
+
+The control plane names nodes that must not be used (a drain, a probation), and a worker reports that it will be taken
+away (SIGTERM, a preemption notice). In both cases the group switches away from the worker at a step boundary, so no
+step is lost.
+
+`choose_node` prefers a node for a new worker, and Ray places the worker elsewhere if the node has no room by then.
+`spread` takes the node with the fewest workers of the job. `pack` keeps the number of nodes small, and counts room in
+blocks of tp workers, because a tp group has to be on one node:
+
+    tp 2, room 3 on A and 4 on B, four workers are missing        B B B B     one node
+    tp 2, room 3 on A and 3 on B, four workers are missing        A A B B     no tp group on two nodes
+    tp 2, A holds 2 and has room for 2, B is empty, 1 missing     A           next to the others
 """
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from shoal_service.core.attempt import departures, levels
 from shoal_service.core.attempt.plan_layout import HostNeed, PlanLayout, PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.hardware_profile import GIB, Racks
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.placing import Placement
 from shoal_workers.contract.snapshots import SnapshotServer
 
 
@@ -68,7 +81,7 @@ from shoal_workers.contract.snapshots import SnapshotServer
 class Choice:
     planned: PlannedLayout
     levels: tuple[Layout, ...]
-    """The planned layout and its rivals, see levels.py."""
+    """The planned layout and its rivals, see `switching`."""
     workers: tuple[Worker, ...]
     """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
@@ -86,15 +99,24 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
     best = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
-    chosen = levels.preferred(state, best)
+    chosen = _preferred(state, best)
     choice = _placed(state, chosen, best, usual, spares)
     return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
+
+
+def _preferred(state: Attempt, best: PlannedLayout) -> PlannedLayout:
+    """Return the best layout, or the rival that is to be tried or is known to be faster. After an incident nothing is
+    tried."""
+    options = {planned.layout: planned for planned in (best, *best.rivals)}
+    if state.history.trying in options and state.incident is None:
+        return options[state.history.trying]
+    return options[state.history.fastest_layout([*options])]
 
 
 def _placed(
     state: Attempt, planned: PlannedLayout, best: PlannedLayout, usual: Sequence[Worker], spares: Sequence[Worker]
 ) -> Choice:
-    layout, family = planned.layout, tuple(one.layout for one in (best, *best.rivals))
+    layout, family = planned.layout, tuple(planned.layout for planned in (best, *best.rivals))
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
     # the processes of a script are new in each group: its ranks follow the nodes again, as torchrun numbers them
     previous = () if state.target.is_script else state.group.workers
@@ -135,7 +157,7 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     them, and not at all once their deadline has come."""
     order = state.group.ranks
     usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
-    leaving = departures.leaving_nodes(state)
+    leaving = leaving_nodes(state)
     staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
     chosen = [p for p in staying if p.slow_until is None]
     if len(chosen) < state.target.granted:
@@ -143,7 +165,7 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     missing = min(state.target.min_workers, state.target.granted) - len(chosen)
     if missing > 0:
         stay = {p.index for p in staying}
-        chosen += [p for p in usable if p.index not in stay and not departures.is_due(state, p, now)][:missing]
+        chosen += [p for p in usable if p.index not in stay and not is_due(state, p, now)][:missing]
     return chosen
 
 
@@ -207,7 +229,9 @@ def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout:
     survives = any(candidate.index in former for candidate in candidates)
     if survives and num_crossing([c.node for c in usual], layout.tp) == fewest_crossing(candidates, layout):
         return usual
-    return _Allotment(candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout).order()
+    return _TpGroupPlacement(
+        candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout
+    ).order()
 
 
 def num_crossing(nodes: Sequence[str], tp: int) -> int:
@@ -221,7 +245,7 @@ def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
     return max(0, layout.world_size // layout.tp - inside)
 
 
-class _Allotment:
+class _TpGroupPlacement:
     """Gives all tp groups to places: first to nodes, then to machines, to racks and to the whole cluster."""
 
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
@@ -428,20 +452,20 @@ def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServ
     machines = [machine_of(info) for info in workers]
     place = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
     crowd = Counter(machines)
-    shelves = _Shelves()
+    keepers = _RanksByCopies()
     for rank, info in enumerate(workers):
         if info.snapshot_port != 0:
-            shelves.put(0, place[machines[rank]], rank)
+            keepers.put(0, place[machines[rank]], rank)
     chosen: list[SnapshotServer | None] = [None] * len(workers)
     for rank in sorted(lonely_ranks(layout, machines), key=lambda r: (-crowd[machines[r]], r)):
-        other = shelves.take_elsewhere(place[machines[rank]])
+        other = keepers.take_elsewhere(place[machines[rank]])
         if other is not None:
             info = workers[other]
             chosen[rank] = SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)
     return tuple(chosen)
 
 
-class _Shelves:
+class _RanksByCopies:
     """Keeps workers by the number of copies that they keep, then by machine, then by rank."""
 
     def __init__(self) -> None:
@@ -494,3 +518,89 @@ def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
     if len(set(machines)) <= 1:
         return frozenset()
     return frozenset(range(len(machines))) - frozenset(lonely_ranks(layout, machines))
+
+
+def find_leave(state: Attempt, worker: Worker) -> AvoidedNode | None:
+    """Return why the worker has to leave, and its deadline; None if it may stay."""
+    if worker.leave is not None:
+        return worker.leave
+    node_id = worker.info.node_id if worker.info is not None else None
+    avoided = (node for node in state.target.avoided if node.node_id == node_id and not node.keeps_workers)
+    return next(avoided, None)
+
+
+def is_due(state: Attempt, worker: Worker, now: float) -> bool:
+    """True if the worker's deadline has come, less the time that a switch takes."""
+    leave = find_leave(state, worker)
+    return leave is not None and leave.deadline is not None and now >= leave.deadline - leave_margin_s(state)
+
+
+def workers_to_leave(state: Attempt) -> list[Worker]:
+    """List the workers of the group that must not stay in it, or stay only while there is no better one."""
+    ranks, avoided = state.group.ranks, leaving_nodes(state)
+    return [worker for worker in state.pool.workers if worker.index in ranks and has_to_leave(worker, avoided)]
+
+
+def leaving_nodes(state: Attempt) -> frozenset[str]:
+    """Nodes whose workers have to leave."""
+    return frozenset(node.node_id for node in state.target.avoided if not node.keeps_workers)
+
+
+def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
+    """True if the worker has to leave: its node is in `leaving`, or it has given notice, or it is too slow."""
+    is_there = worker.info is not None and worker.info.node_id in leaving
+    return is_there or worker.leave is not None or worker.slow_until is not None
+
+
+def describe_leave(state: Attempt, worker: Worker) -> str:
+    """Say for people why the group switches away from the worker."""
+    leave = find_leave(state, worker)
+    return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
+
+
+def leave_margin_s(state: Attempt) -> float:
+    """Seconds before the deadline at which the switch begins, even if no replacement is warm: two steps, or the grace
+    of a script, and a margin."""
+    if state.target.is_script:
+        return state.config.timeouts.leave_margin_s + state.target.grace_s
+    step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
+    return state.config.timeouts.leave_margin_s + 2 * step_s
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """A node on which the worker may be."""
+
+    node_id: str
+    room: int
+    """Number of further workers of this job that fit."""
+    held: int = 0
+    """Number of workers of this job that are there, or on their way."""
+
+
+def choose_node(nodes: Sequence[NodeRoom], *, num_missing: int, tp: int, placement: Placement) -> str:
+    """Return the id of the chosen node; empty if no node has room.
+
+    Args:
+        num_missing: workers that are about to be started, this one included.
+        tp: workers of a tensor-parallel group.
+    """
+    roomy = [node for node in nodes if node.room > 0]
+    if not roomy:
+        return ""
+    if placement is Placement.SPREAD:
+        return min(roomy, key=lambda node: (node.held, -node.room, node.node_id)).node_id
+    return min(roomy, key=lambda node: _order(node, num_missing, tp)).node_id
+
+
+def _order(node: NodeRoom, num_missing: int, tp: int) -> tuple[int, int, int, str]:
+    """Sort key of a node; the least is the best. First come nodes that complete a tp group, then those with room for a
+    whole one, and of these the nodes of the job; then the node that takes most of the missing workers, and has the
+    least room to spare."""
+    begun = node.held % tp
+    lacking = min(num_missing, tp - begun)
+    if node.room < lacking:
+        return 3, -min(num_missing, node.room), 0, node.node_id
+    whole = (node.held + node.room) // tp * tp - node.held
+    takes = min(num_missing, max(lacking, whole))
+    return 0 if begun else 1 if node.held else 2, -takes, node.room - takes, node.node_id

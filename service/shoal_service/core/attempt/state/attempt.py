@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
@@ -16,14 +16,13 @@ from pydantic import TypeAdapter
 from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
 from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import CurrentStage, Stage
-from shoal_service.core.attempt.state.timeouts import Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts, later_s
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_workers.contract.exception_causes import ErrorClass
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import IncidentCause, StateSource
 from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
@@ -104,8 +103,8 @@ class Target:
     def settings(self) -> TrainingSettings:
         return settings_of(self.spec)
 
-    def words_of(self, layout: Layout | None) -> str:
-        """The layout as people read it; empty: there is none, or a script splits its own work."""
+    def describe_layout(self, layout: Layout | None) -> str:
+        """Describe the layout for people; empty if there is none, or a script splits its own work."""
         return "" if layout is None or self.is_script else layout.describe()
 
     def with_settings(self, settings: TrainingSettings) -> Target:
@@ -114,12 +113,6 @@ class Target:
     def with_code(self, archive: str) -> Target:
         code = self.spec.code.model_copy(update={"archive": archive or None})
         return replace(self, spec=self.spec.model_copy(update={"code": code}))
-
-    def with_elasticity(self, elasticity: ElasticitySpec) -> Target:
-        return replace(self, spec=self.spec.model_copy(update={"elasticity": elasticity}))
-
-    def with_parallelism(self, parallelism: Literal["auto"] | ParallelismSpec) -> Target:
-        return replace(self, spec=self.spec.model_copy(update={"parallelism": parallelism}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +203,9 @@ class CheckpointIndex:
         newest = CheckpointName.parse(self.newest or self.origin or "")
         return newest.step if newest else 0
 
+    def is_durable(self, step: int) -> bool:
+        return self.newest is not None and self.durable_step >= step
+
 
 class UpdatePhase(StrEnum):
     WARMING = "warming"
@@ -288,7 +284,7 @@ class Group:
     """Identity of each worker's machine, by rank. Workers with the same value share one memory."""
     layout: Layout | None = None
     levels: tuple[Layout, ...] = ()
-    """The planned layout and its rivals at other shard levels; `layout` is one of them. See levels.py."""
+    """The planned layout and its rivals at other shard levels; `layout` is one of them. See `switching`."""
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """Value of the spec's `parallelism` for which the layout was planned."""
     settings: TrainingSettings | None = None
@@ -519,6 +515,11 @@ class Health:
     """A worker was killed for lack of memory, so new workers touch no memory before they need it."""
 
 
+_CLEARLY_FASTER = 0.97
+"""A level is left for one that needs at most this share of its step time, because medians of equally fast levels differ
+too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTime:
     layout: Layout
@@ -553,9 +554,28 @@ class History:
         """Layouts that a proof has refused. The planner chooses none that uses everything that one of them uses."""
         return tuple(proof.layout for proof in self.proofs if proof.outcome is ProofOutcome.REFUSED)
 
+    @property
+    def measured_s(self) -> dict[Layout, float | None]:
+        """Step time of each layout in `level_times`."""
+        return {level.layout: level.step_s for level in self.level_times}
+
+    def fastest_layout(self, family: Sequence[Layout]) -> Layout:
+        """Return the fastest layout of the family by the measured times; the first if no other is clearly faster."""
+        measured_s, best = self.measured_s, family[0]
+        for layout in family[1:]:
+            step_s, best_s = measured_s.get(layout), measured_s.get(best)
+            if step_s is not None and best_s is not None and step_s < _CLEARLY_FASTER * best_s:
+                best = layout
+        return best
+
+    def with_measured(self, layout: Layout, step_s: float | None) -> History:
+        """The history with the step time of this layout, which is not on trial any longer."""
+        others = tuple(level for level in self.level_times if level.layout != layout)
+        return replace(self, level_times=(*others, LevelTime(layout=layout, step_s=step_s)), trying=None)
+
     def with_proof(self, proof: LayoutProof) -> History:
         kind = kind_of(proof.layout)
-        others = tuple(one for one in self.proofs if kind_of(one.layout) != kind)
+        others = tuple(known for known in self.proofs if kind_of(known.layout) != kind)
         return replace(self, proofs=(*others, proof))
 
 
@@ -695,6 +715,12 @@ class Attempt:
     @property
     def usable(self) -> tuple[Worker, ...]:
         return tuple(worker for worker in self.workers if worker.is_usable)
+
+    @property
+    def quiesce_s(self) -> float:
+        """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. A script
+        has its grace besides."""
+        return self.config.timeouts.quiesce_s + self.target.grace_s + later_s(len(self.pool.workers))
 
     @property
     def has_reported(self) -> bool:

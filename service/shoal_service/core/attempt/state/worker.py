@@ -64,7 +64,7 @@ class Worker:
     """Time since which all calls to the worker have failed; None: it answers."""
     left_out: LeftOut | None = None
     """Set while the worker's node is suspected to be gone: no group takes the worker until it answers. See
-    witnesses.py."""
+    losses.py."""
     leave: AvoidedNode | None = None
     """Set when the worker, not its whole node, is about to be taken away."""
     slow_until: float | None = None
@@ -75,9 +75,19 @@ class Worker:
         return self.info is not None
 
     @property
+    def is_node_silent(self) -> bool:
+        """True if the worker is left out because its node does not answer."""
+        return self.left_out is not None and self.left_out.answers_since is None
+
+    @property
     def is_usable(self) -> bool:
-        """Whether the worker could train: it is warm, not unreachable, and not left out."""
+        """True if the worker could train: it is warm, not unreachable, and not left out."""
         return self.info is not None and self.unreachable_since is None and self.left_out is None
+
+    @property
+    def serves_snapshots(self) -> bool:
+        """True if the worker can be asked for the snapshots on its node."""
+        return self.is_usable and self.info is not None and self.info.snapshot_port != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +123,4 @@ class WorkerPool:
 
 def silent_nodes(pool: WorkerPool) -> frozenset[str]:
     """Nodes whose workers are left out because they are silent."""
-    return frozenset(
-        worker.info.node_id
-        for worker in pool.workers
-        if worker.info is not None and worker.left_out is not None and worker.left_out.answers_since is None
-    )
+    return frozenset(p.info.node_id for p in pool.workers if p.info is not None and p.is_node_silent)

@@ -86,5 +86,6 @@ def test_a_node_that_is_left_is_used_only_for_min_workers(
     avoided = tuple(AvoidedNode(node_id=node, reason="drain", deadline=deadline) for node in ("n1", "n2"))
     state = state_of(new_world, alive="012", ranks=(0, 1, 2), granted=3, avoided=avoided)
     elasticity = state.target.spec.elasticity.model_copy(update={"min_workers": minimum})
-    state = replace(state, target=state.target.with_elasticity(elasticity))
+    spec = state.target.spec.model_copy(update={"elasticity": elasticity})
+    state = replace(state, target=replace(state.target, spec=spec))
     assert next_ranks(state) == expected
