@@ -26,7 +26,6 @@ from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommi
 from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
@@ -36,6 +35,7 @@ from shoal_service.core.events.training import (
     CheckpointFallback,
 )
 from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
+from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.fault_tolerance import DamagePolicy
 from shoal_workers.contract.job import EndReason

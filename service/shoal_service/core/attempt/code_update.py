@@ -91,10 +91,10 @@ def refused_by(turn: Turn, worker: Worker, reason: str) -> bool:
     return True
 
 
-def models_compared(turn: Turn, index: int, difference: str) -> None:
+def models_compared(turn: Turn, worker: Worker, difference: str) -> None:
     """Note the result of a comparison. `difference` is in words; empty: the models are equal."""
-    update, worker = turn.code.warming, turn.pool.worker(index)
-    if update is None or worker is None or worker.code != update.version:
+    update = turn.code.warming
+    if update is None or worker.code != update.version:
         return  # of an update that is over
     if difference:
         refuse(turn, difference)

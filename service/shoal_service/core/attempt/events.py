@@ -206,26 +206,30 @@ class Tick:
     """Time has passed; deadlines are checked."""
 
 
-Event = (
-    CheckpointFound
-    | StorageUnusable
-    | StorageAway
-    | WorkerWarm
+WorkerEvent = (
+    WorkerWarm
     | WorkerFailedToStart
     | WorkerLost
+    | WorkerUnreachable
+    | RunReturned
+    | InterruptAcknowledged
+    | ModelsCompared
+)
+"""Events that matter only while the worker is in the pool."""
+Event = (
+    WorkerEvent
+    | CheckpointFound
+    | StorageUnusable
+    | StorageAway
     | DeathDated
     | DeathExplained
-    | RunReturned
     | ReportArrived
     | CheckpointCommitted
     | CommitFailed
     | Directed
-    | ModelsCompared
     | ClockJumped
     | ProgressReported
-    | InterruptAcknowledged
     | SnapshotPartsReported
-    | WorkerUnreachable
     | Reopened
     | NodesAvoided
     | NodesSilent

@@ -11,12 +11,12 @@ from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
 from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupAfter
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.job import JobWaiting
 from shoal_service.core.events.training import GenerationForming, LayoutProven, LayoutRefused
+from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import StateSource

@@ -52,12 +52,10 @@ _MARGIN_S = 0.25
 _MAY_BE_RAISED_BY_OTHERS = (ExitKind.USER_ERROR, ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR)
 
 
-def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
+def worker_lost(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, message: str) -> None:
     """Note that a worker is gone. If it had not left `run`, its group is lost. If it had, its part of the last
     checkpoint may be lost."""
-    worker = turn.pool.worker(index)
-    if worker is None:
-        return
+    index = worker.index
     turn.drop_worker(index)
     _note_death(turn, worker, cause)
     incidents.silent_node_lost(turn, worker, cause, message)
@@ -84,9 +82,10 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
     """Kill a worker that is alive, or may be, and treat it as lost."""
-    if turn.pool.worker(index) is not None:
+    worker = turn.pool.worker(index)
+    if worker is not None:
         turn.do(KillWorker(index, message))
-        worker_lost(turn, index, cause, witness, message)
+        worker_lost(turn, worker, cause, witness, message)
 
 
 def replace_faulty(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -105,15 +104,15 @@ def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> 
     quiesce(turn)
 
 
-def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
+def run_returned(turn: Turn, worker: Worker, worker_exit: WorkerExit) -> None:
     """Note how a worker has left `run`. If that was not planned, its group is lost."""
-    worker, is_current = turn.pool.worker(index), worker_exit.generation == turn.group.generation
-    if worker is not None and worker.left_out is not None and worker.left_out.generation == worker_exit.generation:
+    index, is_current = worker.index, worker_exit.generation == turn.group.generation
+    if worker.left_out is not None and worker.left_out.generation == worker_exit.generation:
         worker = replace(worker, left_out=None)  # it answers, and has left
         turn.pool = turn.pool.with_worker(worker)
         if not is_current:
             memory_snapshots.ask_if_useful(turn, index)
-    if worker is None or not is_current:
+    if not is_current:
         return  # of a generation that is over
     turn.pool = turn.pool.with_worker(replace(worker, in_run=False))
     turn.group = replace(turn.group, exits=turn.group.exits.with_item(index, worker_exit))
@@ -173,9 +172,8 @@ def interrupt_rest(turn: Turn) -> None:
     turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
 
 
-def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
-    worker = turn.pool.worker(index)
-    if worker is not None and turn.stage is Stage.QUIESCING and generation == turn.group.generation:
+def interrupt_acknowledged(turn: Turn, worker: Worker, generation: int) -> None:
+    if turn.stage is Stage.QUIESCING and generation == turn.group.generation:
         turn.pool = turn.pool.with_worker(replace(worker, acknowledged=generation))
 
 
@@ -374,13 +372,10 @@ def suspect(turn: Turn, node_id: str, reason: str) -> None:
         turn.do(SuspectNode(node_id, reason))
 
 
-def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> Decision:
-    """Decide if no worker (`besides` this one) answers from the node while one answers from another node."""
+def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> bool:
+    """True if no worker (`besides` this one) answers from the node while one answers from another node."""
     nodes = {p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides}
-    if node_id in nodes:
-        return Decision(False, "another worker answers from the node")
-    others = count_text(len(nodes), "other node")
-    return Decision(bool(nodes), f"no other worker answers from the node; workers answer from {others}")
+    return bool(nodes) and node_id not in nodes
 
 
 def _is_suspect(state: Attempt, node_id: str, cause: IncidentCause) -> Decision:

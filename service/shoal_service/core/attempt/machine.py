@@ -55,21 +55,24 @@ from shoal_service.core.attempt.events import (
     StorageAway,
     StorageUnusable,
     Tick,
+    WorkerEvent,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.time_shifts import extend_after_suspend, moved
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.layout_plan import PlanLayout
 from shoal_workers.contract.job import EndReason
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
 """Answers of the storage, which may start the next group. They are handled after what the workers have reported in the
 same turn."""
+_WORKER_ANSWERS = (RunReturned, InterruptAcknowledged, SnapshotPartsReported, ReportArrived, ModelsCompared)
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
@@ -158,6 +161,8 @@ def _follow(turn: Turn) -> None:
 
 
 def _happen(turn: Turn, event: Event) -> None:
+    if isinstance(event, _WORKER_ANSWERS):
+        worker_pool.answered(turn, event.index)
     match event:
         case CheckpointFound():
             checkpoints.handle_found(turn, event)
@@ -165,31 +170,15 @@ def _happen(turn: Turn, event: Event) -> None:
             checkpoints.search_failed(turn, event)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
-        case WorkerWarm(index, info):
-            worker_pool.became_warm(turn, index, info)
-        case WorkerFailedToStart(index, error):
-            worker_pool.failed_to_start(turn, index, error)
-        case WorkerLost(index, cause, witness, message):
-            losses.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             incidents.date_death(turn, worker_id, at)
         case DeathExplained(worker_id, message):
             losses.death_explained(turn, worker_id, message)
-        case WorkerUnreachable(index):
-            worker_pool.unreachable(turn, index)
-        case RunReturned(index, worker_exit):
-            worker_pool.answered(turn, index)
-            losses.run_returned(turn, index, worker_exit)
-        case InterruptAcknowledged(index, generation):
-            worker_pool.answered(turn, index)
-            losses.interrupt_acknowledged(turn, index, generation)
         case SnapshotPartsReported(index, parts):
-            worker_pool.answered(turn, index)
             memory_snapshots.parts_reported(turn, index, parts)
         case ProgressReported():
             _progressed(turn, (event,))
         case ReportArrived(index, item):
-            worker_pool.answered(turn, index)
             reports.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
             checkpoints.committed(turn, name, generation, committed_step)
@@ -197,9 +186,6 @@ def _happen(turn: Turn, event: Event) -> None:
             checkpoints.commit_failed(turn, name, generation, message)
         case Directed():
             switching.obey(turn, event)
-        case ModelsCompared(index, difference):
-            worker_pool.answered(turn, index)
-            code_update.models_compared(turn, index, difference)
         case Reopened():
             memory_snapshots.ask_again(turn)
         case NodesAvoided(avoided):
@@ -208,5 +194,27 @@ def _happen(turn: Turn, event: Event) -> None:
             losses.nodes_silent(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
+        case _:
+            worker = turn.pool.worker(event.index)
+            if worker is not None:  # else it is gone: what it has answered before does not matter any longer
+                _happen_to_worker(turn, worker, event)
+
+
+def _happen_to_worker(turn: Turn, worker: Worker, event: WorkerEvent) -> None:
+    match event:
+        case WorkerWarm(_, info):
+            worker_pool.became_warm(turn, worker, info)
+        case WorkerFailedToStart(_, error):
+            worker_pool.failed_to_start(turn, worker, error)
+        case WorkerLost(_, cause, witness, message):
+            losses.worker_lost(turn, worker, cause, witness, message)
+        case WorkerUnreachable():
+            worker_pool.unreachable(turn, worker)
+        case RunReturned(_, worker_exit):
+            losses.run_returned(turn, worker, worker_exit)
+        case InterruptAcknowledged(_, generation):
+            losses.interrupt_acknowledged(turn, worker, generation)
+        case ModelsCompared(_, difference):
+            code_update.models_compared(turn, worker, difference)
         case _:
             assert_never(event)

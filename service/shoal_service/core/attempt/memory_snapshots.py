@@ -26,12 +26,12 @@ from dataclasses import dataclass, replace
 from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.faults import FAULTS, Memory
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.workers import SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
@@ -261,14 +261,11 @@ def node_is_gone(turn: Turn, node: str) -> None:
     turn.snapshots = replace(turn.snapshots, unreported_nodes=nodes)
 
 
-def is_worth_waiting(state: Attempt) -> Decision:
-    """Decide about waiting for a node without workers, whose memory may hold steps that would be lost otherwise."""
-    target = state.target
-    if target.desired is not Desired.RUN or target.ends_saved or not target.keeps_snapshots:
-        return Decision(False, "no snapshot is needed")
-    if state.snapshots.oldest_generation > state.group.generation:
-        return Decision(False, f"the snapshots of generation {state.group.generation} may be wrong")
-    return _could_gain(state)
+def is_worth_waiting(state: Attempt) -> bool:
+    """True if a node without workers is waited for, because its memory may hold steps that would be lost otherwise."""
+    target, is_trusted = state.target, state.snapshots.oldest_generation <= state.group.generation
+    needs_snapshot = target.desired is Desired.RUN and not target.ends_saved and target.keeps_snapshots
+    return needs_snapshot and is_trusted and bool(_could_gain(state))
 
 
 def start_waiting(turn: Turn) -> None:

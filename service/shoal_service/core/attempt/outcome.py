@@ -19,7 +19,6 @@ worker's: it counts as one on every rank. What differs for a script is in `scrip
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import assert_never
 
 from shoal_service.core.attempt import code_update, forming, incidents, losses, memory_snapshots
@@ -178,51 +177,66 @@ def decide(state: Attempt, now: float) -> Next | None:
         return _after_commit(state)
     if not state.group_active or not state.all_left:
         return None
-    ending = find_ending(state, now)
-    exits = ending.exits
-    if fault := _fault_of_new_code(state, ending):  # first: an error that would end the job only ends the trial
-        return RollBackCode(fault)
-    match ending.outcome:
-        case Outcome.USER_ERROR:
-            return _after_user_error(state, exits)
-        case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
-            is_engine = ending.outcome is Outcome.ENGINE_ERROR
-            reason = EndReason.INTERNAL if is_engine else EndReason.WORKERS_FAILED
-            return End(reason, f"{_describe_error(exits[0])} ({ending.reason})", most_frequent(exits))
-        case Outcome.WORKERS_AT_FAULT:
-            return ReplaceFaulty(exits)
-        case Outcome.NON_FINITE:
-            return _after_non_finite_step(state, exits[0])
-        case Outcome.DAMAGED_CHECKPOINT:
-            return _after_damaged_checkpoint(state, exits[0])
-        case Outcome.AS_PLANNED:
-            return _after_planned_stop(state, exits)
-        case Outcome.RESULT_NOT_SAVED:
-            return _save_again(state, ending.reason)
-        case Outcome.STORAGE_FAILED:
-            return End(EndReason.STORAGE_FAILED, ending.reason)
-        case Outcome.SNAPSHOTS_UNKNOWN:
-            return None  # decided again with each report, and when the time for them is over
-        case Outcome.LOST:
-            program_end, failure = find_rules(state).count_end(state)
-            return End(EndReason.USER_ERROR, failure.message, failure) if failure else ReForm(program_end)
-        case _:
-            assert_never(ending.outcome)
+    exits, rules = tuple(state.group.exits.values()), find_rules(state)
+    by_kind = {kind: tuple(e for e in exits if e.kind is kind) for kind in ExitKind}
+    raised = rules.raised(state)
+    if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
+        return _after_user_error(state, errors)
+    for kind in _CAUSES:
+        if faults := tuple(e for e in raised if e.kind is kind):
+            return _after_faults(state, faults)
+    if bad := by_kind[ExitKind.NON_FINITE]:
+        return _after_non_finite_step(state, bad[0])
+    if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and (state.group.restored or state.checkpoints.origin):
+        return _after_damaged_checkpoint(state, damaged[0])
+    is_complete = len(exits) == len(state.group.workers)
+    if is_complete and all(e.is_planned for e in exits) and rules.left_together(exits):
+        return _after_planned_stop(state, exits)
+    if storage := by_kind[ExitKind.STORAGE_FAILED]:
+        reason = storage[0].error.message if storage[0].error else "storage failed"
+        if storage[0].step == state.history.total_steps:
+            return _save_again(state, reason)
+        if state.budgets.fruitless >= _FRUITLESS_STORAGE_LIMIT:
+            return End(EndReason.STORAGE_FAILED, reason)
+    if memory_snapshots.are_awaited(state, now):
+        return None  # decided again with each report, and when the time for them is over
+    return _after_loss(state, exits)
 
 
-def _after_user_error(state: Attempt, exits: tuple[WorkerExit, ...]) -> Next:
+def _after_user_error(state: Attempt, errors: tuple[WorkerExit, ...]) -> Next:
+    if state.code.trial is not None:  # an error that would end the job only ends the trial of new code
+        return RollBackCode(_error(errors[0]).sentence)
     rules = find_rules(state)
-    failure = rules.failure(exits)
+    failure = rules.failure(errors)
     if failure.mistake == LAYOUT_REFUSED:
         return RefuseLayout(failure)
-    message, failure = rules.end_by_error(state, exits, is_repeated=_is_repeated(state, exits))
+    message, failure = rules.end_by_error(state, errors, is_repeated=_is_repeated(state, errors))
     return End(EndReason.USER_ERROR, message, failure)
+
+
+def _after_faults(state: Attempt, faults: tuple[WorkerExit, ...]) -> Next:
+    """Replace the workers at fault, unless the fault is everywhere or comes again and again."""
+    num_ranks, first = len(state.group.workers), faults[0]
+    if len(faults) == num_ranks > 1 and len({_error(e).error_class for e in faults}) == 1:
+        reason = f"on all {count_text(num_ranks, 'rank')}"
+    elif _is_repeated(state, faults):
+        reason = f"for the third time at step {first.step + 1}, after its workers were replaced"
+    else:
+        return ReplaceFaulty(faults)
+    is_engine = first.kind is ExitKind.ENGINE_ERROR
+    if state.code.trial is not None or (not is_engine and all(_error(e).origin is Origin.TASK for e in faults)):
+        return _after_user_error(state, faults)
+    end_reason = EndReason.INTERNAL if is_engine else EndReason.WORKERS_FAILED
+    return End(end_reason, f"{_describe_error(first)} ({reason})", most_frequent(faults))
 
 
 def _after_non_finite_step(state: Attempt, worker_exit: WorkerExit) -> Next:
     """Leave the step out if health.non_finite says so; end otherwise, or after too many rollbacks."""
     health, rollbacks, step = state.target.spec.health, state.budgets.rollbacks, worker_exit.step + 1
-    detail = worker_exit.error.message if worker_exit.error else "loss or gradient norm is not finite"
+    error, fault = worker_exit.error, f"step {step} is not finite"
+    if state.code.trial is not None:
+        return RollBackCode(f"{fault}: {error.sentence if error is not None else fault}")
+    detail = error.message if error is not None else "loss or gradient norm is not finite"
     message = f"step {step}: {detail}"
     if health.non_finite is not NonFinitePolicy.ROLL_BACK:
         return End(EndReason.NON_FINITE, message)
@@ -230,6 +244,16 @@ def _after_non_finite_step(state: Attempt, worker_exit: WorkerExit) -> Next:
         already = f"rolled back {count_text(rollbacks, 'time')} already (health.max_non_finite {health.max_non_finite})"
         return End(EndReason.NON_FINITE, f"{message}; {already}")
     return LeaveOutStep(step, worker_exit.rank, detail)
+
+
+def _after_loss(state: Attempt, exits: tuple[WorkerExit, ...]) -> Next:
+    """Form the group again. What its survivors hold is known."""
+    incident, is_of_memory = state.incident, any(e.kind is ExitKind.SNAPSHOT_LOST for e in exits)
+    is_on_trial = state.code.trial is not None and not is_of_memory
+    if is_on_trial and incident is not None and incident.cause not in _NOT_OF_CODE:
+        return RollBackCode(f"{incident.cause}: {incident.message}")
+    program_end, failure = find_rules(state).count_end(state)
+    return End(EndReason.USER_ERROR, failure.message, failure) if failure else ReForm(program_end)
 
 
 def _after_damaged_checkpoint(state: Attempt, worker_exit: WorkerExit) -> Next:
@@ -296,99 +320,6 @@ def _form_from_best_source(state: Attempt, last: WorkerExit, message: str) -> Fo
     newest = best.step if best is not None else state.checkpoints.durable_step
     is_lossy = newest < last.step
     return FormNext(SwitchLossy(message=message, restore=state.checkpoints.newest, step=newest) if is_lossy else None)
-
-
-def _fault_of_new_code(state: Attempt, ending: Ending) -> str:
-    """Return what the new code has done wrong, if that is why its group has ended; empty if it has ended for another
-    reason."""
-    if state.code.trial is None:
-        return ""
-    match ending.outcome:
-        case Outcome.USER_ERROR | Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED | Outcome.NON_FINITE:
-            error = ending.exits[0].error
-            message = error.sentence if error is not None else ending.reason
-            return f"{ending.reason}: {message}" if ending.outcome is Outcome.NON_FINITE else message
-        case Outcome.LOST if state.incident is not None and state.incident.cause not in _NOT_OF_CODE:
-            is_of_memory = any(worker_exit.kind is ExitKind.SNAPSHOT_LOST for worker_exit in ending.exits)
-            return "" if is_of_memory else f"{state.incident.cause}: {state.incident.message}"
-        case _:
-            return ""
-
-
-# How a group has ended
-
-
-class Outcome(StrEnum):
-    """How a group has ended."""
-
-    USER_ERROR = "user_error"
-    ENGINE_ERROR = "engine_error"
-    EVERY_WORKER_FAILED = "every_worker_failed"
-    """Every worker has failed, and nothing is known that could be replaced."""
-    WORKERS_AT_FAULT = "workers_at_fault"
-    """Some workers are at fault."""
-    NON_FINITE = "non_finite"
-    DAMAGED_CHECKPOINT = "damaged_checkpoint"
-    AS_PLANNED = "as_planned"
-    RESULT_NOT_SAVED = "result_not_saved"
-    """All steps are done, and the storage failed to keep the result."""
-    STORAGE_FAILED = "storage_failed"
-    """Several groups in a row completed no step, and the storage failed."""
-    SNAPSHOTS_UNKNOWN = "snapshots_unknown"
-    """The group is lost, and other workers may still report a newer snapshot."""
-    LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    outcome: Outcome
-    reason: str
-    exits: tuple[WorkerExit, ...]
-    """The exits that decided the outcome."""
-
-
-def find_ending(state: Attempt, now: float) -> Ending:
-    """Find out how the group ended from the exits of its workers, none of which is in `run`."""
-    exits, rules = tuple(state.group.exits.values()), find_rules(state)
-    by_kind = {kind: tuple(e for e in exits if e.kind is kind) for kind in ExitKind}
-    raised = rules.raised(state)
-    if errors := tuple(e for e in raised if e.kind is ExitKind.USER_ERROR):
-        return Ending(Outcome.USER_ERROR, f"{count_text(len(errors), 'rank')} raised an error", errors)
-    for kind in _CAUSES:
-        if faults := tuple(e for e in raised if e.kind is kind):
-            return _end_by_faults(state, faults)
-    if bad := by_kind[ExitKind.NON_FINITE]:
-        return Ending(Outcome.NON_FINITE, f"step {bad[0].step + 1} is not finite", bad)
-    restored = state.group.restored or state.checkpoints.origin
-    if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and restored is not None:
-        return Ending(Outcome.DAMAGED_CHECKPOINT, f"{restored} is damaged", damaged)
-    is_complete = len(exits) == len(state.group.workers)
-    if is_complete and all(e.is_planned for e in exits) and rules.left_together(exits):
-        return Ending(Outcome.AS_PLANNED, f"all ranks have {exits[0].kind} at step {exits[0].step}", exits)
-    if storage := by_kind[ExitKind.STORAGE_FAILED]:
-        reason = storage[0].error.message if storage[0].error else "storage failed"
-        if storage[0].step == state.history.total_steps:
-            return Ending(Outcome.RESULT_NOT_SAVED, reason, storage)
-        if state.budgets.fruitless >= _FRUITLESS_STORAGE_LIMIT:
-            return Ending(Outcome.STORAGE_FAILED, reason, storage)
-    if awaited := memory_snapshots.are_awaited(state, now):
-        return Ending(Outcome.SNAPSHOTS_UNKNOWN, awaited.reason, exits)
-    return Ending(Outcome.LOST, "the group is lost, and what its survivors hold is known", exits)
-
-
-def _end_by_faults(state: Attempt, faults: tuple[WorkerExit, ...]) -> Ending:
-    num_ranks = len(state.group.workers)
-    classes = {_error(e).error_class for e in faults}
-    if len(faults) == num_ranks > 1 and len(classes) == 1:
-        reason = f"on all {count_text(num_ranks, 'rank')}"
-    elif _is_repeated(state, faults):
-        reason = f"for the third time at step {faults[0].step + 1}, after its workers were replaced"
-    else:
-        return Ending(Outcome.WORKERS_AT_FAULT, f"{len(faults)} of {count_text(num_ranks, 'rank')}", faults)
-    if faults[0].kind is ExitKind.ENGINE_ERROR:
-        return Ending(Outcome.ENGINE_ERROR, reason, faults)
-    is_the_tasks = all(_error(e).origin is Origin.TASK for e in faults)
-    return Ending(Outcome.USER_ERROR if is_the_tasks else Outcome.EVERY_WORKER_FAILED, reason, faults)
 
 
 def _is_repeated(state: Attempt, faults: tuple[WorkerExit, ...]) -> bool:

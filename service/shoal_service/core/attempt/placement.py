@@ -64,12 +64,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
-from shoal_service.core.attempt.plan_layout import HostNeed, PlanLayout, PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.hardware_profile import GIB, Racks
+from shoal_service.core.layout_plan import HostNeed, Plan, PlanLayout
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import WorkerInfo
@@ -79,7 +80,7 @@ from shoal_workers.contract.snapshots import SnapshotServer
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    planned: PlannedLayout
+    planned: Plan
     levels: tuple[Layout, ...]
     """The planned layout and its rivals, see `switching`."""
     workers: tuple[Worker, ...]
@@ -104,7 +105,7 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
 
 
-def _preferred(state: Attempt, best: PlannedLayout) -> PlannedLayout:
+def _preferred(state: Attempt, best: Plan) -> Plan:
     """Return the best layout, or the rival that is to be tried or is known to be faster. After an incident nothing is
     tried."""
     options = {planned.layout: planned for planned in (best, *best.rivals)}
@@ -113,9 +114,7 @@ def _preferred(state: Attempt, best: PlannedLayout) -> PlannedLayout:
     return options[state.history.fastest_layout([*options])]
 
 
-def _placed(
-    state: Attempt, planned: PlannedLayout, best: PlannedLayout, usual: Sequence[Worker], spares: Sequence[Worker]
-) -> Choice:
+def _placed(state: Attempt, planned: Plan, best: Plan, usual: Sequence[Worker], spares: Sequence[Worker]) -> Choice:
     layout, family = planned.layout, tuple(planned.layout for planned in (best, *best.rivals))
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
     # the processes of a script are new in each group: its ranks follow the nodes again, as torchrun numbers them
@@ -245,6 +244,11 @@ def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
     return max(0, layout.world_size // layout.tp - inside)
 
 
+PlaceOf = Callable[[Candidate], str]
+_NODE, _MACHINE, _RACK = attrgetter("node"), attrgetter("machine"), attrgetter("rack")
+_CLUSTER = ""
+
+
 class _TpGroupPlacement:
     """Gives all tp groups to places: first to nodes, then to machines, to racks and to the whole cluster."""
 
@@ -262,7 +266,7 @@ class _TpGroupPlacement:
         """The tp groups that have no workers yet."""
 
     def order(self) -> tuple[Candidate, ...]:
-        for place_of in (_node, _machine, _rack, _cluster):
+        for place_of in (_NODE, _MACHINE, _RACK, lambda _: _CLUSTER):
             if self._open:
                 self._fill(place_of, self._homes(place_of))
         return tuple(candidate for candidate in self._ranks if candidate is not None)
@@ -273,7 +277,7 @@ class _TpGroupPlacement:
         tp, is_open = self._layout.tp, set(self._open)
         room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
         homes = self._homes_of_survivors(place_of, is_open, room)
-        racks = {place_of(c): "" if place_of is _cluster else c.rack for c in self._waiting}
+        racks = {place_of(c): c.rack for c in self._waiting}
         room_of_rack: dict[str, dict[str, int]] = {}
         for place, number in room.items():
             room_of_rack.setdefault(racks[place], {})[place] = number
@@ -341,30 +345,11 @@ class _TpGroupPlacement:
         self._open = [group for group in self._open if group not in homes]
 
 
-PlaceOf = Callable[[Candidate], str]
-
-
-def _node(candidate: Candidate) -> str:
-    return candidate.node
-
-
-def _machine(candidate: Candidate) -> str:
-    return candidate.machine
-
-
-def _rack(candidate: Candidate) -> str:
-    return candidate.rack
-
-
-def _cluster(_: Candidate) -> str:
-    return ""
-
-
 def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates sorted so that the nodes of a machine and the machines of a rack are together, each kind of place
     in the usual order; on a node by slot, because GPUs with neighbouring numbers often have the shorter path to each
     other."""
-    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
+    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_RACK, _MACHINE, _NODE))
     places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
     return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
 
@@ -419,8 +404,8 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
     else:
         ways.append("more workers on other nodes, so that each has a smaller part of the model")
     return (
-        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(need.of(number))}: process "
-        f"{_gib(need.process)} + {number} x "
+        f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} need {_gib(need.of(number))}: "
+        f"process {_gib(need.process)} + {number} x "
         f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
         f"Ways out: {'; '.join(ways)}"
     )
@@ -429,13 +414,9 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
 def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, copies: int) -> str:
     log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
     return (
-        f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
-        f"{count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
+        f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} with the copies that they send and keep "
+        f"for {count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
     )
-
-
-def _workers(number: int) -> str:
-    return count_text(number, "worker")
 
 
 def _gib(num_bytes: float) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt import (
@@ -47,7 +47,7 @@ from shoal_service.core.attempt.faults import FAULTS
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.state.worker import Worker
-from shoal_service.core.attempt.turn import Decision, Turn
+from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
     GenerationData,
     GenerationFormed,
@@ -57,7 +57,6 @@ from shoal_service.core.events.training import (
     ValidationNotJudged,
 )
 from shoal_service.core.events.workers import StragglerFound, StragglerKept
-from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.validation import LOSS, is_exhausted, judge, why_exhausted
@@ -284,19 +283,14 @@ _PAUSE = 10
 """After a straggler was named, the next one is named no earlier than this many times health.straggler_steps later."""
 
 
-@dataclass(frozen=True, slots=True)
-class StragglerDecision(Decision):
-    index: int = -1
-    """Index of the straggler; -1: there is none."""
-
-
 def _find_slow_rank(turn: Turn, report: StepReport) -> None:
     """Count slow steps by worker, and name the slowest worker once it was slow for health.straggler_steps."""
     slow_steps = _count_slow_steps(turn.state, report)
     if slow_steps is not None:
         turn.progress = replace(turn.progress, slow_steps=slow_steps)
-        if straggler := _find_straggler(turn.state, report):
-            _name_straggler(turn, straggler.index, report)
+        index = _find_straggler(turn.state, report)
+        if index is not None:
+            _name_straggler(turn, index, report)
 
 
 def _count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | None:
@@ -313,19 +307,14 @@ def _count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | No
     }
 
 
-def _find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
-    """Find the slowest of the workers that were slow for long enough."""
+def _find_straggler(state: Attempt, report: StepReport) -> int | None:
+    """Find the slowest of the workers that were slow for health.straggler_steps in a row; None if there is none, or
+    one was named a short time ago."""
     limit, ranks = state.target.spec.health.straggler_steps, state.group.ranks
     slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
-    if not slow:
-        reason = f"no worker was slow for {count_text(limit, 'step')} in a row (health.straggler_steps)"
-        return StragglerDecision(False, reason)
     if report.step < state.health.no_straggler_before:
-        return StragglerDecision(
-            False, f"one was named; the next no earlier than step {state.health.no_straggler_before}"
-        )
-    index = max(slow, key=lambda i: report.compute_s[ranks[i]])
-    return StragglerDecision(True, f"slow for {count_text(state.progress.slow_steps[index], 'step')} in a row", index)
+        return None
+    return max(slow, key=lambda index: report.compute_s[ranks[index]], default=None)
 
 
 def keep_stragglers_without_replacement(turn: Turn) -> None:

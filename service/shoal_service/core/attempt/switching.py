@@ -25,13 +25,13 @@ from shoal_service.core.attempt.commands import RequestYield
 from shoal_service.core.attempt.events import Directed
 from shoal_service.core.attempt.hangs import MEDIAN_OF
 from shoal_service.core.attempt.placement import choose, is_settled, next_workers
-from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage, Switching
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.training import GenerationSwitching, LayoutMeasured
+from shoal_service.core.layout_plan import PlanLayout
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.training_settings import changes
@@ -122,34 +122,29 @@ def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> Sw
         return SwitchDecision(True, f"the new code is rolled back: {state.code.trial.fault}")
     if ready := code_update.readiness(state):
         return SwitchDecision(True, ready.reason)
-    if drain := drain_decision(state, running, now):
-        return SwitchDecision(True, drain.reason)
+    if drain := _drain_reason(state, running, now):
+        return SwitchDecision(True, drain)
     return _layout_decision(state, running, now, plan)
 
 
-def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
-    """Decide about a switch away from workers that have to leave: once others can take their place, or none are
-    expected, and at the latest when their time has come. If fewer than elasticity.min_workers would be left, only
-    then."""
+def _drain_reason(state: Attempt, running: Running, now: float) -> str:
+    """Return why to switch away from workers that have to leave: once others can take their place, or none are
+    expected, and at the latest when their time has come. Empty until then; if fewer than elasticity.min_workers would
+    be left, until their time has come."""
     leaving = _workers_to_replace(state, now)
     if not leaving:
-        return Decision(False, "no worker of the group has to leave")
-    reason = placement.describe_leave(state, leaving[0])
-    if any(placement.is_due(state, worker, now) for worker in leaving):
-        return Decision(True, reason)
-    num_next, minimum = len(next_workers(state, now)), max(1, state.target.min_workers)
-    if num_next < minimum:
-        return Decision(
-            False, f"{reason}; without it {num_next} of at least {count_text(minimum, 'worker')} would be left"
-        )
-    if num_next >= min(state.target.granted, len(state.group.workers)):
-        return Decision(True, reason)
+        return ""
+    reason, num_next = placement.describe_leave(state, leaving[0]), len(next_workers(state, now))
     leaves = [placement.find_leave(state, worker) for worker in leaving]
+    if any(placement.is_due(state, worker, now) for worker in leaving):
+        return reason
+    if num_next < max(1, state.target.min_workers):
+        return ""
+    if num_next >= min(state.target.granted, len(state.group.workers)):
+        return reason
     if any(leave is not None and not leave.is_replaceable for leave in leaves):
-        return Decision(True, f"{reason}; no other node has room for a worker that takes its place")
-    if _no_worker_is_expected(state, running.draining_since or now, now):
-        return Decision(True, reason)
-    return Decision(False, f"{reason}; waits for a worker that takes its place")
+        return f"{reason}; no other node has room for a worker that takes its place"
+    return reason if _no_worker_is_expected(state, running.draining_since or now, now) else ""
 
 
 def _why_it_ends(state: Attempt) -> str:

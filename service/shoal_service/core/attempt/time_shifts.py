@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from shoal_service.core.attempt.state.persistent import IntMap, Table
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.persistent import IntMap, Table
 
 T = TypeVar("T")
 Move = Callable[[str, float], float]

@@ -19,7 +19,6 @@ from shoal_service.core.attempt.commands import (
     ShowIncident,
     StartWorker,
 )
-from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
@@ -27,6 +26,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.workers import WorkerReleased
+from shoal_service.core.layout_plan import PlanLayout
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
 

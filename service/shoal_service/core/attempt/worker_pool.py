@@ -23,10 +23,7 @@ _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 would slow the survivors down."""
 
 
-def became_warm(turn: Turn, index: int, info: WorkerInfo) -> None:
-    worker = turn.pool.worker(index)
-    if worker is None:
-        return
+def became_warm(turn: Turn, worker: Worker, info: WorkerInfo) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit(
@@ -34,14 +31,13 @@ def became_warm(turn: Turn, index: int, info: WorkerInfo) -> None:
             worker_id=info.worker_id, pid=info.pid, node_id=info.node_id, node_ip=info.node_ip, rack=info.rack
         )
     )
-    memory_snapshots.ask_if_useful(turn, index)  # it may serve what workers before it have left on its node
+    memory_snapshots.ask_if_useful(turn, worker.index)  # it may serve what workers before it have left on its node
 
 
-def unreachable(turn: Turn, index: int) -> None:
+def unreachable(turn: Turn, worker: Worker) -> None:
     """Note that calls to a worker fail. This is not a failure yet: the error may be transient. See
     Timeouts.unreachable_s."""
-    worker = turn.pool.worker(index)
-    if worker is not None and worker.warm and worker.unreachable_since is None:
+    if worker.warm and worker.unreachable_since is None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
@@ -55,16 +51,15 @@ def answered(turn: Turn, index: int) -> None:
             memory_snapshots.ask_if_useful(turn, index)
 
 
-def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
+def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> None:
     """The task could not be loaded in a worker. Before the first group the job fails. Later only this worker is
     dropped; at any time, if the reason is outside the task's code."""
-    worker = turn.pool.worker(index)
-    if worker is None or code_update.refused_by(turn, worker, f"a worker could not load it: {error.sentence}"):
+    if code_update.refused_by(turn, worker, f"a worker could not load it: {error.sentence}"):
         return
     if error.error_class is not ErrorClass.PLAIN:
         message = f"{error.type}: {error.message}"
         turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=message))
-        turn.kill(index, "it could not start")
+        turn.kill(worker.index, "it could not start")
         start_died(turn, worker, message)
     elif not turn.history.has_formed:
         failure = error.as_failure(ranks=(), step=0)
@@ -72,7 +67,7 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
         turn.end(reason, failure.sentence, failure)
     else:
         turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=error.sentence))
-        turn.kill(index, "the task could not be loaded in it")
+        turn.kill(worker.index, "the task could not be loaded in it")
         failed = turn.budgets.failed_starts + 1
         turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
 

@@ -14,7 +14,6 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import CurrentStage, Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts, later_s
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
@@ -22,6 +21,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.node_loss import NodeLossBound
+from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import IncidentCause, StateSource
 from shoal_workers.contract.layout import Layout, ParallelismSpec

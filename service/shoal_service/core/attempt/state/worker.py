@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal_service.core.attempt.state.persistent import Table
+from shoal_service.core.persistent import Table
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import WorkerInfo
 

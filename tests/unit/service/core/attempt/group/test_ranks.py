@@ -10,8 +10,8 @@ import pytest
 
 from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
+from shoal_service.core.persistent import Table
 from shoal_workers.contract.messages import WorkerInfo
 
 NewWorld = Callable[..., Any]
