@@ -1,4 +1,4 @@
-"""The planned layout of a group and the host memory that it needs. The planner returns it, the attempt machine reads it.
+"""The planned layout of a group, and the host memory that it needs: an answer of the planner to the attempt machine.
 
 The supervisor passes `planner.plan` to the machine; a test passes it too, or a pure fake.
 """
@@ -59,7 +59,7 @@ class Plan:
     reason: str
     rank_bytes: int = 0
     """Predicted bytes of the rank that needs the most, without those of a process that has no model and without
-    snapshots; 0: unknown."""
+    snapshots; 0 if unknown."""
     fits: bool = True
     """Predicted to fit into memory, or the sizes of the model are unknown."""
     host: HostNeed = UNKNOWN_NEED

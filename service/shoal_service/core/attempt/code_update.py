@@ -92,7 +92,7 @@ def refused_by(turn: Turn, worker: Worker, reason: str) -> bool:
 
 
 def models_compared(turn: Turn, worker: Worker, difference: str) -> None:
-    """Note the result of a comparison. `difference` is in words; empty: the models are equal."""
+    """Note the result of a comparison. `difference` is in words; empty if the models are equal."""
     update = turn.code.warming
     if update is None or worker.code != update.version:
         return  # of an update that is over

@@ -41,13 +41,13 @@ class StartWorker:
     avoid_nodes: tuple[str, ...] = ()
     """Ids of the nodes on which the worker must not be placed."""
     only_on: str = ""
-    """Id of the node on which the worker must be placed; empty: any node but those to avoid."""
+    """Id of the node on which the worker must be placed; empty means any node but those to avoid."""
     touches_memory: bool = True
-    """Whether the worker may touch the memory that it is expected to need while it waits for its first group."""
+    """True if the worker may touch the memory that it is expected to need while it waits for its first group."""
     code: str = ""
-    """Version of the job's code; empty: the one that the attempt began with."""
+    """Version of the job's code; empty means the one that the attempt began with."""
     is_beside: bool = False
-    """Whether the worker takes the place of one that is still there: the cluster's scheduler counts no resources for
+    """True if the worker takes the place of one that is still there: the cluster's scheduler counts no resources for
     it."""
     num_missing: int = 1
     """Number of workers that this turn still starts, this one included. They should be near each other."""
@@ -91,7 +91,7 @@ class RequestYield:
     index: int
     generation: int
     durable: bool = True
-    """Whether each rank also saves its part of a durable checkpoint of that step; False: the snapshot in memory is
+    """True if each rank also saves its part of a durable checkpoint of that step; False if the snapshot in memory is
     enough."""
     kind: Literal["request_yield"] = "request_yield"
 
@@ -105,7 +105,7 @@ class NoteCommit:
     generation: int
     step: int
     error: str = ""
-    """Why the checkpoint could not be committed; empty: it is committed."""
+    """Why the checkpoint could not be committed; empty if it is committed."""
     kind: Literal["note_commit"] = "note_commit"
 
 
@@ -166,7 +166,7 @@ class Emit:
 class ShowIncident:
     incident: Incident
     closed_at: float | None = None
-    """When the first step after the incident was completed; None: the incident is still open."""
+    """When the first step after the incident was completed; None if the incident is still open."""
 
 
 @dataclass(frozen=True, slots=True)

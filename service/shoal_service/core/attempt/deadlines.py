@@ -76,7 +76,7 @@ def _expire(turn: Turn, wait: Wait) -> None:
         case Deadline.ORPHANED_SNAPSHOTS:
             memory_snapshots.stop_waiting(turn)
         case Deadline.FORMED:
-            reason = f"the group did not form within {waited}: waited for {wait.words}"
+            reason = f"the group did not form within {waited}: waited for {wait.message}"
             losses.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", reason)
         case Deadline.STEP_BOUNDARY:
             reason = f"no step boundary was reached in {waited}"
@@ -172,8 +172,8 @@ class Deadline(StrEnum):
 class Wait:
     deadline: Deadline
     until: float | None
-    """Wall-clock time of the deadline; None: the wait ends when the workers report."""
-    words: str
+    """Wall-clock time of the deadline; None if the wait ends when the workers report."""
+    message: str
     """What is waited for, with the setting that limits it. The text does not change while only time passes."""
 
 
@@ -183,17 +183,17 @@ def find_wait(state: Attempt) -> Wait | None:
     match state.current:
         case Opening() | FallingBack():
             limit_s = state.target.spec.checkpoint.wait_s
-            words = f"{state.config.checkpoint_root} to list its checkpoints (checkpoint.wait_s {limit_s:g} s)"
-            return Wait(Deadline.STORAGE, checkpoints.search_deadline(state), words)
+            message = f"{state.config.checkpoint_root} to list its checkpoints (checkpoint.wait_s {limit_s:g} s)"
+            return Wait(Deadline.STORAGE, checkpoints.search_deadline(state), message)
         case Waiting(orphans_until=float()):
-            words = f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)"
-            return Wait(Deadline.ORPHANED_SNAPSHOTS, memory_snapshots.waiting_until(state), words)
+            message = f"workers to read the snapshots on their nodes ({timeouts.orphans_s:g} s without progress)"
+            return Wait(Deadline.ORPHANED_SNAPSHOTS, memory_snapshots.waiting_until(state), message)
         case Starting():
             return _for_workers(state, timeouts.start_s, "timeouts.start_s")
         case Waiting(refused=str() as refused) if refused:
             wait_s = state.target.spec.elasticity.wait_s
-            words = f"workers on other nodes, since {refused} (elasticity.wait_s {wait_s:g} s)"
-            return Wait(Deadline.WORKERS, _newest(since, _starting(state)) + wait_s, words)
+            message = f"workers on other nodes, since {refused} (elasticity.wait_s {wait_s:g} s)"
+            return Wait(Deadline.WORKERS, _newest(since, _starting(state)) + wait_s, message)
         case Waiting():
             return _for_workers(state, state.target.spec.elasticity.wait_s, "elasticity.wait_s")
         case Forming():
@@ -202,19 +202,19 @@ def find_wait(state: Attempt) -> Wait | None:
             return Wait(Deadline.STEP_BOUNDARY, None, "the script to end on the other ranks")
         case Switching() if state.target.is_script:
             until = since + timeouts.switch_s + state.target.grace_s
-            words = f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)"
-            return Wait(Deadline.STEP_BOUNDARY, until, words)
+            message = f"the processes of the script to end (script.grace_s {state.target.grace_s:g} s)"
+            return Wait(Deadline.STEP_BOUNDARY, until, message)
         case Switching():
-            words = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
-            return Wait(Deadline.STEP_BOUNDARY, since + timeouts.switch_s, words)
+            message = f"the group to reach the end of its step ({timeouts.switch_s:g} s)"
+            return Wait(Deadline.STEP_BOUNDARY, since + timeouts.switch_s, message)
         case Quiescing(interrupt_at=float() as at):
             return Wait(Deadline.USER_ERRORS, at, "other ranks to raise the same error")
         case Quiescing(interrupted_at=interrupted_at):
-            words = f"the workers to leave the lost group ({state.quiesce_s:.3g} s)"
-            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + state.quiesce_s, words)
+            message = f"the workers to leave the lost group ({state.quiesce_s:.3g} s)"
+            return Wait(Deadline.SURVIVORS, (interrupted_at or since) + state.quiesce_s, message)
         case Committing():
-            words = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
-            return Wait(Deadline.COMMIT, since + timeouts.commit_s, words)
+            message = f"the storage to commit the checkpoint (timeouts.commit_s {timeouts.commit_s:g} s)"
+            return Wait(Deadline.COMMIT, since + timeouts.commit_s, message)
         case _:
             return None
 
@@ -222,11 +222,11 @@ def find_wait(state: Attempt) -> Wait | None:
 def _for_workers(state: Attempt, timeout_s: float, setting: str) -> Wait:
     usable, minimum, granted = state.num_usable, state.target.min_workers, state.target.granted
     if usable < minimum:
-        words = f"at least {count_text(minimum, 'worker')} ({setting} {timeout_s:g} s without progress)"
-        return Wait(Deadline.WORKERS, _newest(state.current.since, _starting(state)) + timeout_s, words)
+        message = f"at least {count_text(minimum, 'worker')} ({setting} {timeout_s:g} s without progress)"
+        return Wait(Deadline.WORKERS, _newest(state.current.since, _starting(state)) + timeout_s, message)
     if state.budgets.form_not_before > state.current.since:
-        words = f"the pause after {count_text(state.budgets.fruitless, 're-formation')} without a new step"
-        return Wait(Deadline.BACK_OFF, state.budgets.form_not_before, words)
+        message = f"the pause after {count_text(state.budgets.fruitless, 're-formation')} without a new step"
+        return Wait(Deadline.BACK_OFF, state.budgets.form_not_before, message)
     return Wait(Deadline.MORE_WORKERS, None, f"the other workers to start, {usable} of {granted} ready")
 
 
@@ -235,12 +235,12 @@ def _for_group(state: Attempt) -> Wait:
     stamps = [stamp for index, stamp in state.progress.stamps.items() if index in ranks]
     newest = _newest(state.current.since, stamps)
     if any(stamp.phase is Phase.RESTORING for stamp in stamps):
-        words = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
-        return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, words)
+        message = f"the group to restore its state (timeouts.restore_s {timeouts.restore_s:g} s without progress)"
+        return Wait(Deadline.FORMED, newest + timeouts.restore_s + queued_s, message)
     connecting_s = later_to_form_s(len(ranks))
     more = f" + {connecting_s:g} s for {count_text(len(ranks), 'rank')}" if connecting_s else ""
-    words = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
-    return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, words)
+    message = f"the group to form and to build its model (timeouts.form_s {timeouts.form_s:g} s{more} without progress)"
+    return Wait(Deadline.FORMED, newest + timeouts.form_s + connecting_s + queued_s, message)
 
 
 def _starting(state: Attempt) -> list[ProgressStamp]:

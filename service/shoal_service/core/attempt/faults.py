@@ -95,11 +95,11 @@ class Fault:
     words: str
     """The fault in words for people: one sentence without its full stop."""
     exit_kind: ExitKind | None = None
-    """A worker that leaves `run` in this way reports this cause; None: no worker does."""
+    """A worker that leaves `run` in this way reports this cause; None if no worker does."""
     is_death: bool = False
-    """Whether the worker has died. If its time of death is known, detection is counted from there."""
+    """True if the worker has died. If its time of death is known, detection is counted from there."""
     is_preemption_after_notice: bool = False
-    """Whether the incident is `preempted` instead if the worker had notice to leave."""
+    """True if a worker that had notice to leave is `preempted` instead."""
 
 
 FAULTS: dict[IncidentCause, Fault] = {

@@ -19,11 +19,9 @@ from shoal_service.core.events.training import GenerationForming, LayoutProven, 
 from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import next_generation
-from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.messages import Assignment, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, proof_for
-from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.training_settings import changes
 
 
@@ -128,7 +126,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             collective_timeout_s=collective_timeout_s,
         )
         turn.do(Run(worker.index, assignment))
-    source = _find_source(state, memory, checkpoint_url)
+    source, start_step = find_rules(state).find_source(state, memory, checkpoint_url)
     before = state.group.ranks
     if state.incident is not None:
         after = GroupAfter(
@@ -140,7 +138,6 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         )
         turn.incident = replace(state.incident, after=after)
         turn.show_incident()
-    durable_step = state.checkpoints.durable_step
     has_trained = state.group.has_trained or (state.group.is_formed and state.progress.step > state.group.start_step)
     is_same = layout == state.group.layout and {w.index for w in chosen} == set(state.group.workers)
     turn.group = Group(
@@ -172,19 +169,10 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             reason=choice.planned.reason,
             source=source,
             restore=state.checkpoints.newest or checkpoint_url,
-            step=state.progress.step if state.target.is_script else memory.step if memory else durable_step,
+            step=start_step,
             remark=choice.remark,
         )
     )
-
-
-def _find_source(state: Attempt, memory: SnapshotSource | None, checkpoint_url: str | None) -> StateSource | None:
-    """Return where the state of the next group comes from; None for a script, which finds its files itself."""
-    if state.target.is_script:
-        return None
-    if memory is not None:
-        return StateSource.MEMORY
-    return StateSource.CHECKPOINT if checkpoint_url else StateSource.INITIAL
 
 
 def _find_checkpoint_url(state: Attempt) -> str | None:

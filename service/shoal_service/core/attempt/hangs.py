@@ -50,7 +50,7 @@ _SAVING = (Phase.SAVING, Phase.COMMITTING)
 @dataclass(frozen=True, slots=True)
 class HangDecision(Decision):
     hang: Hang | None = None
-    """The hang; None: the group does not hang."""
+    """The hang; None if the group does not hang."""
 
 
 def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:

@@ -147,7 +147,7 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class FormNext:
     lossy: SwitchLossy | None = None
-    """Reports that steps are done again; None: the next group goes on from the last step."""
+    """Reports that steps are done again; None if the next group goes on from the last step."""
     delays_growth: bool = False
 
 

@@ -86,11 +86,11 @@ class Choice:
     workers: tuple[Worker, ...]
     """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
-    """The worker that keeps a copy of each rank's snapshots, by rank; None: there is no copy."""
+    """The worker that keeps a copy of each rank's snapshots, by rank; None if there is no copy."""
     refusal: str
-    """Why the group cannot start: the memory that its workers need on a node; empty: it can start."""
+    """Why the group cannot start: the memory that its workers need on a node; empty if it can start."""
     remark: str
-    """Text that says that tp groups cross nodes, or that a node lacks memory for copies, and why; empty: neither."""
+    """Text that says that tp groups cross nodes, or that a node lacks memory for copies, and why; empty if neither."""
 
 
 def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
@@ -178,7 +178,7 @@ def racks_of(workers: Iterable[Worker]) -> Racks:
 
 
 def is_settled(state: Attempt, now: float) -> bool:
-    """Whether no further worker is waited for: none is missing, or none has become warm for a while. The first group
+    """True if no further worker is waited for: none is missing, or none has become warm for a while. The first group
     waits longer than others."""
     workers, timeouts = state.workers, state.config.timeouts
     if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
@@ -210,9 +210,9 @@ class Candidate:
     node: str
     machine: str
     rack: str = ""
-    """Rack of the node; empty: unknown. All candidates of an unknown rack count as one rack."""
+    """Rack of the node; empty if unknown. All candidates of an unknown rack count as one rack."""
     slot: int = -1
-    """Number of its GPU on the node; -1: it has none, or its number is not known."""
+    """Number of its GPU on the node; -1 if it has none, or its number is not known."""
 
 
 def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
@@ -292,19 +292,19 @@ class _TpGroupPlacement:
     def _homes_of_survivors(self, place_of: PlaceOf, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
         """Give each of these tp groups the place where most of its survivors are. If several groups want one place,
         those that would keep the fewest survivors elsewhere come first. `room` is used up."""
-        found: dict[int, Counter[str]] = defaultdict(Counter)
+        survivors: dict[int, Counter[str]] = defaultdict(Counter)
         for candidate in self._waiting:
             rank = self._former.get(candidate.index)
             if rank is not None and rank // self._layout.tp in groups:
-                found[rank // self._layout.tp][place_of(candidate)] += 1
+                survivors[rank // self._layout.tp][place_of(candidate)] += 1
         homes: dict[int, str] = {}
 
         def dispensable(group: int) -> tuple[int, int]:
-            most = [number for _, number in found[group].most_common(2)]
+            most = [number for _, number in survivors[group].most_common(2)]
             return sum(most[1:]) - most[0], group
 
-        for group in sorted(found, key=dispensable):
-            home = next((place for place, _ in found[group].most_common() if room[place]), None)
+        for group in sorted(survivors, key=dispensable):
+            home = next((place for place, _ in survivors[group].most_common() if room[place]), None)
             if home is not None:
                 homes[group] = home
                 room[home] -= 1
@@ -362,15 +362,15 @@ tenth."""
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
     refusal: str = ""
-    """Why the group cannot start, with the numbers and the ways out; empty: it can start, or the need is not known."""
+    """Why the group cannot start, with the numbers and the ways out; empty if it can, or the need is not known."""
     remark: str = ""
-    """What the group lacks memory for while it trains; empty: nothing."""
+    """What the group lacks memory for while it trains; empty if nothing."""
 
 
 def memory_verdict(
     workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed
 ) -> MemoryVerdict:
-    """Whether the workers of each machine fit into its memory; the verdict is that for the machine with the least room.
+    """Decide if the workers of each machine fit into its memory, by the machine with the least room.
     `workers`, `buddies`: by rank."""
     places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
     kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
@@ -465,8 +465,8 @@ class _RanksByCopies:
         heappush(self._ranks[copies][machine], rank)
 
     def take_elsewhere(self, here: int) -> int | None:
-        """Take a rank with the fewest copies that is on another machine, and count one copy more for it; None: there is
-        none."""
+        """Take a rank with the fewest copies that is on another machine, and count one copy more for it. None if there
+        is none."""
         for copies, ring in enumerate(self._machines):
             if not ring or ring == [here]:
                 continue

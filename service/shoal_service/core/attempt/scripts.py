@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Crash
 from shoal_service.core.endings import REPEATED
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.job import IncidentCause, UserFailure
+from shoal_workers.contract.job import IncidentCause, StateSource, UserFailure
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
+from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.validation import is_exhausted, why_exhausted
 
 TIMES = 3
@@ -61,6 +62,19 @@ class TaskRules:
         """Return the record of how programs have ended, with the end of this group; and the failure that ends the
         attempt, if this is the last end that is allowed."""
         return None, None
+
+    def find_source(
+        self, state: Attempt, memory: SnapshotSource | None, checkpoint_url: str | None
+    ) -> tuple[StateSource | None, int]:
+        """Return where the state of the next group comes from, and its step."""
+        if memory is not None:
+            return StateSource.MEMORY, memory.step
+        return StateSource.CHECKPOINT if checkpoint_url else StateSource.INITIAL, state.checkpoints.durable_step
+
+    def saved(self, state: Attempt) -> str:
+        """Return the message of an attempt that has saved its state and ends."""
+        saved, step = state.checkpoints.durable_step, state.progress.step
+        return f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
 
     def finished(self, state: Attempt) -> str:
         """Return the message of an attempt that is done."""
@@ -115,6 +129,15 @@ class ScriptRules(TaskRules):
         times = last.times + 1 if last is not None and last.words == ended.type else 1
         crash = Crash(words=ended.type, step=step, generation=state.group.generation, times=times)
         return crash, _final(ended, ended.message) if times >= TIMES else None
+
+    def find_source(
+        self, state: Attempt, memory: SnapshotSource | None, checkpoint_url: str | None
+    ) -> tuple[StateSource | None, int]:
+        """A script finds its files itself."""
+        return None, state.progress.step
+
+    def saved(self, state: Attempt) -> str:
+        return "its script was asked to end, and goes on from its own checkpoint."
 
     def finished(self, state: Attempt) -> str:
         script = state.target.spec.script

@@ -90,7 +90,7 @@ def avoid_nodes(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
 @dataclass(frozen=True, slots=True)
 class SwitchDecision(Decision):
     kept_layout_for: PlanInputs | None = None
-    """Inputs for which a layout was planned and the group keeps its own; None: none was planned."""
+    """Inputs for which a layout was planned and the group keeps its own; None if none was planned."""
 
 
 def consider(turn: Turn) -> None:

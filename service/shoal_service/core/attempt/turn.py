@@ -19,6 +19,7 @@ from shoal_service.core.attempt.commands import (
     ShowIncident,
     StartWorker,
 )
+from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
@@ -165,10 +166,7 @@ class Turn:
         else:
             left = EndReason.MOVED if self.target.moves_to else EndReason.PREEMPTED
             reason = EndReason.SERVER_STOPPED if self.target.server_stops else left
-            saved, step = self.checkpoints.durable_step, self.progress.step
-            message = f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
-            if self.target.is_script:
-                message = "its script was asked to end, and goes on from its own checkpoint."
+            message = find_rules(self.state).saved(self.state)
             self.end(reason, message if self.history.has_formed else "it had not begun to train.")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:

@@ -310,7 +310,7 @@ def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> 
     forms = state.stage is Stage.FORMING
     busy = state.group.ranks.keys() if forms else {w.index for w in state.pool.workers if not w.warm}
     notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]
-    return f"{notes[0]}; waits for {wait.words}" if notes else f"waits for {wait.words}"
+    return f"{notes[0]}; waits for {wait.message}" if notes else f"waits for {wait.message}"
 
 
 def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:

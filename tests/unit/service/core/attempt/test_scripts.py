@@ -91,7 +91,7 @@ def test_a_rank_that_is_done_waits_for_the_others_without_a_deadline(new_world: 
     world.deliver_all()
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.RUNNING
     wait = find_wait(world.state)
-    assert wait.until is None and wait.words == "the script to end on the other ranks"
+    assert wait.until is None and wait.message == "the script to end on the other ranks"
     for worker in others:
         world.beat(worker.index, beat=1)
     world.pass_time(200.0)

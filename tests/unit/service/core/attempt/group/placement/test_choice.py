@@ -87,7 +87,7 @@ def test_a_group_that_cannot_start_on_its_nodes_waits_and_says_why(new_world: Ne
     [waiting] = world.events("job.waiting")
     assert "10.0.0.1 has 3.0 GiB of memory, and 4 workers need " in waiting["reason"]
     wait = find_wait(world.state)
-    assert wait is not None and waiting["reason"] in wait.words
+    assert wait is not None and waiting["reason"] in wait.message
     world.pass_time(world.state.target.spec.elasticity.wait_s + 1)
     assert world.end is not None and world.end.reason is EndReason.CAPACITY_TIMEOUT
     assert waiting["reason"] in world.end.message
