@@ -1,11 +1,11 @@
 """A job of 26 million steps in SQLite (30 days of 10 steps a second): list, page, parts of the curve, scrape, size.
 
-    python bench/api/long_job.py [--steps 26000000] [--out long-job.json]
+    python bench/api/long_job.py [--sizes 1000000,10000000,26000000] [--out long-job.json]
 
 SQL writes the steps and their roll-ups, 262,144 at a time, since the service would take an hour of CPU for them; the
 shipped store thins them a few chunks in each transaction, as it does when reports arrive. A validation each 1,000
 steps, a new group each 50,000. At the end real reports of 100 steps are stored, and the reads go through the HTTP edge
-in a process of its own. The last line is JSON.
+in a process of its own; all of this at each size. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,46 +45,49 @@ _READS = 12
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=26_000_000)
+    parser.add_argument("--sizes", default="1000000,10000000,26000000", help="steps at which is measured")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    sizes = [int(size) for size in arguments.sizes.split(",")]
     with tempfile.TemporaryDirectory(prefix="shoal-long-job-") as folder:
-        result = {"machine": describe(), "steps": arguments.steps, **measure(Path(folder), arguments.steps)}
+        result = {"machine": describe(), "sizes": list(measure(Path(folder), sizes))}
     print(json.dumps(result))
     if arguments.out:
         arguments.out.write_text(json.dumps(result))
 
 
-def measure(folder: Path, steps: int) -> dict[str, Any]:
+def measure(folder: Path, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     url = f"sqlite:///{folder}/shoal.db"
     store = Store.open(url)
-    job = Attempt(store, "long", stop={"steps": 2 * steps})
-    num = store.reading(num_of)(job.id)
-    thin_s: list[float] = []
-    for first in range(1, steps, _AT_ONCE):
-        last = min(steps // CHUNK * CHUNK, first + _AT_ONCE - 1)
-        store.writing(_fill)(num, first, last)
-        thinned = -1
-        while thinned != (thinned := store.reading(_thinned_until)(num)):
-            begun_mono = time.monotonic()
-            store.writing(thin_steps)(num, first_step=first, last_step=last, kept_steps=KEPT_STEPS)
-            thin_s.append(time.monotonic() - begun_mono)
-        if first // _AT_ONCE % 10 == 0:
-            print(f"{last:>11,} steps: {_megabytes(folder):>6.1f} MB", flush=True)
-    result: dict[str, Any] = {"rows": store.reading(_count_rows)(num), **times("thin", thin_s)}
-    report_s = [_timed(partial(job.report, **_parts(last + 1 + 100 * n))) for n in range(_REPORTS)]
-    result |= {"megabytes": round(_megabytes(folder), 1), **times("report", report_s)}
-    print(", ".join(f"{name} {value}" for name, value in result.items()), flush=True)
-    with http_edge(store, url) as edge:
-        for name, read in _reads(edge, job.id, last).items():
-            read_s = []
-            for _ in range(_READS):
-                job.report(step=last + 100 * _REPORTS)  # a change, so that no answer is kept from the read before
-                read_s.append(_timed(read))
-            result |= times(name, read_s)
-            print(f"{name}: p50 {result[f'{name}_p50_ms']} ms, longest {result[f'{name}_max_ms']} ms", flush=True)
+    job = Attempt(store, "long", stop={"steps": 2 * max(sizes)})
+    num, last = store.reading(num_of)(job.id), 0
+    for size in sizes:
+        thin_s: list[float] = []
+        while last < size // CHUNK * CHUNK:
+            first, last = last + 1, min(last + _AT_ONCE, size // CHUNK * CHUNK)
+            store.writing(_fill)(num, first, last)
+            thin_s += _thin(store, num, first, last)
+        result: dict[str, Any] = {"steps": last, "rows": store.reading(_count_rows)(num), **times("thin", thin_s)}
+        report_s = [_timed(partial(job.report, **_parts(last + 1 + 100 * n))) for n in range(_REPORTS)]
+        result |= {"megabytes": round(_megabytes(folder), 1), **times("report", report_s)}
+        with http_edge(store, url) as edge:
+            for name, read in _reads(edge, job.id, last).items():
+                read_s = []
+                for _ in range(_READS):
+                    job.report(step=last + 100 * _REPORTS)  # a change, so that no answer is kept from the read before
+                    read_s.append(_timed(read))
+                result |= times(name, read_s)
+        print(json.dumps(result), flush=True)
+        yield result
     store.close()
-    return result
+
+
+def _thin(store: Store, num: int, first: int, last: int) -> Iterator[float]:
+    """Thins as far as it goes, and yields the seconds of each transaction."""
+    thinned = -1
+    while thinned != (thinned := store.reading(_thinned_until)(num)):
+        thin = partial(store.writing(thin_steps), num, first_step=first, last_step=last, kept_steps=KEPT_STEPS)
+        yield _timed(thin)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -95,19 +98,21 @@ def _timed(call: Callable[[], object]) -> float:
 
 def _fill(tx: Transaction, num: int, first: int, last: int) -> None:
     """Writes steps and the roll-ups that they complete."""
-    tx.execute(text(_STEPS), {"num": num, "first": first, "last": last})
+    tx.execute(text(_STEPS), {"num": num, "first": first, "last": last, "metrics": _METRICS})
     for width in WIDTHS:
         below = "series WHERE" if width == FACTOR else f"series_rollups WHERE width = {width // FACTOR} AND"
         bounds = {"num": num, "width": width, "after": first - 1, "last": last // width * width}
         tx.execute(text(_ROLLED.format(below=below)), bounds)
 
 
+_METRICS = '{"accuracy":0.5,"perplexity":7.25}'
 _STEPS = """
 WITH RECURSIVE n(step) AS (SELECT :first UNION ALL SELECT step + 1 FROM n WHERE step < :last)
-INSERT INTO series SELECT :num, step, 1e9 + step / 10.0, 2 + (step % 97) / 1000.0 + (step * 7919 % 1009) / 1e6,
-    1 + (step % 31) / 100.0, 1e-3, 1e5 + step % 1013, 0.1 + (step % 11) / 1000.0, 4 - (step / 50000) % 2,
+INSERT OR REPLACE INTO series SELECT :num, step, 1e9 + step / 10.0,
+    2 + (step % 97) / 1000.0 + (step * 7919 % 1009) / 1e6, 1 + (step % 31) / 100.0, 1e-3,
+    1e5 + step % 1013, 0.1 + (step % 11) / 1000.0, 4 - (step / 50000) % 2,
     1 + step / 50000, CASE WHEN step % 1000 = 0 THEN 2.1 END,
-    json_object('accuracy', (step % 1000) / 1000.0, 'perplexity', 7.5), NULL FROM n
+    :metrics, NULL FROM n
 """
 _ROLLED = """
 INSERT OR REPLACE INTO series_rollups SELECT :num, :width, (step - 1) / :width, max(step), max(at), avg(loss),
