@@ -183,11 +183,17 @@ def _of_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutPro
         collectives=CollectiveLog(),
     )
     try:
-        proof = prove(generation)
+        proof = prove(generation, _from_rank_0)
     except LayoutRefused as refused:
         return refused.proof
     dist.barrier()  # else the others find a broken connection
     return proof
+
+
+def _from_rank_0(text: str) -> str:
+    box = [text]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 class Zygote:
