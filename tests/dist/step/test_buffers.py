@@ -163,8 +163,8 @@ def test_a_buffer_that_one_rank_changes_late_repeats_the_step(make_job: Any) -> 
         ("infinite", "changes the buffer 'odd' of Odd, and it has values that are not finite"),
         ("grows", "changes the buffer 'odd' of Odd from float32 [3] to float32 [6]"),
         ("late", "registers the buffer 'mask' of Odd, which checkpoints would hold"),
-        ("average", "the forward pass changes average of Odd, a plain tensor attribute that it also reads"),
-        ("count", "the forward pass changes average of Odd, a plain tensor attribute that it also reads"),
+        ("average", "changes 'average' of the model, and a later loss or gradient depends on it"),
+        ("count", "changes 'average' of the model, and a later loss or gradient depends on it"),
         ("state", "the buffer 'mask' (persistent=False) is made by the forward pass, with other values in each"),
     ],
 )

@@ -10,15 +10,13 @@ before is removed, whatever it is. Used by `prove`.
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from shoal_workers.engine.task.code_owner import TASKS, owner_of
 _MAX_ITEMS = 10_000
 """Longer containers are data."""
 _MAX_DEPTH = 5
+_FAR = 1_000_000
 _MAX_BYTES = 16 << 20
 """Of larger tensors only torch's count of changes is compared: they are data."""
 _CONTAINERS = (list, tuple, dict, deque, set)
@@ -50,8 +49,15 @@ def owners_in_task(task: object) -> dict[str, object]:
 
 
 def owners_in_model(parts: Collection[nn.Module]) -> dict[str, object]:
-    named = (item for part in parts for item in part.named_modules())
-    return {name or "the model": module for name, module in named if not _is_of_engine(module)}
+    owners: dict[str, object] = {}
+    for name, module in (item for part in parts for item in part.named_modules()):
+        if type(module).__module__.startswith("shoal_workers."):
+            continue
+        owners[name or "the model"] = module
+        if hooks := [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+            named = {f"hook {number}": hook for number, hook in enumerate(hooks)}
+            owners[f"{name or 'the model'}, in its hooks"] = SimpleNamespace(**named)
+    return owners
 
 
 def has_no_state(owner: object) -> bool:
@@ -68,10 +74,10 @@ class Attributes:
         self._owners = dict(owners)
         self._before = {place: _take(value) for place, value in _values(owners)}
 
-    def changed(self, model: Collection[nn.Module] = ()) -> dict[Place, Any]:
-        """Copies of the attributes that have another value now, without the model itself."""
+    def changed(self, model: Collection[nn.Module] = ()) -> dict[Place, Content]:
+        """The attributes that have another value now, without the model itself."""
         own = {id(module) for part in model for module in part.modules()}
-        return {place: _copied(value) for place, value in self._changed() if not _has_module_of(value, own)}
+        return {place: _take(value) for place, value in self._changed() if not _has_module_of(value, own)}
 
     def set_back(self) -> None:
         for place, _ in list(self._changed()):
@@ -86,12 +92,19 @@ class Attributes:
                 yield place, now.get(place, _Missing)
 
 
-def carry(values: Mapping[Place, Any], owners: Mapping[str, object]) -> None:
-    """Give these owners the values that `changed` has returned of others with the same names, in place."""
-    for (owner, key), value in values.items():
+def carry(values: Mapping[Place, Content], owners: Mapping[str, object]) -> None:
+    """Give these owners what `changed` has returned of others with the same names, which are not used any more."""
+    for (owner, key), content in values.items():
         if (target := owners.get(owner)) is not None:
-            now = vars(target).get(key, value)
-            _set(target, key, value if value is _Missing else _take(_copied(value)).restored(now))
+            _set(target, key, content.restored(vars(target).get(key)))
+
+
+def far_number(content: Content) -> Content | None:
+    """Another number, which any condition on it would tell from this one; None: it is no number."""
+    value = content.value
+    if isinstance(value, bool):
+        return Content(not value, None)
+    return Content(type(value)(_FAR), None) if type(value) in (int, float) else None
 
 
 class _Missing:
@@ -99,7 +112,7 @@ class _Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
+class Content:
     """A value and what it contains."""
 
     value: Any
@@ -150,7 +163,7 @@ class _Content:
             self._fill(target, inside)
         return target
 
-    def _fill(self, target: Any, inside: Mapping[Any, _Content]) -> None:
+    def _fill(self, target: Any, inside: Mapping[Any, Content]) -> None:
         now = _items(target)
         items = {key: one.restored(now.get(key, one.value)) for key, one in inside.items()}
         if isinstance(target, dict):
@@ -159,33 +172,36 @@ class _Content:
         elif isinstance(target, (list, deque)):
             target.clear()
             target.extend(items.values())
+        elif isinstance(target, FunctionType):
+            for cell, item in zip(target.__closure__ or (), items.values(), strict=True):
+                cell.cell_contents = item
         elif not isinstance(target, (tuple, nn.Module)):
             vars(target).clear()
             vars(target).update(items)
 
 
-def _take(value: Any, depth: int = 0) -> _Content:
+def _take(value: Any, depth: int = 0) -> Content:
     if isinstance(value, Tensor):
         is_kept = value.nbytes <= _MAX_BYTES and value.layout is torch.strided
-        return _Content(value, value.detach().clone() if is_kept else value._version)
+        return Content(value, value.detach().clone() if is_kept else value._version)
     if isinstance(value, np.ndarray):
         is_kept = value.nbytes <= _MAX_BYTES and value.dtype != object
-        return _Content(value, value.copy() if is_kept else None)
+        return Content(value, value.copy() if is_kept else None)
     if _is_generator(value):
-        return _Content(value, _generator_state(value))
+        return Content(value, _generator_state(value))
     if isinstance(value, _PLAIN) or depth == _MAX_DEPTH or not _is_opened(value):
-        return _Content(value, None)
+        return Content(value, None)
     if type(value) is set:
-        return _Content(value, set(value))
-    return _Content(value, {key: _take(item, depth + 1) for key, item in _items(value).items()})
+        return Content(value, set(value))
+    return Content(value, {key: _take(item, depth + 1) for key, item in _items(value).items()})
 
 
 def _is_opened(value: Any) -> bool:
     if type(value) in _CONTAINERS:
         return len(value) <= _MAX_ITEMS
-    return isinstance(value, nn.Module) or (
-        hasattr(value, "__dict__") and _is_of_task(sys.modules.get(type(value).__module__))
-    )
+    if isinstance(value, nn.Module):
+        return True
+    return hasattr(value, "__dict__") and _is_of_task(sys.modules.get(getattr(value, "__module__", "")))
 
 
 def _items(value: Any) -> dict[Any, Any]:
@@ -195,20 +211,17 @@ def _items(value: Any) -> dict[Any, Any]:
         return dict(enumerate(value))
     if isinstance(value, nn.Module):
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return {name: _contents(cell) for name, cell in cells}
     return dict(vars(value))
 
 
-def _copied(value: Any) -> Any:
-    """A copy to be carried; what cannot be copied is carried itself."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    with suppress(Exception):
-        return copy.deepcopy(value)
-    return value
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
 
 
 def _has_module_of(value: Any, own: Collection[int], depth: int = 0) -> bool:
@@ -228,17 +241,13 @@ def _values(owners: Mapping[str, object]) -> Iterator[tuple[Place, Any]]:
         is_module = isinstance(owner, nn.Module)
         for key, value in list(vars(owner).items()):
             is_own = not key.startswith("__") and not (is_module and key in _OF_MODULES)
-            if is_own and not isinstance(value, (type, FunctionType, ModuleType, property, staticmethod, classmethod)):
+            if is_own and not isinstance(value, (type, ModuleType, property, staticmethod, classmethod)):
                 yield (name, key), value
 
 
 def _is_of_task(module: object) -> bool:
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and not file.startswith(TASKS) and owner_of(file) is FrameOwner.TASK
-
-
-def _is_of_engine(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("shoal_workers.")
 
 
 def _is_generator(value: object) -> bool:

@@ -43,8 +43,15 @@ class PlainStep:
     reach."""
     tensors: dict[str, Tensor]
     """All parameters and buffers after the update."""
-    moved: dict[str, float]
-    """Norm of what the step changed in each parameter."""
+    norms: dict[str, float]
+    """Of the gradients."""
+    scales: dict[str, float]
+    """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
+
+
+FLOOR = 1e-3
+"""Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
+rounding. Likewise for what changes in a parameter."""
 
 
 class PlainLoop:
@@ -81,16 +88,17 @@ class PlainLoop:
         gradients = {name: gradient.detach().clone() for name, gradient in present.items()}
         for gradient in present.values():
             gradient.div_(weight or 1.0)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_norm or torch.inf))
+        total = float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_norm or torch.inf))
         move_biases(model)
         buffers.apply()
         self._optimizer.step()
         named = [*model.named_parameters(), *model.named_buffers()]
-        numbers = {"the loss": loss / weight if weight else torch.nan, "the gradient norm": norm}
+        numbers = {"the loss": loss / weight if weight else torch.nan, "the gradient norm": total}
         numbers |= {f"the metric {name!r}": value / weight for name, value in metrics.items() if weight}
         tensors = {name: value.detach().clone() for name, value in named}
-        moved = {name: float(torch.linalg.vector_norm((tensors[name] - one).double())) for name, one in before.items()}
-        return PlainStep(numbers, gradients, tensors, moved)
+        norms = {name: norm(gradient) for name, gradient in gradients.items()}
+        scales = {name: norm(tensors[name] - one) + FLOOR * norm(one) for name, one in before.items()}
+        return PlainStep(numbers, gradients, tensors, norms, scales)
 
     def forward(self, step: int, index: int) -> Any:
         """The forward pass of a micro-batch: what its loss is, or its embeddings."""
@@ -132,6 +140,14 @@ class PlainLoop:
         for name, parameter in parameters.items():
             if name not in self._members[alternation.name(step)]:
                 parameter.grad = None
+
+
+@torch.no_grad()
+def norm(tensor: Tensor | None) -> float:
+    if tensor is None or not tensor.numel():
+        return 0.0
+    is_wide = tensor.dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+    return float(torch.linalg.vector_norm(tensor if is_wide else tensor.float()))
 
 
 class _Buffers:

@@ -66,8 +66,16 @@ from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.profiling.profiling import Profiling
-from shoal_workers.engine.proof.attributes import Attributes, Place, carry, owners_in_model, owners_in_task
-from shoal_workers.engine.proof.plain_loop import PlainLoop, PlainStep
+from shoal_workers.engine.proof.attributes import (
+    Attributes,
+    Content,
+    Place,
+    carry,
+    far_number,
+    owners_in_model,
+    owners_in_task,
+)
+from shoal_workers.engine.proof.plain_loop import FLOOR, PlainLoop, PlainStep, norm
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.batches import Batches
@@ -195,10 +203,12 @@ class _Proof:
         own = Attributes(side.owners)
         steps = [self._tried(lambda: side.step(whole[0]))]
         parts = side.runtime.assembly.parts
-        saved, carried = side.saved(), {**self.attributes.changed(parts), **own.changed(parts)}
+        saved, carried = side.saved(steps[0]), {**self.attributes.changed(parts), **own.changed(parts)}
         steps.append(self._tried(lambda: side.step(whole[1])))
         if not self._all(self._restored(saved, {}, whole).is_same(steps[1])):
             return self._carried(saved, carried, whole, steps[1])
+        if causes := self._depending(saved, carried, whole, steps[1]):
+            return self._names(causes)
         for pair in zip(whole, steps, strict=True):
             found = self._differing(*pair)
             if found is not None:
@@ -265,7 +275,8 @@ class _Proof:
         shapes = [
             (
                 one.numbers,
-                one.moved,
+                one.norms,
+                one.scales,
                 *({n: (t.shape, t.dtype) for n, t in m.items()} for m in (one.gradients, one.tensors)),
             )
             for one in steps
@@ -274,7 +285,8 @@ class _Proof:
         dist.broadcast_object_list(box, src=0, device=self.device)
         if not steps:
             steps = [
-                PlainStep(numbers, *(self._empty(one) for one in tensors), moved) for numbers, moved, *tensors in box[0]
+                PlainStep(numbers, *map(self._empty, tensors), norms, scales)
+                for numbers, norms, scales, *tensors in box[0]
             ]
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for step in steps:
@@ -292,7 +304,7 @@ class _Proof:
     def _empty(self, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
         return {name: torch.empty(shape, dtype=dtype, device=self.device) for name, (shape, dtype) in shapes.items()}
 
-    def _restored(self, saved: _Saved, carried: Mapping[Place, Any], whole: Sequence[PlainStep]) -> _Step:
+    def _restored(self, saved: _Saved, carried: Mapping[Place, Content], whole: Sequence[PlainStep]) -> _Step:
         """The second step of a copy that goes on from what is saved of the first one. `carried`: what its attributes
         have beside it."""
         self.attributes.set_back()
@@ -302,7 +314,7 @@ class _Proof:
         return self._tried(lambda: side.step(whole[1]))
 
     def _carried(
-        self, saved: _Saved, carried: Mapping[Place, Any], whole: Sequence[PlainStep], expected: _Step
+        self, saved: _Saved, carried: Mapping[Place, Content], whole: Sequence[PlainStep], expected: _Step
     ) -> LayoutProof:
         """The restored run differs. Which attributes carry the difference?"""
 
@@ -313,7 +325,28 @@ class _Proof:
         places = sorted({place for own in self._gathered(list(carried)) for place in own})
         if not places or not goes_on(None):
             return self._answer(ProofOutcome.UNPROVEN, _UNKNOWN)
-        causes = [place for place in places[: 2 * _MAX_NAMES] if not goes_on(place)] or places
+        return self._names([place for place in places[: 2 * _MAX_NAMES] if not goes_on(place)] or places)
+
+    def _depending(
+        self, saved: _Saved, carried: Mapping[Place, Content], whole: Sequence[PlainStep], expected: _Step
+    ) -> list[Place]:
+        """Numbers that a condition reads: the restored run has the same results with the values of now, and other ones
+        with values far away."""
+        far = {place: other for place, one in carried.items() if (other := far_number(one)) is not None}
+        places = sorted({place for own in self._gathered(list(far)) for place in own})[: 2 * _MAX_NAMES]
+
+        def depends(changed: Sequence[Place]) -> bool:
+            try:
+                values = {place: far[place] for place in changed if place in far}
+                return not self._all(self._restored(saved, values, whole).is_same(expected))
+            except TaskFailed:  # a number of this size has no place in a table
+                return True
+
+        if not places or not depends(places):
+            return []
+        return [place for place in places if depends([place])] or places
+
+    def _names(self, causes: Sequence[Place]) -> LayoutProof:
         names = ", ".join(f"{key!r} of {owner}" for owner, key in causes[:_MAX_NAMES])
         names += " ..." if len(causes) > _MAX_NAMES else ""
         words = (
@@ -490,12 +523,11 @@ class _Side:
         numbers = {"the loss": verdict.loss, "the gradient norm": verdict.grad_norm}
         numbers |= {f"the metric {name!r}": value for name, value in metrics.items()}
         assembly = self.runtime.assembly
-        scales = {name: moved + _FLOOR * _norm(expected.tensors[name]) for name, moved in expected.moved.items()}
         parameters = differences(
             assembly,
             self.gradients.aliases,
             expected.tensors,
-            scales,
+            expected.scales,
             lambda one: one.detach(),
             self._generation.device,
         )
@@ -509,9 +541,8 @@ class _Side:
             tensors=tensors,
         )
 
-    def saved(self) -> _Saved:
-        tensors = {name: local_tensor(tensor).clone() for name, tensor in self.runtime.state.view.tensors().items()}
-        return _Saved(tensors, json.loads(self._trainer.plain_values()))
+    def saved(self, newest: _Step) -> _Saved:
+        return _Saved(newest.tensors, json.loads(self._trainer.plain_values()))
 
     @torch.no_grad()
     def load(self, saved: _Saved) -> None:
@@ -572,9 +603,8 @@ class _ComparedGradients(GradientPass):
         if expected is None:
             return share
         self.local = [local_tensor(one.grad).clone() for one in assembly.parameters() if one.grad is not None]
-        norms = {name: _norm(gradient) for name, gradient in expected.gradients.items()}
-        floor = _FLOOR * math.hypot(*norms.values())
-        scales = {name: norms.get(name, 0.0) + floor for name in self._names}
+        floor = FLOOR * math.hypot(*expected.norms.values())
+        scales = {name: expected.norms.get(name, 0.0) + floor for name in self._names}
         self.found = differences(
             assembly, self.aliases, expected.gradients, scales, lambda one: one.grad, self._generation.device
         )
@@ -648,14 +678,8 @@ def _whole_dims(tensor: Tensor) -> Tensor:
 
 def _distance(own: Tensor | None, part: Tensor | None) -> float:
     if own is None or part is None:
-        return _norm(part if own is None else own)
-    return _norm(own.to(part.dtype) - part.view_as(own))
-
-
-def _norm(tensor: Tensor | None) -> float:
-    if tensor is None or not tensor.numel():
-        return 0.0
-    return float(torch.linalg.vector_norm(tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)))
+        return norm(part if own is None else own)
+    return norm(own.to(part.dtype) - part.view_as(own))
 
 
 def _worst(step: _Step) -> float:
@@ -665,8 +689,10 @@ def _worst(step: _Step) -> float:
 def _are_near(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    largest = float(_real(one).abs().max()) if one.numel() else 0.0
-    return torch.allclose(_real(one).double(), _real(other).double(), rtol=0, atol=_SAME * largest, equal_nan=True)
+    if torch.equal(one, other):
+        return True
+    one, other = _real(one).double(), _real(other).double()
+    return torch.allclose(one, other, rtol=0, atol=_SAME * float(one.abs().max()), equal_nan=True)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -826,11 +852,6 @@ def _switch_off_dropout(model: nn.Module) -> None:
         for name in _DROPOUTS:
             if isinstance(vars(module).get(name), float):
                 setattr(module, name, 0.0)
-
-
-_FLOOR = 1e-3
-"""Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
-rounding."""
 
 
 @dataclass(slots=True)
