@@ -125,7 +125,7 @@ class Content:
         if type(now) is not type(value):
             return False
         if isinstance(value, _PLAIN):
-            return bool(now == value) or now != now
+            return bool(now == value or now != now)
         if isinstance(value, Tensor):
             if isinstance(inside, int):
                 return now is value and now._version == inside
@@ -136,7 +136,7 @@ class Content:
         if isinstance(value, np.ndarray):
             return bool(np.array_equal(now, inside))
         if _is_generator(value):
-            return _generator_state(now) == inside
+            return bool(_generator_state(now) == inside)
         if type(value) is set:
             return bool(now == inside)
         items = _items(now)

@@ -29,6 +29,7 @@ from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.proof.attributes import has_no_state
 from shoal_workers.engine.proof.prove import prove
 from shoal_workers.engine.state.restore import is_restoring
+from shoal_workers.engine.step.first_look import describe_changed
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.code_owner import owner_of
 from shoal_workers.version import VERSION
@@ -84,8 +85,9 @@ def _accept_on_data_axes(generation: Generation, proof: LayoutProof) -> None:
     if proof.outcome is ProofOutcome.REFUSED:
         with generation.user_code:
             raise ValueError(proof.words)
-    if proof.words and generation.rank == 0:
-        generation.outbox.log_text(proof.words)
+    # That samples differ when they are read again is said by the training.
+    if proof.words and proof.words != describe_changed(generation.task.line_of("build_dataset")):
+        generation.remarks.add(proof.words)
 
 
 DIRECTORY = "SHOAL_PROOFS"

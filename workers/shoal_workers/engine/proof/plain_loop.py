@@ -48,6 +48,11 @@ class PlainStep:
     scales: dict[str, float]
     """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
 
+    @property
+    def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All tensors."""
+        return self.gradients, self.tensors
+
 
 FLOOR = 1e-3
 """Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their

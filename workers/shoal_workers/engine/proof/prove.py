@@ -205,20 +205,20 @@ class _Proof:
         parts = side.runtime.assembly.parts
         saved, carried = side.saved(steps[0]), {**self.attributes.changed(parts), **own.changed(parts)}
         steps.append(self._tried(lambda: side.step(whole[1])))
-        if not self._all(self._restored(saved, {}, whole).is_same(steps[1])):
+        is_restored = self._all(self._restored(saved, {}, whole).is_same(steps[1]))
+        is_repeatable = self._all(self.is_repeatable)
+        if not is_restored and is_repeatable:
             return self._carried(saved, carried, whole, steps[1])
-        if causes := self._depending(saved, carried, whole, steps[1]):
+        if is_repeatable and (causes := self._depending(saved, carried, whole, steps[1])):
             return self._names(causes)
-        for pair in zip(whole, steps, strict=True):
-            found = self._differing(*pair)
-            if found is not None:
-                break
-        else:
-            return self._answer(ProofOutcome.PROVEN, self._remark(whole, steps), difference=max(map(_worst, steps)))
-        if not self._all(self.is_repeatable):
+        pairs = [*zip(whole, steps, strict=True)]
+        number, found = next(((n, one) for n, pair in enumerate(pairs) if (one := self._differing(*pair))), (0, None))
+        if not is_repeatable and (found is not None or not is_restored):
             place = self.generation.task.line_of("build_dataset")
             return self._answer(ProofOutcome.UNPROVEN, describe_changed(place))
-        first = self._first_differing() if steps[0] is pair[1] else None
+        if found is None:
+            return self._answer(ProofOutcome.PROVEN, self._remark(pairs), difference=max(map(_worst, steps)))
+        first = self._first_differing() if number == 0 else None
         words, module, difference = found
         if first is not None:
             words = f"the output of {first.name!r}{self._role(first.name)} differs by {_percent(first.difference)}"
@@ -272,25 +272,14 @@ class _Proof:
         """What rank 0 has, on every rank."""
         if self._layout.world_size == 1:
             return steps
-        shapes = [
-            (
-                one.numbers,
-                one.norms,
-                one.scales,
-                *({n: (t.shape, t.dtype) for n, t in m.items()} for m in (one.gradients, one.tensors)),
-            )
-            for one in steps
-        ]
-        box: list[Any] = [shapes]
+        box: list[Any] = [[(one.numbers, one.norms, one.scales, *map(_shapes, one.whole)) for one in steps]]
         dist.broadcast_object_list(box, src=0, device=self.device)
         if not steps:
-            steps = [
-                PlainStep(numbers, *map(self._empty, tensors), norms, scales)
-                for numbers, norms, scales, *tensors in box[0]
-            ]
+            for numbers, norms, scales, gradients, tensors in box[0]:
+                steps.append(PlainStep(numbers, self._empty(gradients), self._empty(tensors), norms, scales))
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for step in steps:
-            for tensor in (*step.gradients.values(), *step.tensors.values()):
+            for tensor in (value for named in step.whole for value in named.values()):
                 by_dtype.setdefault(tensor.dtype, []).append(tensor)
         for tensors in by_dtype.values():
             flat = torch.cat([_real(tensor).reshape(-1) for tensor in tensors])
@@ -379,9 +368,9 @@ class _Proof:
                 return f"{name} is {now:.6g} instead of {value:.6g}", "", difference
         return None
 
-    def _remark(self, whole: Sequence[PlainStep], steps: Sequence[_Step]) -> str:
+    def _remark(self, pairs: Sequence[tuple[PlainStep, _Step]]) -> str:
         """On the data axes, a metric may have a counter of its own."""
-        for expected, found in zip(whole, steps, strict=True):
+        for expected, found in pairs:
             for name, value in expected.numbers.items():
                 now = found.numbers.get(name, math.nan)
                 if _relative(value, now) > TOLERANCE:
@@ -451,6 +440,10 @@ class _Proof:
         return LayoutProof(
             layout=self._layout, outcome=outcome, words=words, module=module, difference=finite, shrunk=small
         )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True, slots=True)
