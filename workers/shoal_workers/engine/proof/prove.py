@@ -127,9 +127,16 @@ def prove(generation: Generation, from_rank_0: Callable[[str], str]) -> LayoutPr
     """
     start, layout = time.perf_counter(), generation.layout
     try:
-        smaller = shrunk(generation.task.build_model, generation.plan, layout)
-    except TooLarge as error:
-        return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=f"the model is too large: {error}")
+        with generation.user_code:
+            try:
+                smaller = shrunk(generation.task.build_model, generation.plan, layout)
+            except TooLarge as error:
+                words = f"the model is too large: {error}"
+                return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=words)
+    except TaskFailed:
+        if layout.planned_axes:
+            raise
+        return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN)  # the training says why
     states, proof = generator_states(), _Proof(generation, smaller, from_rank_0)
     try:
         with _unheard():
