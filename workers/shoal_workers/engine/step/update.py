@@ -105,13 +105,12 @@ class Update:
         self._refuse_other_rates()
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
-        self._rates = [group["lr"] for group in self.optimizer.param_groups]
         with torch.no_grad():
             for own, parameter in self._local_parameters:
                 gradient = parameter.grad
                 own.grad = None if gradient is None else local(gradient)
         self._step_watched()
-        self._refuse_other_rates()
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]  # step() may divide by a counter
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
@@ -196,8 +195,8 @@ class Update:
             if group["lr"] != rate:
                 raise ValueError(
                     f"the task has changed the rate of a group of {type(self.optimizer).__name__} from {rate:g} to "
-                    f"{group['lr']:g}, and each step sets it anew by the schedule of the spec. Set schedule in the "
-                    "spec, or keep a factor in another key of the group, by which step() multiplies."
+                    f"{group['lr']:g}, and each step sets it by the schedule of the spec. Set schedule in the spec, or "
+                    "change the rate in step()."
                 )
 
     def changed_attributes(self) -> dict[str, list[Any]]:
