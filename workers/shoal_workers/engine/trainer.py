@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
@@ -46,6 +47,7 @@ from shoal_workers.engine.step.gradients import GradientPass, clip_factor
 from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.validation import validation_of
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
+from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
@@ -322,6 +324,7 @@ class Trainer:
         # Two multiplications, as in the replay: one by the product of both could give other bits.
         gradients.scale(factors.unscale)
         gradients.scale(factors.clip)
+        seed_everything(randomness_seed(spec.seed, step, spec.batch.num_micro_batches))  # on all ranks alike
         with generation.user_code:
             self._runtime.state.step(factors.lr)
         generation.position.reach(step + 1)

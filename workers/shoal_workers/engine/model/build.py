@@ -55,11 +55,14 @@ from shoal_workers.machine_limits import available_bytes
 _NOTABLE_BYTES = 256 << 20
 
 
-def build_runtime(generation: Generation, check_whole: Callable[[nn.Module], None]) -> ModelRuntime:
+def build_runtime(
+    generation: Generation, check_whole: Callable[[nn.Module], None], *, is_drawn: bool = False
+) -> ModelRuntime:
     """Training thread. Needs no communication, because every rank builds the whole model first.
 
     Args:
         check_whole: called with the whole model; what it raises is raised.
+        is_drawn: the initial weights are drawn, also for a restore.
 
     Raises:
         TaskFailed: the task's own code raised.
@@ -68,7 +71,7 @@ def build_runtime(generation: Generation, check_whole: Callable[[nn.Module], Non
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
-        model, distributions = _built(generation)
+        model, distributions = _built(generation, is_drawn=is_drawn)
         if scalars := make_plain(model, task.line_of("build_model")):
             task.export["scalars"] = scalars
     check_whole(model)
@@ -98,6 +101,8 @@ def build_runtime(generation: Generation, check_whole: Callable[[nn.Module], Non
         weights.read_into(assembly)
     runtime = runtime_of(generation, replace(split, assembly=assembly), shape, num_parameters)
     update = runtime.update
+    if not begins and not is_drawn and update.keeps_tensors:
+        return build_runtime(generation, check_whole, is_drawn=True)
     if generation.rank == 0 and update.not_logged and not update.is_elementwise:
         generation.outbox.log_text(
             f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "
@@ -168,10 +173,10 @@ def runtime_of(generation: Generation, split: SplitModel, shape: ModelShape, num
     )
 
 
-def _built(generation: Generation) -> tuple[nn.Module, Mapping[str, Distribution]]:
+def _built(generation: Generation, *, is_drawn: bool) -> tuple[nn.Module, Mapping[str, Distribution]]:
     """The whole model, and what is to be drawn in this rank's part of it."""
     task = generation.task
-    if is_restoring(generation.assignment) or generation.spec.init_from is not None:
+    if not is_drawn and (is_restoring(generation.assignment) or generation.spec.init_from is not None):
         return build_for_restore(task.build_model), {}
     if task.has_deferred_init and (undrawn := build_undrawn(task.build_model)) is not None:
         return undrawn

@@ -18,16 +18,22 @@ of their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, 
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from shoal_workers.contract.batch_partition import MicroBatch
 from shoal_workers.engine.group.agreement import gather_texts
@@ -42,6 +48,7 @@ _SMALL_BYTES = 64 << 10
 """Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of
 larger ones are compared after each pass, and in the first passes after each micro-batch."""
 _THOROUGH_PASSES = 2
+_NUM_FRAMES = 8
 _TOLERANCE = 1e-4
 """Relative, between tp ranks, which compute the same."""
 
@@ -249,6 +256,7 @@ class StepBuffers:
         """Copies are in the places of buffers; afterwards these are back, and what was registered meanwhile is gone."""
         self._registered = []
         handle = register_module_buffer_registration_hook(self._note_registered)
+        parameters = register_module_parameter_registration_hook(_refuse_registered)
         try:
             for slot in slots:
                 self._lend(slot)
@@ -258,6 +266,7 @@ class StepBuffers:
             yield
         finally:
             handle.remove()
+            parameters.remove()
             for slot in slots:
                 slot.place(slot.home)
                 # The copy of a large buffer that looks unchanged is lent again, and compared once at the end of the
@@ -524,6 +533,16 @@ class StepBuffers:
                 f"the buffer {name!r} (persistent=False) is made by the forward pass, with other values in each "
                 "micro-batch, and checkpoints do not hold it. Register it in __init__ with persistent=True."
             )
+
+
+def _refuse_registered(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+    """Raises ValueError for a parameter that the forward pass makes. FSDP exchanges those of some modules so, too."""
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    if parameter is not None and not any(f"distributed{os.sep}fsdp" in file for file in islice(frames, _NUM_FRAMES)):
+        raise ValueError(
+            f"the forward pass makes the parameter {key!r} of {_class_of(module)}: no optimizer has it, and a new "
+            "worker would not have it. Make it in __init__ with its final shape."
+        )
 
 
 class _Fold:
