@@ -390,6 +390,11 @@ def gradient_hooks(parameter: nn.Parameter) -> tuple[Any, ...]:
     return tuple((parameter._backward_hooks or {}).values())
 
 
+def forward_hooks(module: nn.Module) -> tuple[Any, ...]:
+    """Why: a hook of the task may carry state in its closure. Without: it is not found. Public: none."""
+    return (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+
+
 def has_hooks_after_accumulation(parameter: nn.Parameter) -> bool:
     """Why: to refuse a hook that would see the sum of one rank. Without: wrong results. Public: none."""
     return bool(parameter._post_accumulate_grad_hooks)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.exception_causes import FrameOwner
 from shoal_workers.engine.task.code_owner import TASKS, owner_of
+from shoal_workers.torch_internals import forward_hooks
 
 _MAX_ITEMS = 10_000
 """Longer containers are data."""
@@ -54,7 +55,7 @@ def owners_in_model(parts: Collection[nn.Module]) -> dict[str, object]:
         if type(module).__module__.startswith("shoal_workers."):
             continue
         owners[name or "the model"] = module
-        if hooks := [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]:
+        if hooks := forward_hooks(module):
             named = {f"hook {number}": hook for number, hook in enumerate(hooks)}
             owners[f"{name or 'the model'}, in its hooks"] = SimpleNamespace(**named)
     return owners

@@ -44,7 +44,7 @@ class PlainStep:
     tensors: dict[str, Tensor]
     """All parameters and buffers after the update."""
     norms: dict[str, float]
-    """Of the gradients."""
+    """Norms of the gradients."""
     scales: dict[str, float]
     """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
 
@@ -159,7 +159,7 @@ def norm(tensor: Tensor | None) -> float:
 
 
 class _Buffers:
-    """Those of one step."""
+    """The buffers of a model in one step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places: dict[int, list[tuple[nn.Module, str]]] = {}
