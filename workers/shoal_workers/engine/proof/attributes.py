@@ -32,7 +32,7 @@ _MAX_ITEMS = 10_000
 _MAX_DEPTH = 5
 _FAR = 1_000_000
 _MAX_BYTES = 16 << 20
-"""Of larger tensors only torch's count of changes is compared: they are data."""
+"""Larger tensors are data: only torch's count of their changes is compared."""
 _CONTAINERS = (list, tuple, dict, deque, set)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))

@@ -39,7 +39,7 @@ class PlainStep:
     numbers: dict[str, float]
     """Loss, gradient norm and metrics, by what people call them."""
     gradients: dict[str, Tensor]
-    """Of the sum that is differentiated: not divided by the weight of the step. Without those that it does not
+    """Gradients of the sum that is differentiated: not divided by the weight of the step. Without those that it does not
     reach."""
     tensors: dict[str, Tensor]
     """All parameters and buffers after the update."""
