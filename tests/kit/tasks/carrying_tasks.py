@@ -62,7 +62,7 @@ class Carrying:
         self.number, self.num_calls, self.kept, self.ring = 1.0, 0, {}, [0.0] * 200
         self.mean = torch.zeros(())
         self.later, self.random = later(), random.Random(3)
-        self.array, self.object = np.zeros(1), Mean()
+        self.array, self.object, self.teacher = np.zeros(1), Mean(), [nn.Linear(4, 3)]
 
     def build_model(self):
         net = Net()
@@ -100,8 +100,6 @@ class Carrying:
             case "closure":
                 factor = self.later()
             case "teacher":
-                if not hasattr(self, "teacher"):
-                    self.teacher = [nn.Linear(4, 3)]
                 factor = 1.0 + (self.teacher[0](x).detach() - logits).square().mean()
                 with torch.no_grad():
                     self.teacher[0].weight.lerp_(x.mean(0).expand(3, 4), 0.5)

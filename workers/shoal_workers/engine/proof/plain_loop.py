@@ -39,8 +39,8 @@ class PlainStep:
     numbers: dict[str, float]
     """Loss, gradient norm and metrics, by what people call them."""
     gradients: dict[str, Tensor]
-    """Gradients of the sum that is differentiated: not divided by the weight of the step. Without those that it does not
-    reach."""
+    """Gradients of the sum that is differentiated: not divided by the weight of the step. Those that it does not reach
+    are missing."""
     tensors: dict[str, Tensor]
     """All parameters and buffers after the update."""
     norms: dict[str, float]
