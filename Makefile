@@ -39,7 +39,8 @@ test-versions: setup ## a sample of the tests with other versions of Python, tor
 
 MINUTES ?= 10
 SEED    ?= 1
-soak: setup      ## random faults for MINUTES=10 with SEED=1, then as long on hosts whose links are cut (needs root); parity, goodput and leaks after each
+soak: setup      ## 10,000 drawn schedules of faults between supervisor and service; random faults for MINUTES=10 with SEED=1, then as long on hosts whose links are cut (needs root); parity, goodput and leaks after each
+	@$(BIN)/python bench/soak/schedules.py --seed $(SEED)
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED)
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED) --hosts
 
