@@ -1,22 +1,17 @@
 """Seconds until a passive control plane acts, after the active one was killed or stopped in order.
 
     python bench/recovery/takeover.py [--trials 5] [--databases sqlite,postgres] [--hosts]
-    python bench/recovery/takeover.py --attempts 2000
 
 Two `shoal serve` with state directories of their own share one database and one Ray cluster. In turns the one that
 holds the lease is killed with SIGKILL or stopped with SIGTERM; the clock runs from the signal until the other one
 holds the lease. Then the first is started again as the passive one. With `--hosts` each server has a PID namespace of
-its own, so it cannot see the other's process, as on two hosts (PostgreSQL; needs `unshare` and root; killed only).
-
-With `--attempts` one control loop takes over that many attempts, with a real SQLite store and a cluster that only
-answers (tests/doubles): seconds until every driver has its link, has looked for its supervisor, and has written its
-directive. The last line is JSON.
+its own, so it cannot see the other's process, as on two hosts (PostgreSQL; needs `unshare` and root; killed only). The
+last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import signal
@@ -30,24 +25,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-from sqlalchemy import func, select
-
-from doubles.control_bench import SPEC, node
-from doubles.fake_cluster import FakeCluster
-from doubles.fake_clusters import FakeClusters
 from kit.postgres import running_postgres
 from kit.processes.server import Server, until
 from measurements.machine import describe
-from shoal_service.clock import SystemClock
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor
-from shoal_service.control.config import ControlConfig
-from shoal_service.control.control_loop import ControlLoop
-from shoal_service.core.nodes import Node
-from shoal_service.core.scheduling.market import WorkerNeed
-from shoal_service.store import Store, driving, submissions, supervisor_links
-from shoal_service.store.database import Transaction
-from shoal_service.store.tables import directives
-from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_service.store import Store
 
 _POLL_S = 0.005
 _LONGEST_S = 60.0
@@ -57,14 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=5, help="of each kind")
     parser.add_argument("--databases", default="sqlite,postgres")
-    parser.add_argument("--attempts", type=int, default=0, help="measure one control loop that takes over so many")
     parser.add_argument("--hosts", action="store_true", help="the servers cannot see each other's processes")
     arguments = parser.parse_args()
-    if arguments.attempts:
-        with tempfile.TemporaryDirectory(prefix="shoal-takeover-") as folder:
-            figures = asyncio.run(_take_over(Path(folder), arguments.attempts))
-        print(json.dumps({"machine": describe(), "attempts": arguments.attempts, **figures}))
-        return
     found: dict[str, list[float]] = {}
     for name in arguments.databases.split(","):
         with tempfile.TemporaryDirectory(prefix="shoal-takeover-") as folder, _database(name, Path(folder)) as url:
@@ -109,58 +84,6 @@ def _measure(name: str, url: str, folder: Path, trials: int, hosts: bool, found:
             if server.process is not None and server.process.poll() is None:
                 server.process.kill()
             server.sweep()
-
-
-class _Cluster(FakeCluster):
-    """It has every supervisor, and counts those that were looked for."""
-
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
-        super().__init__(nodes)
-        self.asked: set[tuple[str, int]] = set()
-
-    def snapshot(self) -> ClusterSnapshot:
-        free = {node.node_id: WorkerNeed() for node in self.nodes}
-        return ClusterSnapshot(nodes=self.nodes, free=free, reservations=(), attempts=frozenset(self.asked))
-
-    def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor:
-        self.asked.add((job_id, attempt))
-        return FoundSupervisor(dials_here=True)
-
-
-async def _take_over(folder: Path, attempts: int) -> dict[str, float]:
-    store = Store.open(f"sqlite:///{folder}/shoal.db")
-    first = store.acquire_lease("first", ttl_s=1e6, now=time.time())
-    assert first is not None
-    spec = parse_spec({**SPEC, "elasticity": {"min_workers": 1, "max_workers": 1}})
-    for number in range(attempts):
-        with store.write(first.epoch) as tx:
-            job = submissions.create(tx, spec, idempotency_key=f"takeover-{number}", now=time.time())[0]
-            driving.begin_attempt(tx, job.id, workers=1, now=time.time())
-            supervisor_links.keep_token(tx, job.id, 1, job.id)
-    store.release_lease("first")
-    cluster = _Cluster(tuple(node(f"n{number}", cpus=8.0) for number in range(-(-attempts // 8))))
-    config = ControlConfig(owner="second", lease_ttl_s=60.0, checkpoint_url=str(folder))
-    loop, stop = ControlLoop(store, FakeClusters.single(cluster), SystemClock(), config), asyncio.Event()
-    began_mono, began_cpu_s = time.monotonic(), time.process_time()
-    task = asyncio.create_task(loop.run(stop))
-    figures = {}
-    for name, is_done in (
-        ("linked", lambda: len(cluster.asked) == attempts),
-        ("directed", lambda: store.reading(_count_directives)() == attempts),
-    ):
-        while not is_done():
-            assert not task.done() and time.monotonic() - began_mono < 20 * _LONGEST_S
-            await asyncio.sleep(0.05)
-        figures[f"{name}_s"] = round(time.monotonic() - began_mono, 2)
-        figures[f"{name}_cpu_s"] = round(time.process_time() - began_cpu_s, 2)
-    stop.set()
-    await task
-    store.close()
-    return figures
-
-
-def _count_directives(tx: Transaction) -> int:
-    return int(tx.execute(select(func.count()).select_from(directives)).scalar_one())
 
 
 def _strike(active: Server, way: signal.Signals, store: Store) -> float:
