@@ -22,8 +22,8 @@ _STARTED_BY_OTHERS = {
     "reader.py",
 }
 """Programs that a benchmark starts."""
-_SEPARATE = {"bench/soak/main.py", "bench/culprit/main.py"}
-"""`make soak`: a test of half an hour, not a benchmark. `make bench-culprit`: twenty minutes, and needs root."""
+_SEPARATE = {"bench/soak/main.py", "bench/soak/schedules.py", "bench/culprit/main.py"}
+"""`make soak`: tests of half an hour, not benchmarks. `make bench-culprit`: twenty minutes, and needs root."""
 
 
 def _recipes() -> dict[str, str]:
