@@ -28,6 +28,11 @@ _OPTIONS = (
 )
 _NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_(CONNECTION|INCOMPLETE|EMPTY_RESPONSE|INTERNET|NETWORK|SOCKET)")
 """What a browser without a GPU prints, and what it prints about connections that a test cuts."""
+CUT_OFF = (
+    "[...document.querySelectorAll('main *')].filter((one) => !one.closest('svg, details, .skip, .chart') && "
+    "one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML)"
+)
+"""Elements beyond the right edge of the window."""
 
 
 class Browser:

@@ -53,6 +53,7 @@ METHODS = {
     "GET /v1/jobs/{job_id}/lineage": "lineage",
     "GET /v1/jobs/{job_id}/files": "files",
     "GET /v1/jobs/{job_id}/files/{name}": "save_file",
+    "GET /v1/jobs/{job_id}/data": "data",
     "GET /v1/jobs/{job_id}/media": "media",
     "GET /v1/jobs/{job_id}/media/{file}": "media_file",
     "GET /v1/jobs/{job_id}/system": "system",
