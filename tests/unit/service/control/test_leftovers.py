@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from doubles.control_bench import ControlBench
-from doubles.event_loop import run
 from doubles.fake_cluster import FakeSupervisor
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SupervisorReports
@@ -20,61 +19,52 @@ def leave(bench: ControlBench, source: FakeSupervisor, job_id: str, attempt: int
     bench.cluster.supervisors[job_id, attempt] = FakeSupervisor(config, Outbox(attempt))
 
 
-def test_a_supervisor_that_a_killed_server_has_not_released_is_ended_by_the_next_one(store: Store) -> None:
-    async def main() -> None:
-        killed = ControlBench(store)
-        job_id = killed.submit()
-        async with killed.running():
-            supervisor = killed.cluster.supervisors[job_id, 1]
-        lease = store.acquire_lease("killed", ttl_s=1.0, now=killed.clock.time())
-        assert lease is not None
-        end = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
-        status = JobStatus(state=JobState.RUNNING, step=4)
-        store.writing(reporting.apply, lease.epoch)(
-            job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), now=lease.expires_at
-        )
-        store.release_lease("killed")
-        assert killed.state(job_id) is JobState.SUCCEEDED
+async def test_a_supervisor_that_a_killed_server_has_not_released_is_ended_by_the_next_one(store: Store) -> None:
+    killed = ControlBench(store)
+    job_id = killed.submit()
+    async with killed.running():
+        supervisor = killed.cluster.supervisors[job_id, 1]
+    lease = store.acquire_lease("killed", ttl_s=1.0, now=killed.clock.time())
+    assert lease is not None
+    end = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
+    status = JobStatus(state=JobState.RUNNING, step=4)
+    store.writing(reporting.apply, lease.epoch)(
+        job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), now=lease.expires_at
+    )
+    store.release_lease("killed")
+    assert killed.state(job_id) is JobState.SUCCEEDED
 
-        following = ControlBench(store)
-        leave(following, supervisor, job_id, 1)
-        async with following.running():
-            assert following.cluster.reaped == [(job_id, 1)]
-            await following.clock.advance(5.0)
-            assert following.cluster.reaped == [(job_id, 1)], "once"
-
-    run(main())
+    following = ControlBench(store)
+    leave(following, supervisor, job_id, 1)
+    async with following.running():
+        assert following.cluster.reaped == [(job_id, 1)]
+        await following.clock.advance(5.0)
+        assert following.cluster.reaped == [(job_id, 1)], "once"
 
 
-def test_other_attempts_stay(store: Store) -> None:
-    async def main() -> None:
-        bench = ControlBench(store)
-        job_id = bench.submit()
-        async with bench.running():
-            mine = bench.cluster.supervisors[job_id, 1]
-            leave(bench, mine, "of-another-control-plane", 1)
-            leave(bench, mine, job_id, 2)
-            await bench.clock.advance(5.0)
-            assert bench.cluster.reaped == [], "one is driven, one is not of this store, one is newer than the store"
-
-    run(main())
+async def test_other_attempts_stay(store: Store) -> None:
+    bench = ControlBench(store)
+    job_id = bench.submit()
+    async with bench.running():
+        mine = bench.cluster.supervisors[job_id, 1]
+        leave(bench, mine, "of-another-control-plane", 1)
+        leave(bench, mine, job_id, 2)
+        await bench.clock.advance(5.0)
+        assert bench.cluster.reaped == [], "one is driven, one is not of this store, one is newer than the store"
 
 
-def test_an_older_attempt_of_a_job_that_trains_is_ended(store: Store) -> None:
-    async def main() -> None:
-        bench = ControlBench(store)
-        job_id = bench.submit()
-        async with bench.running():
-            first = bench.cluster.supervisors[job_id, 1]
-            first.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
-            first.report(PendingEvent(at=1.0, type="said"))
-            await bench.clock.advance(1.0)
-            bench.cluster.kill_supervisor(job_id, 1)
-            await bench.clock.advance(10.0)
-            assert (job_id, 2) in bench.cluster.supervisors
-            bench.cluster.reaped.clear()
-            leave(bench, first, job_id, 1)
-            await bench.clock.advance(5.0)
-            assert bench.cluster.reaped == [(job_id, 1)]
-
-    run(main())
+async def test_an_older_attempt_of_a_job_that_trains_is_ended(store: Store) -> None:
+    bench = ControlBench(store)
+    job_id = bench.submit()
+    async with bench.running():
+        first = bench.cluster.supervisors[job_id, 1]
+        first.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        first.report(PendingEvent(at=1.0, type="said"))
+        await bench.clock.advance(1.0)
+        bench.cluster.kill_supervisor(job_id, 1)
+        await bench.clock.advance(10.0)
+        assert (job_id, 2) in bench.cluster.supervisors
+        bench.cluster.reaped.clear()
+        leave(bench, first, job_id, 1)
+        await bench.clock.advance(5.0)
+        assert bench.cluster.reaped == [(job_id, 1)]

@@ -8,53 +8,47 @@ from collections import Counter
 
 import pytest
 
-from doubles.event_loop import run, settle
+from doubles.event_loop import settle
 from shoal_service.gateway.answering import Downloads
 from shoal_service.gateway.link import Link
 
 
-def test_forty_orders_for_a_few_archives_read_each_once_and_one_at_a_time() -> None:
-    async def main() -> None:
-        reads, open_now, most = Counter[str](), 0, 0
-        may_end = asyncio.Event()
+async def test_forty_orders_for_a_few_archives_read_each_once_and_one_at_a_time() -> None:
+    reads, open_now, most = Counter[str](), 0, 0
+    may_end = asyncio.Event()
 
-        async def read(sha256: str) -> bytes:
-            nonlocal open_now, most
-            reads[sha256] += 1
-            open_now += 1
-            most = max(most, open_now)
-            await may_end.wait()
-            open_now -= 1
-            return sha256.encode()
+    async def read(sha256: str) -> bytes:
+        nonlocal open_now, most
+        reads[sha256] += 1
+        open_now += 1
+        most = max(most, open_now)
+        await may_end.wait()
+        open_now -= 1
+        return sha256.encode()
 
-        downloads = Downloads(read)
-        orders = [asyncio.create_task(downloads.archive(f"a{number % 5}")) for number in range(40)]
-        await settle()
-        orders[0].cancel()  # the control plane waits no longer, and orders it again
-        again = asyncio.create_task(downloads.archive("a0"))
-        may_end.set()
-        assert await again == b"a0" and [await one for one in orders[1:6]] == [b"a1", b"a2", b"a3", b"a4", b"a0"]
-        assert reads == {f"a{number}": 1 for number in range(5)} and most == 1
-
-    run(main())
+    downloads = Downloads(read)
+    orders = [asyncio.create_task(downloads.archive(f"a{number % 5}")) for number in range(40)]
+    await settle()
+    orders[0].cancel()  # the control plane waits no longer, and orders it again
+    again = asyncio.create_task(downloads.archive("a0"))
+    may_end.set()
+    assert await again == b"a0" and [await one for one in orders[1:6]] == [b"a1", b"a2", b"a3", b"a4", b"a0"]
+    assert reads == {f"a{number}": 1 for number in range(5)} and most == 1
 
 
-def test_a_reading_that_failed_is_begun_again() -> None:
-    async def main() -> None:
-        failures = [OSError("no answer")]
+async def test_a_reading_that_failed_is_begun_again() -> None:
+    failures = [OSError("no answer")]
 
-        async def read(sha256: str) -> bytes:
-            if failures:
-                raise failures.pop()
-            return b"x"
+    async def read(sha256: str) -> bytes:
+        if failures:
+            raise failures.pop()
+        return b"x"
 
-        downloads = Downloads(read)
-        with pytest.raises(OSError, match="no answer"):
-            await downloads.archive("a")
-        await settle()
-        assert await downloads.archive("a") == b"x"
-
-    run(main())
+    downloads = Downloads(read)
+    with pytest.raises(OSError, match="no answer"):
+        await downloads.archive("a")
+    await settle()
+    assert await downloads.archive("a") == b"x"
 
 
 def test_an_archive_goes_on_where_its_connection_broke() -> None:
