@@ -76,10 +76,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on the event loop without threads."""
+    """Run a test that is a coroutine: as its class says, else on the event loop without threads."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    getattr(pyfuncitem.instance, "run", run)(test)
     return True
 
 
