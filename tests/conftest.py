@@ -4,8 +4,6 @@ The server runs from the built wheel in a virtual environment of its own, so the
 A check at the end asserts that nothing it started is left.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A real server on a free port with a real SQLite store, and the Python client that drives it."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

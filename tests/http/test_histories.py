@@ -1,7 +1,5 @@
 """Events, logs, series, workers, incidents and checkpoints, as one answer each, and the long poll."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """An example of each event type, with the line that people read."""
 
-from __future__ import annotations
-
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import (

@@ -1,7 +1,5 @@
 """An application on a free port, as `shoal serve` serves it, in a thread of the test."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

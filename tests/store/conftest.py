@@ -1,7 +1,5 @@
 """Stores for the contract suite: every test runs on SQLite and on a real PostgreSQL that this session starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path

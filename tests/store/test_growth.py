@@ -1,7 +1,5 @@
 """Why running jobs get no more workers: what is stored, shown, and answered with an event."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

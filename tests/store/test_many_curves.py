@@ -1,7 +1,5 @@
 """Curves of many jobs: few points from the roll-ups, with exact ends, which are read again after a change."""
 
-from __future__ import annotations
-
 import base64
 import math
 from array import array

@@ -1,7 +1,5 @@
 """Servers that start at once on a database without tokens: one token of the owner, in the file and in the database."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from pathlib import Path

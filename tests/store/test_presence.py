@@ -1,7 +1,5 @@
 """A control plane on another host sees that the owner of the lease has ended, before the lease expires."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """A stored row that today's rules refuse is quarantined: it shows why, and the other jobs go on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A request for other weights of a mixture: the step that is planned, what is refused, and the event."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

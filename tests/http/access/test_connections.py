@@ -1,7 +1,5 @@
 """Connections: limited by address and in all, ended when their request does not arrive, refused without descriptors."""
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

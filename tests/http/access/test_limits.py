@@ -1,7 +1,5 @@
 """Limits: each is a 429 with Retry-After and a count; another principal is not concerned."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """JWTs of an OpenID Connect issuer that runs here, with real keys: accepted, bound by claims, rotated, and refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

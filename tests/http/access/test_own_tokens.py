@@ -1,7 +1,5 @@
 """People make, list and revoke their own tokens; what these may do, and that they end with the token that made them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Behind a proxy that encrypts: what a trusted one says about its client holds, what another says does not."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page's session: a cookie that scripts cannot read, a token against forged requests, links that work once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A stream ends when its token was revoked or has expired, and when its session was ended; others go on."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

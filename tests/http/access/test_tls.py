@@ -1,7 +1,5 @@
 """TLS by certificate files, with a certificate made here; and no address beyond loopback without it."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import ssl

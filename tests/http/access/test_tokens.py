@@ -1,7 +1,5 @@
 """Tokens: shown once, checked in each request, ended by expiry and revocation; and the owner's token in its file."""
 
-from __future__ import annotations
-
 import asyncio
 import stat
 import time

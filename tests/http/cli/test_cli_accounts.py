@@ -1,7 +1,5 @@
 """Goodput, incidents and parity as the command line shows them, against a real server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`shoal clusters ...` and `shoal move`, against a real server whose scheduler sees two clusters."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of jobs on the command line: conditions, orders, columns and files; and commands for all jobs that fit."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`shoal files` and `shoal fetch`: what they list, write and refuse, against a real server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

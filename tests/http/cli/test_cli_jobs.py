@@ -1,7 +1,5 @@
 """Commands that read jobs and change them, against a real server."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading

@@ -1,7 +1,5 @@
 """`shoal model`: register, list, alias, get and remove, against a real server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`shoal nodes` and `shoal drain`, against a real server with one node, `aaaa...`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """`pause`, `resume` and `cancel` of several jobs, by name and by label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shoal_workers.contract.job import JobState

@@ -1,7 +1,5 @@
 """`shoal delete`, `shoal gc`, `shoal backup` and `shoal restore`."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`shoal join` as a process: what it says, and how it ends. A real service; no Ray answers, so nothing is trained."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Curves of many jobs over REST: conditions, roles and projects, entity tags, a stream; workspaces in views."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

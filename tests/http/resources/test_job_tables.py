@@ -1,7 +1,5 @@
 """The table of jobs over REST: conditions and their mistakes, names, archived jobs, saved views; roles and projects."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

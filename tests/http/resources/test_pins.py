@@ -1,7 +1,5 @@
 """Pins of checkpoints over REST and with the client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

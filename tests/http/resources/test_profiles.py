@@ -1,7 +1,5 @@
 """Profiles of running jobs over REST and with the client."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Checkpoints are verified and deleted in a real storage, over REST and with the client."""
 
-from __future__ import annotations
-
 import time
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """System metrics of a job over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

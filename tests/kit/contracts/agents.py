@@ -1,7 +1,5 @@
 """What all PollAgents do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What every Clock does."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

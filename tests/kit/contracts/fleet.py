@@ -1,7 +1,5 @@
 """What every Fleet does."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

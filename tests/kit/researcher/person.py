@@ -5,8 +5,6 @@ click on something that is not there yet waits for it; a click that misses, sinc
 made again and counted once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ two arms, a sweep, drafts, a failed job, one that waits, one whose worker was ki
 say. For the tasks of a researcher (`kit/researcher`) and for pictures; every job has a name of its own.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass, field

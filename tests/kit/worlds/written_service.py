@@ -2,8 +2,6 @@
 supervisor does: for the command line, and for pages of states that no real run reaches at once.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What people delete, and what a verification finds, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

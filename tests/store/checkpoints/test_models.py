@@ -1,7 +1,5 @@
 """The registry of models and the lineage of checkpoints, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

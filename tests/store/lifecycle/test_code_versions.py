@@ -1,7 +1,5 @@
 """The code of a job in its spec: changed on request, and taken back when the supervisor has, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs that go on from another job's checkpoint, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Labels that are changed are those by which the job is found, and nothing else of it changes, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

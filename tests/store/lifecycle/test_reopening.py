@@ -1,7 +1,5 @@
 """Jobs that go on in place, on both databases: to more steps, or after a failure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 The service shows a job with everything that a job can have, a webhook and a backup; promtool loads what it exposes.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

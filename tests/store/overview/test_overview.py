@@ -1,7 +1,5 @@
 """What the pages show, on both databases: roll-ups against a scan, samples, labels, search, order and pages."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

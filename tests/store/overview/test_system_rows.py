@@ -1,7 +1,5 @@
 """Rows of system metrics: means, bytes and columns, without a database."""
 
-from __future__ import annotations
-
 import math
 import struct
 import zlib

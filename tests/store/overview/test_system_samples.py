@@ -1,7 +1,5 @@
 """System metrics on both databases: roll-ups, what is kept, and what is read."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

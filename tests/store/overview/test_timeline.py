@@ -1,7 +1,5 @@
 """The fleet over time: the workers of each job, who gave what to whom, and the worker-seconds of projects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests for profiles and their ends, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

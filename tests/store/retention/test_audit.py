@@ -1,7 +1,5 @@
 """Old records of the audit are deleted by age alone, never young ones, and the deletion is a record itself."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 

@@ -1,7 +1,5 @@
 """A job is deleted in steps that can be repeated, on SQLite and PostgreSQL; other jobs keep every row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

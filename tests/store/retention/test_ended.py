@@ -1,7 +1,5 @@
 """Parts of the history of ended jobs, and archives that no job names, are removed; curves stay."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

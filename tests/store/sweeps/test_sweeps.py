@@ -1,7 +1,5 @@
 """Pruning in the store: what is compared, who is ended, and what a user reads; on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Delivery to a real receiver over HTTP, from both databases: order, signature, failures, restarts, owners."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

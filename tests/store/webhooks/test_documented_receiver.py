@@ -1,7 +1,5 @@
 """The receiver in docs/webhooks.md accepts what Shoal sends, and refuses what was signed with another secret."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

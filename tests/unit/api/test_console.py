@@ -1,7 +1,5 @@
 """What the console of `shoal serve` reports. With a real store, and without its thread."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The address that a server listens on, and the words if it cannot."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

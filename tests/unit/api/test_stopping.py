@@ -1,7 +1,5 @@
 """What a signal means to `shoal serve`, and what it says while jobs are saved. With a real store, the clock by hand."""
 
-from __future__ import annotations
-
 import asyncio
 
 from shoal_api.stopping import SavingProgress, StopRequest

@@ -1,7 +1,5 @@
 """The generator of the pages, loaded as `make docs` runs it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

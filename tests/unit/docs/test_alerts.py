@@ -1,7 +1,5 @@
 """deploy/prometheus: promtool accepts configuration and rules; every alert fires in a test and has a runbook."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The generated parts of docs/architecture.md and docs/elastic.md are up to date; decision records name their tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """docs/reference/cli.md lists every command as `shoal` has it."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/reference/events.md is what tools/docs_pages.py makes of the catalogue of events."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

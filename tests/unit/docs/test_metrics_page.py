@@ -1,7 +1,5 @@
 """docs/reference/metrics.md is what tools/docs_pages.py makes of the declared metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

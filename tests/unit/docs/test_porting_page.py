@@ -1,7 +1,5 @@
 """What docs/porting.md shows of a script is in that script, which a test runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

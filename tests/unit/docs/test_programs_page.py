@@ -1,7 +1,5 @@
 """The table of docs/programs.md has the programs that tests run."""
 
-from __future__ import annotations
-
 from kit.worlds.small_programs import REFUSED, TRAINED
 from programs_page import PAGE, with_programs
 

@@ -1,7 +1,5 @@
 """docs/recovery.md: the tests that prove the orders of events are there, and are part of `make test`."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """docs/scheduling.md shows a simulation of every policy."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page about security has the table of permissions as the code has it, and names every limit."""
 
-from __future__ import annotations
-
 from docs_pages import DOCS, with_permissions
 from kit.reach import table
 from shoal_service.core.access import Permission

@@ -1,7 +1,5 @@
 """docs/reference/spec.md is what tools/docs_pages.py makes of the code as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

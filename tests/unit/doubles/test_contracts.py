@@ -1,7 +1,5 @@
 """Each fake, and each real implementation that needs no cluster, passes its contract tests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pause, regain and steps lost are defined as in docs/recovery.md."""
 
-from __future__ import annotations
-
 import pytest
 
 from measurements.disturbance import aftermath, control, is_over, longest_gap_s, measure, measure_switch

@@ -1,7 +1,5 @@
 """The pages that show the figures of `make bench-layouts`."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The tables are made from trials alone, and so is the page that shows them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """examples/trace.csv is what its generator makes, and it can be read."""
 
-from __future__ import annotations
-
 import trace_generator
 from shoal_service.simulator.traces import read_trace
 

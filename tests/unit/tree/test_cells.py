@@ -1,7 +1,5 @@
 """Which cells of a test `make test` and `make test-slow` run."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.cells import FEW, MORE, leave_out_most

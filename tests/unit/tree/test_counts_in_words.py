@@ -1,7 +1,5 @@
 """Every sentence that counts things says `1 worker` and `2 workers`: numbers before nouns come from `count_text`."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Packages keep the docstrings that STYLE.md asks for."""
 
-from __future__ import annotations
-
 import ast
 import re
 

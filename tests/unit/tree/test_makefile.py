@@ -1,7 +1,5 @@
 """The Makefile runs every benchmark, and its help names every target."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a killed worker leaves behind is removed by the next one."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The user's modules do not take the place of those that Python, Ray and Shoal import."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `shoal data show` says of a spec's data is what the task reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

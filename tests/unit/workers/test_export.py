@@ -1,7 +1,5 @@
 """An export has the task's names, the requested dtype, and no optimizer state."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The directory of a job on a node, and what of it is collected into the job's storage and restored from there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

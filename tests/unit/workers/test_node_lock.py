@@ -1,7 +1,5 @@
 """The lock of a node: one holder, and its progress for those who wait. Two open files stand for two processes."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from pathlib import Path

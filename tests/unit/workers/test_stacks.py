@@ -1,7 +1,5 @@
 """Stacks of a training thread: of this process, and of a stopped one by the real py-spy."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

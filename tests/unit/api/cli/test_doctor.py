@@ -1,7 +1,5 @@
 """The doctor judges what it measured, and says what it checks before it knows the result."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_api.cli.commands.doctor import examine

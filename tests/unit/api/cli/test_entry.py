@@ -1,7 +1,5 @@
 """Ctrl-C while the command line is still being loaded, in a process of its own, at a given import."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

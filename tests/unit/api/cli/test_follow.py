@@ -1,7 +1,5 @@
 """What a follower says of its job while the server does not answer: only what is known."""
 
-from __future__ import annotations
-
 from shoal_api.cli.follow import meanwhile
 from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -1,7 +1,5 @@
 """Every option of every command acts: a value that is given is read."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

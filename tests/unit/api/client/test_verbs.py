@@ -1,7 +1,5 @@
 """Every operation of the REST API has a method of the Python client, and every method an operation."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The incident of a killed worker, as the demo sees it."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.views import IncidentView

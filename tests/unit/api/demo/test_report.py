@@ -1,7 +1,5 @@
 """The report and its plot."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

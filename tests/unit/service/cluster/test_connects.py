@@ -1,7 +1,5 @@
 """A host answers if its kernel accepts or refuses; real sockets, and a port whose queue of connections is full."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import closing, suppress

@@ -1,7 +1,5 @@
 """What a machine has: devices, quotas and the variable of CUDA, in directories of the test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The end of an attempt: it is stored, its supervisor is released, and its actors are ended."""
 
-from __future__ import annotations
-
 import asyncio
 
 from doubles.driver_bench import END, DriverBench

@@ -1,7 +1,5 @@
 """The control plane's look at the cluster, when Ray's head answers too late."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from typing import Any

@@ -1,7 +1,5 @@
 """Hostile archives of code: refused with words, in little time and memory."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import stat

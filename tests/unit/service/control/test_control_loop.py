@@ -1,7 +1,5 @@
 """The control loop: lease, connection to the cluster, drivers, probation, and the end of the server."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One attempt, driven with a real store and a fake cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From measurements to a hardware profile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

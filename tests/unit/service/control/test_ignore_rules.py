@@ -1,7 +1,5 @@
 """Patterns of `.shoalignore` mean what git takes them to mean."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

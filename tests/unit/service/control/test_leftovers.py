@@ -1,7 +1,5 @@
 """Actors of attempts that are over are ended, and no others."""
 
-from __future__ import annotations
-
 from doubles.control_bench import ControlBench
 from doubles.fake_cluster import FakeSupervisor
 from shoal_service.core.endings import AttemptEnd

@@ -1,7 +1,5 @@
 """The owner of a lease, and whether its process has certainly ended."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Passes of the control loop: what starts one, what the policy is asked, and how its decisions are carried out."""
 
-from __future__ import annotations
-
 from sqlalchemy import insert, select
 
 from doubles.control_bench import ControlBench, node

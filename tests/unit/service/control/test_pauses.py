@@ -1,7 +1,5 @@
 """A pass that is slow is followed by a longer pause, within limits."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.control.control_loop import pauses_after

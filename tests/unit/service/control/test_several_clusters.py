@@ -1,7 +1,5 @@
 """The control loop with several clusters: where jobs start, one that does not answer, moves, and jobs of a lost one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

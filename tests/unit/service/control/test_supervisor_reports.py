@@ -1,7 +1,5 @@
 """Reports of many supervisors are stored in few transactions, each exactly once; an error is its own request's."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

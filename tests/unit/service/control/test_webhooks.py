@@ -1,7 +1,5 @@
 """The signature is that of Standard Webhooks, and secrets are read as documented."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Worker-seconds by interval, from accounts that only grow."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core.goodput_series import Window, edges_of

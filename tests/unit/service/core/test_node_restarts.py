@@ -1,7 +1,5 @@
 """The pauses before a dead node is started again."""
 
-from __future__ import annotations
-
 from shoal_service.core.node_restarts import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

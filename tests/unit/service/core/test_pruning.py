@@ -1,7 +1,5 @@
 """Which jobs of a sweep are ended: the median rule, and successive halving."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core.quantities import count_text, duration_text, size_text

@@ -1,7 +1,5 @@
 """Which hosts are silent: decided from connects that were made, and answers that were seen."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core import reachability

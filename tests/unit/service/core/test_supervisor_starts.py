@@ -1,7 +1,5 @@
 """A supervisor that never records its start is not started without limit."""
 
-from __future__ import annotations
-
 from shoal_service.core.supervisor_starts import (
     MAX_FAILED_STARTS,
     MAX_UNRECORDED_STARTS,

@@ -1,7 +1,5 @@
 """The best value of a sweep so far, and how much its parameters matter."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The values of the jobs of a sweep: of a grid, and drawn at random."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

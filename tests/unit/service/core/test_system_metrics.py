@@ -1,7 +1,5 @@
 """Samples of what ranks measure."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core.system_metrics import (

@@ -1,7 +1,5 @@
 """How free workers are joined with the jobs that left them."""
 
-from __future__ import annotations
-
 from shoal_service.core.worker_changes import FRESH_S, Change, ChangeKind, connected
 
 

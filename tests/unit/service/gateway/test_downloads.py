@@ -1,7 +1,5 @@
 """How a gateway reads code archives: once each, one after the other, and on from where a connection broke."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Nodes with another release of Shoal than the control plane are named."""
 
-from __future__ import annotations
-
 from shoal_service.gateway.on_nodes import words_of
 
 

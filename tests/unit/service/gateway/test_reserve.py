@@ -1,7 +1,5 @@
 """The process that waits for the next supervisor: when it is started, on which node, and for whom it is used."""
 
-from __future__ import annotations
-
 from shoal_service.gateway.prestart import SETTLE_S, SupervisorReserve
 
 KEEP_S = 600.0

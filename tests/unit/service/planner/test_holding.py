@@ -1,7 +1,5 @@
 """Bytes beside the weights, compared with those that real optimizers of a real, tiny model keep."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

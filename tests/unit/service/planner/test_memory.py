@@ -1,7 +1,5 @@
 """Bytes of one rank, by hand for a tiny model and as they move with the choices, and the host memory of a worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

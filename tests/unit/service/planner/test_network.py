@@ -1,7 +1,5 @@
 """Which links the groups of each axis cross, in the real order of the ranks, and seconds of collectives there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A planned layout fits the nodes of the workers: all of its tp groups have room inside them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

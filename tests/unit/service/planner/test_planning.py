@@ -1,7 +1,5 @@
 """The answers of `plan` for every world size, and their notes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

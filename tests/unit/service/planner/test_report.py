@@ -1,7 +1,5 @@
 """The ranked table, and its notes if there is no layout or none fits."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

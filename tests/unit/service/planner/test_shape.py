@@ -1,7 +1,5 @@
 """Parameters and arithmetic, by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Time, work and costs in the engine, worked out by hand, and what it refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The metrics of small runs, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The picture: one rectangle for each stretch of equal workers, stacked, below the capacity."""
 
-from __future__ import annotations
-
 import re
 
 from kit.market_traces import market, scripted, trace_job

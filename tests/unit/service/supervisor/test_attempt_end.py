@@ -1,7 +1,5 @@
 """The end of an attempt: what is kept, what is removed, and in which order."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_service.core.desired import Desired

@@ -1,7 +1,5 @@
 """The wall clock jumps, because it was set or because the machine was suspended: no deadline comes nearer by that."""
 
-from __future__ import annotations
-
 import pytest
 
 from doubles.event_loop import settle

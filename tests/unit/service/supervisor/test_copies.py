@@ -1,7 +1,5 @@
 """The code of an attempt survives what Ray forgets about its package."""
 
-from __future__ import annotations
-
 from doubles.fake_key_values import FakeKeyValueStore
 from shoal_service.supervisor.copies import CodePackage, version_of
 from shoal_service.supervisor.journal import GcsJournal

@@ -1,7 +1,5 @@
 """The executor with fakes all around it: events in, commands out, the journal before the commands."""
 
-from __future__ import annotations
-
 from doubles.event_loop import settle, until
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.cluster.node_table import NodeTable

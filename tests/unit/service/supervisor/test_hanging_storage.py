@@ -1,7 +1,5 @@
 """Storage that hangs at a commit: the checkpoint counts as not saved, training goes on, one thread waits for it."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_workers.contract.worker_reports import SaveFailed

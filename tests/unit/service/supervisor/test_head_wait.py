@@ -1,7 +1,5 @@
 """Only time in which the head could have answered, and the supervisor have noticed, counts."""
 
-from __future__ import annotations
-
 from shoal_service.supervisor.journal import SLICE_S, HeadWait
 
 

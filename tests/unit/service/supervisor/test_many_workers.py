@@ -1,7 +1,5 @@
 """What arrives together is one turn: the work for each event does not grow with the number of workers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

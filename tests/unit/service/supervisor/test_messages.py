@@ -1,7 +1,5 @@
 """Messages between control plane and supervisor survive pickling and JSON."""
 
-from __future__ import annotations
-
 import pickle
 
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target

@@ -1,7 +1,5 @@
 """The points of a job reach its metrics hook beside one worker, also over deaths; a hook that fails costs one event."""
 
-from __future__ import annotations
-
 import pytest
 
 from doubles.event_loop import until

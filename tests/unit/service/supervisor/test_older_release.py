@@ -1,7 +1,5 @@
 """After an upgrade: the journal of a supervisor and its workers are those of an older release."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

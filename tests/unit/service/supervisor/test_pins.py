@@ -1,7 +1,5 @@
 """Pins reach the retention of a running attempt, and survive the death of its supervisor."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_workers.contract.fault_tolerance import CheckpointSpec

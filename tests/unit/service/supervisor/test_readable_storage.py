@@ -1,7 +1,5 @@
 """Whether a node can read the checkpoints of a job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from shoal_service.supervisor.checkpoints import why_unreadable

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
 
 

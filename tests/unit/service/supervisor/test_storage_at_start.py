@@ -1,7 +1,5 @@
 """The executor while it looks for the checkpoint to start from: a storage that is away, and damaged markers."""
 
-from __future__ import annotations
-
 from doubles.supervisor_bench import SupervisorBench
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.marker import CheckpointName

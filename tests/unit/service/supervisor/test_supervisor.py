@@ -1,7 +1,5 @@
 """The supervisor without its actor: lease epochs, restarts, and errors that end the attempt with a report."""
 
-from __future__ import annotations
-
 import pytest
 
 from doubles.fake_catalog import FakeCatalog

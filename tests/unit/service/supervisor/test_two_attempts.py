@@ -1,7 +1,5 @@
 """Two attempts of one job: the first one is cut off with its cluster, was given up, and trains on."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.fake_journal import JournalStorage
 from doubles.supervisor_bench import SupervisorBench

@@ -1,7 +1,5 @@
 """Two supervisors of one attempt: the first one is cut off from the head, believed dead, and goes on."""
 
-from __future__ import annotations
-
 from doubles.event_loop import settle, until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_service.core.attempt.state.stages import Stage

@@ -1,7 +1,5 @@
 """A change here breaks dashboards and alerts: make it on purpose, with a line in the changelog."""
 
-from __future__ import annotations
-
 from shoal_service.telemetry.catalogue import ALL
 from shoal_service.telemetry.metric import Kind
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from shoal_service.telemetry.metric import STEP_BOUNDS_S, StepTimes
 
 

@@ -1,7 +1,5 @@
 """Which format a scraper gets, by RFC 9110."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

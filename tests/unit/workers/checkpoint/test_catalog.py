@@ -1,7 +1,5 @@
 """The catalog of a job's checkpoints: commit, find, verify, retire; on every kind of storage, without torch."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

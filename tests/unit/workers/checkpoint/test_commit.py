@@ -1,7 +1,5 @@
 """The commit marker: a checkpoint exists once its marker exists, and only as it was written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Errors say what, where and what to do, and cross process borders."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

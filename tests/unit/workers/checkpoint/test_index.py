@@ -1,7 +1,5 @@
 """The index is JSON both ways, and refuses what it is not."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from shoal_workers.contract.layout import fully_sharded

@@ -1,7 +1,5 @@
 """The pause before a retry."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_workers.contract.backoff import backoff_s

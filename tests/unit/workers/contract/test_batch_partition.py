@@ -1,7 +1,5 @@
 """Every sample exactly once at any world size, and an order that is a pure function of seed, epoch and position."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The class of an error follows from its type, number and text; its origin from the frames of its traceback."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

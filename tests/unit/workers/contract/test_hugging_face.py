@@ -1,7 +1,5 @@
 """Settings of Hugging Face models, and how such a model may be split."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

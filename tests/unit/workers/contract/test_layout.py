@@ -1,7 +1,5 @@
 """A pipeline is fed what torch's schedules accept, and no more than needed."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

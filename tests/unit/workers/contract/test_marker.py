@@ -1,7 +1,5 @@
 """Names of checkpoint directories sort by step and are read back only as they are written."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

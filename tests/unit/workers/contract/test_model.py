@@ -1,7 +1,5 @@
 """Plans of the built-in language model and of a user's task, and shapes of models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -1,7 +1,5 @@
 """Text of a task that is no UTF-8, or that a database does not store, is made plain at one door."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

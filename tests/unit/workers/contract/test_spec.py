@@ -1,7 +1,5 @@
 """Sections of a spec: what they accept, and what their messages say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Variables and secrets of the user's code: what a spec may say of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

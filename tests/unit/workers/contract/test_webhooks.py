@@ -1,7 +1,5 @@
 """Webhooks of a spec: what they accept, and what their messages say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens take the smallest dtype, splits follow the text alone, files are whole or absent."""
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samples are the right slices, also across shards. A corpus that is too small is refused with the missing amount."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents are the same from any position on, and large files are cut only between lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

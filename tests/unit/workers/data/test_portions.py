@@ -1,7 +1,5 @@
 """Text that is divided between nodes gives the documents of one process, in its order, from any position on."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

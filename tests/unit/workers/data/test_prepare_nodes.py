@@ -1,7 +1,5 @@
 """Several nodes that share a cache directory prepare a corpus together. Each node is a process of this machine."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several processes of one node, and the death of the one that prepares. Children report over their pipes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

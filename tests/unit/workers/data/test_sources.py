@@ -1,7 +1,5 @@
 """Which files are read, in which order, and the error if there are none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

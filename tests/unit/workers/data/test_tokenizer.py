@@ -1,7 +1,5 @@
 """Bytes are tokens as they are; a tokenizer file that cannot be used is refused with the way out."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

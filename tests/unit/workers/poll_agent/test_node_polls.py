@@ -1,7 +1,5 @@
 """One call to an agent brings the answers of several workers; its positions are those of the supervisor."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 

@@ -1,7 +1,5 @@
 """The list of a run's checkpoints: what is kept, and what is read back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

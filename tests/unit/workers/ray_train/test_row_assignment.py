@@ -1,7 +1,5 @@
 """Rows of a dataset are read once, whatever the number of ranks, before and after a group is resumed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

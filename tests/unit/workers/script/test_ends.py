@@ -1,7 +1,5 @@
 """Which end a process status, an exception or a signal means."""
 
-from __future__ import annotations
-
 import signal
 import sysconfig
 from typing import Any

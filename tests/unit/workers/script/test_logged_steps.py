@@ -1,7 +1,5 @@
 """What a script logs with the package `shoal`, as step reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which of the numbers that libraries log are the loss, the learning rate and the gradient norm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The files of another script's job are copied once, and only as a whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

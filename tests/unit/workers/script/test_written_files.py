@@ -1,7 +1,5 @@
 """What counts as a file with new content."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The examples are valid specs, and the user's own task learns."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A data set of a few lines trains with all defaults, and what is not read of one is said by reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables for terminals of any width, and the page of a job."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `shoal plan` says about the model at the top of its page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

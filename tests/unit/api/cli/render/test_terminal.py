@@ -1,7 +1,5 @@
 """Curves and bars of block characters."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given

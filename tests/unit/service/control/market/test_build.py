@@ -1,7 +1,5 @@
 """Rows, nodes and measurements as the state that a policy decides on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What others than Shoal's jobs have reserved: from totals, what is free, and what Shoal's workers have."""
 
-from __future__ import annotations
-
 from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
 from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.core.nodes import Node

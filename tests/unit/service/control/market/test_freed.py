@@ -1,7 +1,5 @@
 """Where the workers of a job that starts are expected: on the places that others give back for it."""
 
-from __future__ import annotations
-
 from shoal_service.clusters.snapshot import Reservation
 from shoal_service.control.market.outlook import freed_places
 from shoal_service.core.scheduling.market import Preempt, Resize, Start, WorkerNeed

@@ -1,7 +1,5 @@
 """Whom an incident suspects without stacks."""
 
-from __future__ import annotations
-
 from shoal_service.core.attempt.state.attempt import GroupBefore, Incident
 from shoal_service.core.culprit import suspect_of
 from shoal_workers.contract.job import IncidentCause

@@ -1,7 +1,5 @@
 """Which node has a bad link."""
 
-from __future__ import annotations
-
 from shoal_service.core.culprit import Ends, whose_link
 from shoal_workers.contract.suspects import Link, Resource
 

@@ -1,7 +1,5 @@
 """Whom the ranks of a group that stands still wait for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shoal_service.core.culprit import Sample, whom_do_they_wait_for

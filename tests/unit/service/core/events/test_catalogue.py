@@ -1,7 +1,5 @@
 """The catalogue of events is complete: names, words, severity and a line of documentation for each type."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

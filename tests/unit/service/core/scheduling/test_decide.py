@@ -1,7 +1,5 @@
 """The rules of the policy, one by one, with the words that a user reads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons

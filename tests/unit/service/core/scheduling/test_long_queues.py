@@ -1,7 +1,5 @@
 """Decisions about a queue of more than LONG_QUEUE jobs."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from kit.market import NOW, carried_out, grants, job, market, nodes

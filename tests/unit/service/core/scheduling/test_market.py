@@ -1,7 +1,5 @@
 """Rates between, below and above the known world sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core.scheduling.market import ThroughputCurve

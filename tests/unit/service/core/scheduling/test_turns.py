@@ -1,7 +1,5 @@
 """Whose turn it is: deadlines, limits that fall, guarantees, and jobs that have waited for long."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace

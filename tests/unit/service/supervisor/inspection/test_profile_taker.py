@@ -1,7 +1,5 @@
 """A requested profile reaches the worker of its rank with its generation; its end reaches the control plane."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_workers.contract.marker import CheckpointName

@@ -1,7 +1,5 @@
 """The stacks of a group that stands still become a part of its incident; those of a slow rank become an event."""
 
-from __future__ import annotations
-
 from doubles.event_loop import until
 from doubles.supervisor_bench import SupervisorBench
 from shoal_workers.contract.job import IncidentCause

@@ -1,7 +1,5 @@
 """A supervisor's reports are numbered and sent until they are acknowledged; a reader that counts gets each one once."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """The shares of time that a status shows, from what workers report."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.worlds.attempt.new_world import make_world

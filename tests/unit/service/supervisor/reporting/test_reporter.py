@@ -1,7 +1,5 @@
 """Worker reports and commands of the machine become the reports that users read."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

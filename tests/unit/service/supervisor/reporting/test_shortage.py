@@ -1,7 +1,5 @@
 """A group that is smaller than granted: the status says why. A group that stands still: the status says that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The supervisor makes a sample of its workers' measurements every ten seconds."""
 
-from __future__ import annotations
-
 from shoal_service.supervisor.reporting.reporter import SystemSampler
 from shoal_workers.contract.messages import WorkerUse
 

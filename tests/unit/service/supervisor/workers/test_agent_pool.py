@@ -1,7 +1,5 @@
 """Agents serve an attempt, fail, are silent and come back; every report and log line arrives once."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The calls to one worker: their answers and failures become events; reports are acknowledged once they are stored."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The server and the published JSON Schema accept the same specs, apart from what only arithmetic can tell."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

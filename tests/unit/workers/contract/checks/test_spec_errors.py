@@ -1,7 +1,5 @@
 """The messages of refused specs. Every input raises SpecError or is accepted; no other exception leaves the parser."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The order of streamed shards: each sample once in each epoch, block by block, however it is asked for."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

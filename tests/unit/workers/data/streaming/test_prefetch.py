@@ -1,7 +1,5 @@
 """Which shard is fetched next."""
 
-from __future__ import annotations
-
 import logging
 import threading
 

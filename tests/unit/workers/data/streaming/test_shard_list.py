@@ -1,7 +1,5 @@
 """Shards by pattern, list and function."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_workers.data.streaming import shard_list

@@ -1,7 +1,5 @@
 """The update that training and replay share has the bits of torch.optim.AdamW, for parameters of any dtype."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

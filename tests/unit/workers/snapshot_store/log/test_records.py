@@ -1,7 +1,5 @@
 """A commit and the values that follow it survive encoding, bit for bit; anything else is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_workers.snapshot_store.log.records import START_BYTES, Commit, CommitBlob, decode, encode, previous_of

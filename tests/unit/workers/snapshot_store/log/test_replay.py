@@ -1,7 +1,5 @@
 """Which steps can be replayed, and from what."""
 
-from __future__ import annotations
-
 from shoal_workers.snapshot_store.log.replay import Link, chain, replayable
 
 

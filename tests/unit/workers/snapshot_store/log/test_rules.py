@@ -1,7 +1,5 @@
 """An optimizer that its task declares elementwise is made again from data: the same class, defaults and groups."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ring of log entries: what may be overwritten, and what happens when there is no room."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The slot pool allocates, lists and removes slots, and leaves no file behind."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which slots stay and which may be overwritten: decided from their headers alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_workers.snapshot_store.slots import retention

@@ -1,7 +1,5 @@
 """A slot is a part only between `finish` and the next `begin`. Missing memory raises an error and never a signal."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
