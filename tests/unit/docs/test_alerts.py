@@ -68,10 +68,6 @@ def test_an_alert_links_to_its_section_of_the_runbook() -> None:
     assert failed_cases(check, ALERTS, lambda alert: alert["alert"]) == {}
 
 
-def test_the_page_of_the_runbook_is_up_to_date() -> None:
-    assert runbook_page.PAGE.read_text(encoding="utf-8") == runbook_page.text(), "run `make docs`"
-
-
 def test_what_a_range_has_seen_of_a_job_does_not_outlive_the_job() -> None:
     of_jobs = [alert for alert in ALERTS if "job_id" in alert["expr"]]
     with_range = [alert for alert in of_jobs if re.search(r"\[\d+[smhd]\]|shoal:", alert["expr"])]
