@@ -1,3 +1,6 @@
+"""Jobs that are submitted, listed, patched and requested, and the archives of their code."""
+
+import hashlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +13,14 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.selection import LabelSelector
 from shoal_service.store import (
     IdempotencyConflict,
+    InvalidArchive,
     InvalidCursor,
     JobEnded,
     JobNotFound,
     PreconditionFailed,
     RequestConflict,
     Store,
+    archives,
     checkpoint_rows,
     driving,
     histories,
@@ -23,6 +28,7 @@ from shoal_service.store import (
     submissions,
 )
 from shoal_service.store import errors as store_errors
+from shoal_service.store.archives import MAX_ARCHIVE_BYTES
 from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ElasticityPatch, JobPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
@@ -290,3 +296,26 @@ def test_every_error_survives_pickling() -> None:
     for error in made:
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_an_archive_is_stored_once_under_its_hash(store: Store) -> None:
+    data = bytes(range(256)) * 4096
+    name = hashlib.sha256(data).hexdigest()
+    assert store.reading(archives.get)(name) is None
+    assert not store.reading(archives.exists)(name)
+    for _ in range(2):
+        store.writing(archives.put)(archives.checked(name, data), now=1.0)
+    assert store.reading(archives.exists)(name)
+    assert store.reading(archives.get)(name) == data
+
+
+def test_an_archive_with_another_digest_than_its_name_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidArchive, match="Send it again"):
+        store.writing(archives.put)(archives.checked("0" * 64, b"data"), now=1.0)
+    assert not store.reading(archives.exists)("0" * 64)
+
+
+def test_an_archive_over_the_limit_is_refused(store: Store) -> None:
+    data = b"\0" * (MAX_ARCHIVE_BYTES + 1)
+    with pytest.raises(InvalidArchive, match="64 MiB"):
+        store.writing(archives.put)(archives.checked(hashlib.sha256(data).hexdigest(), data), now=1.0)

@@ -1,14 +1,24 @@
-"""The control loop: lease, connection to the cluster, drivers, probation, and the end of the server."""
+"""The control loop: lease and its owner, connection to the cluster, drivers, probation, and the end of the server."""
 
 import asyncio
+import gc
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from doubles.control_bench import ControlBench, node
-from doubles.event_loop import settle
+from doubles.event_loop import Hangs, run, settle
+from doubles.fake_clock import FakeClock
+from doubles.fake_cluster import FakeCluster
+from doubles.fake_clusters import FakeClusters
 from kit.store_calls import replace_call
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
+from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.control import ownership
+from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import FIRST_TEST_S
@@ -275,3 +285,63 @@ async def test_a_cancel_needs_nothing_but_the_store(store: Store) -> None:
         bench.cluster.reconnect()
         await bench.clock.advance(10.0)
         assert bench.cluster.supervisors == {} and (silent, 1) in bench.cluster.reaped
+
+
+class SilentCluster(FakeCluster):
+    """Its head does not answer until the test does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.question = Hangs()
+
+    def snapshot(self, *, fresh: bool = False) -> ClusterSnapshot:
+        raise self.question
+
+
+def test_an_error_that_comes_after_the_deadline_is_not_reported_as_one_that_nobody_retrieved(store: Store) -> None:
+    unretrieved: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
+        cluster, clock = SilentCluster(), FakeClock()
+        reading = asyncio.create_task(ClusterReader(store, FakeClusters.single(cluster), clock, "50%").read(None, {}))
+        await clock.advance(5.0)
+        assert await reading is False
+        del reading
+        cluster.question.answer(ClusterUnreachable("the head died meanwhile"))
+        await settle()
+        gc.collect()
+
+    run(main())
+    assert not unretrieved
+
+
+def _name_of_another() -> tuple[subprocess.Popen[str], str]:
+    code = "from shoal_service.control.ownership import own_name; print(own_name(), flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_a_killed_process_has_ended_even_before_it_is_reaped() -> None:
+    process, name = _name_of_another()
+    with process:
+        assert not ownership.is_gone(name)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert ownership.is_gone(name)
+    assert ownership.is_gone(name)
+
+
+def test_this_process_is_alive() -> None:
+    assert not ownership.is_gone(ownership.own_name())
+
+
+def test_another_process_of_the_same_pid_is_not_the_owner() -> None:
+    host, pid, place, start = ownership.own_name().rsplit("-", 3)
+    assert ownership.is_gone(f"{host}-{pid}-{place}-{int(start) - 1}")
+
+
+@pytest.mark.parametrize("name", ["", "owner", "host-99999999-abcdefab-12", "host-x-y-z", "a-b"])
+def test_owners_on_other_hosts_are_unknown(name: str) -> None:
+    assert not ownership.is_gone(name)

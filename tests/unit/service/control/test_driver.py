@@ -1,4 +1,4 @@
-"""One attempt, driven with a real store and a fake cluster."""
+"""One attempt, driven with a real store and a fake cluster, up to its end; and actors that are left are ended."""
 
 import asyncio
 from pathlib import Path
@@ -6,17 +6,24 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
+from doubles.control_bench import ControlBench
 from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import settle, until
+from doubles.fake_clock import FakeClock
+from doubles.fake_cluster import FakeSupervisor
 from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
+from shoal_service.control.driver import to_its_end
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.home import Home
-from shoal_service.store import archives, checkpoint_rows, driving, histories, submissions
+from shoal_service.reports import PendingEvent, SupervisorReports
+from shoal_service.store import archives, checkpoint_rows, driving, histories, reporting, submissions
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.store.tables import attempt_tokens
+from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import CheckpointView, JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
@@ -403,3 +410,98 @@ async def test_two_requests_for_stacks_at_once_are_both_answered(store: Store) -
     await bench.clock.advance(5.0)
     found = [await first, await second]
     assert [one.summary for one in found if one is not None] == ["rank 0", "rank 1"]
+
+
+async def test_the_receipt_of_the_end_releases_the_supervisor(store: Store) -> None:
+    bench = DriverBench(store)
+    supervisor = await bench.started()
+    supervisor.end(END)
+    await bench.clock.advance(1.0)
+    assert supervisor.is_released and store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
+    assert bench.task.done() and bench.cluster.reaped == [(bench.job_id, 1)]
+
+
+async def test_a_driver_that_is_cancelled_while_it_ends_the_actors_does_so_first() -> None:
+    """No later control plane knows of an attempt whose end is stored."""
+
+    clock = FakeClock()
+    may_end, ended = asyncio.Event(), asyncio.Event()
+
+    async def reap() -> None:
+        await may_end.wait()
+        ended.set()
+
+    task = asyncio.create_task(to_its_end(reap(), clock, 5.0))
+    await settle()
+    task.cancel()
+    await settle()
+    assert not task.done()
+    may_end.set()
+    await settle()
+    assert task.cancelled() and ended.is_set()
+
+
+async def test_the_supervisor_of_a_job_that_goes_on_is_left_at_once(store: Store) -> None:
+    bench = DriverBench(store)
+    supervisor = await bench.started()
+    await bench.clock.advance(1.0)
+    bench.task.cancel()
+    await settle()
+    assert bench.task.cancelled() and not supervisor.is_released and bench.cluster.reaped == []
+
+
+def leave(bench: ControlBench, source: FakeSupervisor, job_id: str, attempt: int) -> None:
+    """A supervisor of that attempt is in the cluster, and nobody drives it."""
+    config = source.config.model_copy(update={"job_id": job_id, "attempt": attempt})
+    bench.cluster.supervisors[job_id, attempt] = FakeSupervisor(config, Outbox(attempt))
+
+
+async def test_a_supervisor_that_a_killed_server_has_not_released_is_ended_by_the_next_one(store: Store) -> None:
+    killed = ControlBench(store)
+    job_id = killed.submit()
+    async with killed.running():
+        supervisor = killed.cluster.supervisors[job_id, 1]
+    lease = store.acquire_lease("killed", ttl_s=1.0, now=killed.clock.time())
+    assert lease is not None
+    end = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
+    status = JobStatus(state=JobState.RUNNING, step=4)
+    store.writing(reporting.apply, lease.epoch)(
+        job_id, SupervisorReports(attempt=1, seq=1, status=status, end=end), now=lease.expires_at
+    )
+    store.release_lease("killed")
+    assert killed.state(job_id) is JobState.SUCCEEDED
+
+    following = ControlBench(store)
+    leave(following, supervisor, job_id, 1)
+    async with following.running():
+        assert following.cluster.reaped == [(job_id, 1)]
+        await following.clock.advance(5.0)
+        assert following.cluster.reaped == [(job_id, 1)], "once"
+
+
+async def test_other_attempts_stay(store: Store) -> None:
+    bench = ControlBench(store)
+    job_id = bench.submit()
+    async with bench.running():
+        mine = bench.cluster.supervisors[job_id, 1]
+        leave(bench, mine, "of-another-control-plane", 1)
+        leave(bench, mine, job_id, 2)
+        await bench.clock.advance(5.0)
+        assert bench.cluster.reaped == [], "one is driven, one is not of this store, one is newer than the store"
+
+
+async def test_an_older_attempt_of_a_job_that_trains_is_ended(store: Store) -> None:
+    bench = ControlBench(store)
+    job_id = bench.submit()
+    async with bench.running():
+        first = bench.cluster.supervisors[job_id, 1]
+        first.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        first.report(PendingEvent(at=1.0, type="said"))
+        await bench.clock.advance(1.0)
+        bench.cluster.kill_supervisor(job_id, 1)
+        await bench.clock.advance(10.0)
+        assert (job_id, 2) in bench.cluster.supervisors
+        bench.cluster.reaped.clear()
+        leave(bench, first, job_id, 1)
+        await bench.clock.advance(5.0)
+        assert bench.cluster.reaped == [(job_id, 1)]

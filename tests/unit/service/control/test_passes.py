@@ -1,10 +1,12 @@
-"""Passes of the control loop: what starts one, what the policy is asked, and how its decisions are carried out."""
+"""Passes of the control loop: what starts one, what the policy is asked, and the pause after a slow one."""
 
+import pytest
 from sqlalchemy import insert, select
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import settle
 from shoal_service.clusters.snapshot import Reservation, RoomKind
+from shoal_service.control.control_loop import pauses_after
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.scheduling.decide import decide
@@ -248,3 +250,13 @@ async def test_processes_are_expected_where_another_job_gives_workers_back(store
         await bench.clock.advance(3.0)
         assert bench.state(urgent) is JobState.STARTING
         assert bench.cluster.places[urgent] == {"n2": 2}
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "requested_s", "reported_s"),
+    [(0.0, 0.2, 0.2), (0.05, 0.2, 0.45), (0.3, 0.3, 1.0), (20.0, 1.0, 1.0)],
+)
+def test_a_request_waits_for_a_shorter_pause_than_reports_do(
+    pass_s: float, requested_s: float, reported_s: float
+) -> None:
+    assert pauses_after(pass_s) == pytest.approx((requested_s, reported_s))

@@ -1,4 +1,5 @@
-"""The executor with fakes all around it: events in, commands out, the journal before the commands."""
+"""The executor with fakes all around it: events in, commands out, the journal before the commands; hanging and absent
+storage, an absent head, and the end of an attempt."""
 
 from doubles.event_loop import settle, until
 from doubles.supervisor_bench import SPEC, SupervisorBench
@@ -6,8 +7,11 @@ from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.supervisor.journal import SLICE_S, HeadWait
 from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.worker_reports import SaveFailed, ValidationReport
 
 
 async def test_an_attempt_starts_trains_commits_and_ends() -> None:
@@ -267,3 +271,177 @@ class TestRestart:
         await bench.restart()
         assert (await bench.end()).reason is EndReason.CANCELLED
         assert bench.fleet.starts == []
+
+
+def _reason(bench: SupervisorBench) -> str:
+    [condition] = [c for c in bench.status.conditions if c.type == "CheckpointHealthy"]
+    return str(condition.reason)
+
+
+async def test_a_commit_that_hangs_is_given_up_and_no_second_thread_is_lost_to_it() -> None:
+    bench = SupervisorBench(granted=1)
+    await bench.start_and_train()
+    bench.catalog.hangs = True
+    [worker] = bench.workers.group
+    worker.save()
+    await until(lambda: len(bench.catalog.hanging) == 1, "the commit hangs")
+    limit_s = bench.config.spec.timeouts.commit_s
+    await bench.advance_until(lambda: "checkpoint.failed" in bench.events(), limit_s + 1)
+    assert "did not answer within 120 s (timeouts.commit_s)" in bench.reports.events[-1].data["message"]
+    assert _reason(bench) == "SaveFailed"
+
+    bench.workers.train()
+    await until(lambda: bench.status.step == 2, "training goes on")
+    worker.save()
+    await until(lambda: bench.events().count("checkpoint.failed") == 2, "the next commit fails at once")
+    [hanging] = bench.catalog.hanging
+
+    bench.catalog.hangs = False
+    hanging.answer(OSError("an answer that comes too late"))
+    bench.workers.train()
+    await until(lambda: bench.status.step == 3, "training goes on")
+    worker.save()
+    await until(lambda: "checkpoint.committed" in bench.events(), "storage that answers again is used")
+    assert _reason(bench) == "Saving"
+
+
+async def test_a_part_that_stalls_is_a_condition_of_its_own() -> None:
+    bench = SupervisorBench(granted=1)
+    await bench.start_and_train()
+    [worker] = bench.workers.group
+    error = "the storage accepted nothing for 120 s (timeouts.save_s)"
+    worker.report(SaveFailed(generation=1, step=1, rank=0, directory="/d", error=error, is_stalled=True))
+    await until(lambda: "checkpoint.failed" in bench.events(), "it is reported")
+    assert _reason(bench) == "StorageStalled"
+
+
+async def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown() -> None:
+    bench = SupervisorBench()
+    bench.catalog.is_away = True
+    bench.start()
+    await bench.clock.advance(6.0)
+    assert "does not answer and is asked again: OSError: the storage does not answer" in bench.status.message
+    assert bench.status.deadline == 1000.0 + bench.config.spec.checkpoint.wait_s
+    assert bench.events() == ["checkpoint.storage_away"] and bench.fleet.starts == []
+    bench.catalog.is_away = False
+    await bench.advance_until(lambda: len(bench.workers.group) == 2)
+    assert bench.status.note.startswith("waits for the group to form")
+
+
+async def test_nothing_is_written_into_a_directory_that_lacks_what_the_job_has_committed() -> None:
+    bench = SupervisorBench()
+    bench.config = bench.config.model_copy(update={"newest": str(CheckpointName(8, 0, 1))})
+    bench._open()
+    bench.start()
+    await bench.clock.advance(6.0)
+    assert bench.catalog.begun == {} and bench.fleet.starts == []
+    assert "is asked again: it has no checkpoint, and the job has committed step-0" in bench.status.message
+    assert bench.status.checkpoint_step == 8
+    bench.catalog.damaged = {CheckpointName(9, 0, 1)}  # the mount is back
+    end = await bench.end()
+    assert end.reason is EndReason.DAMAGED_CHECKPOINT and [*bench.catalog.begun] == [1]
+
+
+async def test_a_damaged_only_marker_is_shown_and_ends_the_attempt() -> None:
+    bench = SupervisorBench()
+    bench.catalog.damaged = {CheckpointName(8, 0, 1)}
+    bench.start()
+    end = await bench.end()
+    assert end.reason is EndReason.DAMAGED_CHECKPOINT and "step-000000000008-a0-g1" in end.message
+    assert [(view.step, view.state) for view in bench.reports.checkpoints] == [(8, "damaged")]
+
+
+def after(wait: HeadWait, *slices: tuple[float, float]) -> HeadWait:
+    for began, ended in slices:
+        wait = wait.after(began, ended)
+    return wait
+
+
+def test_a_head_that_does_not_answer_counts_as_away_after_a_quarter_of_a_second() -> None:
+    wait = HeadWait(0.0, 1000)
+    slices = [(n * SLICE_S, (n + 1) * SLICE_S) for n in range(10)]
+    assert not after(wait, *slices[:5]).is_over and after(wait, *slices[:6]).is_over
+
+
+def test_a_supervisor_that_wakes_late_has_waited_one_slice() -> None:
+    wait = after(HeadWait(0.0, 1000), (0.0, 10.0))
+    assert wait.waited_s == SLICE_S and not wait.is_over
+
+
+def test_the_time_before_the_head_was_asked_does_not_count() -> None:
+    assert after(HeadWait(7.0, 0), (6.99, 7.01)).waited_s < 0.02
+    assert after(HeadWait(7.0, 0), (6.0, 6.5)).waited_s == 0.0
+
+
+def test_a_large_record_takes_longer() -> None:
+    slices = [(n * SLICE_S, (n + 1) * SLICE_S) for n in range(8)]
+    assert after(HeadWait(0.0, 0), *slices).is_over
+    assert not after(HeadWait(0.0, 4_000_000), *slices).is_over
+
+
+async def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_together() -> None:
+    bench = SupervisorBench()
+    bench.fleet.node_of = {0: "shared", 1: "shared"}
+    await bench.start_and_train()
+    bench.workers.train(3)
+    first, second = bench.workers.group
+    first.print("last words")
+    bench.workers.finish()
+    await bench.end()
+    assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
+    assert first.num_forgotten + second.num_forgotten == 1, "by one worker of the node"
+    assert _ending(bench) == ["forget_memory", "kill", "kill"]
+    assert "last words" in [line.text for line in bench.reports.logs]
+    assert not bench.nodes.is_started
+
+
+async def test_workers_that_train_are_killed_before_the_last_one_of_their_node_removes_the_snapshots_again() -> None:
+    bench = SupervisorBench()
+    bench.fleet.node_of = {0: "shared", 1: "shared"}
+    await bench.start_and_train()
+    first, second = bench.workers.group
+    bench.direct(desired=Desired.CANCEL)
+    await bench.end()
+    assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
+    assert first.num_forgotten + second.num_forgotten == 2, "once before the other worker ends, once after"
+    assert _ending(bench) == ["forget_memory", "kill", "forget_memory", "kill"]
+
+
+async def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_status() -> None:
+    bench = SupervisorBench()
+    await bench.start_and_train()
+    bench.workers.train(3)
+    group = bench.workers.group
+    for worker in group:
+        worker.save()
+    await until(lambda: bench.catalog.markers)
+    for worker in group:
+        worker.holds_long_polls = True
+    group[0].report(ValidationReport(generation=1, step=4, loss=1.25, bits_per_byte=None, samples=4, at=0.0))
+    for worker in group:
+        worker.leave(ExitKind.FINISHED, is_durable=True)
+    await bench.end()
+    assert bench.status.val_loss == 1.25
+    assert [point.val_loss for point in bench.reports.series][-1] == 1.25
+
+
+async def test_torn_checkpoints_are_removed_at_the_end() -> None:
+    bench = SupervisorBench()
+    await bench.start_and_train()
+    bench.catalog.files[CheckpointName(2, 1, 1)] = {"shard-00000.bin": 1}
+    bench.direct(desired=Desired.CANCEL)
+    end = await bench.end()
+    assert end.reason is EndReason.CANCELLED
+    assert bench.catalog.files == {}
+
+
+async def test_a_storage_that_does_not_answer_at_the_end_does_not_keep_the_attempt() -> None:
+    bench = SupervisorBench()
+    await bench.start_and_train()
+    bench.catalog.is_away = True
+    bench.direct(desired=Desired.CANCEL)
+    assert (await bench.end()).reason is EndReason.CANCELLED
+
+
+def _ending(bench: SupervisorBench) -> list[str]:
+    return [call for call in bench.log if call in ("forget_memory", "kill")]

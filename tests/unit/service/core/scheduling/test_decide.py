@@ -1,6 +1,8 @@
-"""The rules of the policy, one by one, with the words that a user reads."""
+"""The rules of the policy, one by one, with the words that a user reads; and the rates of a job between known sizes."""
 
 from dataclasses import replace
+
+import pytest
 
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.decide import decide
@@ -357,3 +359,24 @@ def test_gpu_nodes_are_left_to_workers_with_gpus() -> None:
     cluster = [MarketNode(node_id="a-gpu", cpus=4, gpus=4), MarketNode(node_id="b-cpu", cpus=4)]
     gpu = job("gpu", 4, 4, need=WorkerNeed(cpus=1, gpus=1))
     assert after(market([job("cpu", 4, 4, need=CPU), gpu], cluster)) == {"cpu": 4, "gpu": 4}
+
+
+CURVE = ThroughputCurve((2, 4, 8), (10.0, 16.0, 24.0))
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate"),
+    [(0, 0.0), (1, 5.0), (2, 10.0), (3, 13.0), (4, 16.0), (6, 20.0), (8, 24.0), (100, 24.0)],
+)
+def test_the_rate_is_interpolated_between_the_known_sizes(workers: int, rate: float) -> None:
+    assert CURVE.rate(workers) == pytest.approx(rate)
+
+
+def test_a_linear_curve_scales_perfectly_up_to_its_largest_size() -> None:
+    curve = ThroughputCurve.linear(3.0, 4)
+    assert [curve.rate(n) for n in (1, 2, 4, 5)] == [3.0, 6.0, 12.0, 12.0]
+
+
+def test_sizes_must_rise() -> None:
+    with pytest.raises(AssertionError):
+        ThroughputCurve((4, 2), (1.0, 2.0))
