@@ -17,10 +17,8 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
 
-from doubles.fake_cluster_source import FakeClusterSource
-from kit.served_app import served
+from kit.served_app import bare_app, served
 from shoal_api.client.credentials import find_token
-from shoal_api.http.app import create_app
 from shoal_service.control.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ClaimRules, Principal, Role
@@ -230,7 +228,7 @@ def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, 
     local.answers.clear()
     issuer = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
     made_up = local.token(rsa_key("made-up", 1))
-    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", issuer=issuer)
+    app = bare_app(store, issuer=issuer)
     own, wrong = ({"Authorization": f"Bearer {one}"} for one in (find_token("http://127.0.0.1:1"), made_up))
     with served(app) as url, ThreadPoolExecutor(80) as pool:
         limits = httpx.Limits(max_connections=100)

@@ -15,12 +15,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from doubles.fake_cluster_source import FakeClusterSource
-from kit.served_app import served
+from kit.served_app import bare_app, served
 from shoal_api.client import Client, Disconnected
 from shoal_api.client.credentials import find_token
 from shoal_api.client.transport import RetryPolicy
-from shoal_api.http.app import create_app
 from shoal_api.http.serving import Wire
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.settings import SettingsError, load_settings
@@ -58,7 +56,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def https(store: Store, state_dir: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     ensure_admin_token(store, state_dir, now=time.time())
-    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda accept: (b"", "text/plain"), version="1")
+    app = bare_app(store)
     with served(app, wire=Wire(*certificate)) as url:
         yield url
 
@@ -111,7 +109,7 @@ def test_only_a_trusted_proxy_says_who_its_client_is_and_that_it_encrypts(
     store: Store, state_dir: Path, proxies: str, address: str
 ) -> None:
     ensure_admin_token(store, state_dir, now=time.time())
-    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1")
+    app = bare_app(store)
     with (
         served(app, wire=Wire(trusted_proxies=proxies)) as url,
         httpx.Client(base_url=url, timeout=30, trust_env=False, headers=FORWARDED) as http,
