@@ -8,25 +8,16 @@ from typing import Any
 
 import pytest
 
+from kit.views import incident_view, series_point, worker_view
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
 from shoal_service.store import histories
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_service.views import CheckpointView, JobStatus
+from shoal_workers.contract.job import JobState
 
 
 def point(step: int, loss: float = 1.0) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=float(step),
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=9.0,
-        step_s=0.1,
-        world_size=2,
-        generation=1,
-    )
+    return series_point(step, loss=loss, tokens_per_s=9.0, step_s=0.1)
 
 
 def line(number: int, rank: int | None, text: str = "hello") -> PendingLog:
@@ -142,28 +133,8 @@ def test_a_series_is_down_sampled_and_keeps_values_that_are_not_finite(service: 
 
 
 def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: Any) -> None:
-    worker = WorkerView(
-        worker_id="s0",
-        rank=0,
-        state="training",
-        node_id="n",
-        node_ip="127.0.0.1",
-        pid=7,
-        generation=1,
-        phase="forward",
-        step=3,
-    )
-    incident = IncidentView(
-        id=1,
-        attempt=1,
-        cause=IncidentCause.WORKER_DIED,
-        witness="ray",
-        ranks=(1,),
-        worker_ids=("s1",),
-        generation=1,
-        at=5.0,
-        from_workers=2,
-    )
+    worker = worker_view(worker_id="s0", node_id="n", pid=7, step=3)
+    incident = incident_view(attempt=1, worker_ids=("s1",), at=5.0, from_workers=2)
     checkpoint = CheckpointView(step=2, url="/tmp/x", state="committed", attempt=1, generation=1)
     job_id = supervise(workers=(worker,), incidents=(incident,), checkpoints=(checkpoint,))
     assert service.client.workers(job_id) == (worker,)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kit.views import series_point
 from shoal_service.core.desired import Desired
-from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent
 from shoal_service.store import (
@@ -189,17 +189,7 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
 
     def write() -> None:
         for step in range(1, 60):
-            point = SeriesPoint(
-                step=step,
-                at=1.0,
-                loss=1.0,
-                grad_norm=1.0,
-                lr=1.0,
-                tokens_per_s=1.0,
-                step_s=1.0,
-                world_size=1,
-                generation=1,
-            )
+            point = series_point(step, at=1.0, lr=1.0, world_size=1)
             attempt.report(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
         done.set()
 

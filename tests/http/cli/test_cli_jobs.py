@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from kit.views import incident_view
 from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.core.attempt.stacks import cluster
-from shoal_service.views import IncidentView, JobStatus
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import Frame, Phase, WorkerStack
 
@@ -278,16 +279,8 @@ def test_stacks_of_all_ranks_are_shown_and_an_incident_shows_those_that_it_keeps
     assert "shapes.py:41  __getitem__" in text
     only = shoal("stacks", job.id, "--rank", "3", "--json").json()
     assert [one["ranks"] for one in only["clusters"]] == [[3]]
-    hung = IncidentView(
-        id=1,
-        cause=IncidentCause.HUNG,
-        witness="progress",
-        ranks=(3,),
-        worker_ids=("w/3",),
-        generation=1,
-        at=5.0,
-        from_workers=4,
-        stacks=STACKS,
+    hung = incident_view(
+        cause=IncidentCause.HUNG, witness="progress", ranks=(3,), worker_ids=("w/3",), at=5.0, stacks=STACKS
     )
     service.report(job, _running(), incidents=(hung,))
     service.report(job, _running(), incidents=(hung.model_copy(update={"stacks": None, "message": "closed"}),))

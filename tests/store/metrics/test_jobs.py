@@ -6,6 +6,7 @@ import pytest
 
 from kit.requirements import require
 from kit.scrapes import NOW, exposition_of, scrape, value_of
+from kit.views import worker_view
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
@@ -15,7 +16,7 @@ from shoal_service.store import Store, checkpoint_rows, submissions
 from shoal_service.store.metrics_snapshot import GRACE_S
 from shoal_service.views import CheckpointView, WorkerView
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import Phase, WorkerUse
+from shoal_workers.contract.messages import WorkerUse
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -39,18 +40,7 @@ def test_promtool_accepts_what_is_exposed(store: Store, submit: Submit, begin: B
 
 
 def _worker(rank: int | None, node: str, **use: Any) -> WorkerView:
-    return WorkerView(
-        worker_id=f"w-{rank}",
-        rank=rank,
-        state="training",
-        node_id=node,
-        node_ip="127.0.0.1",
-        pid=1,
-        generation=1,
-        phase=Phase.FORWARD,
-        step=1,
-        use=WorkerUse(**use) if use else None,
-    )
+    return worker_view(rank, node_id=node, use=WorkerUse(**use) if use else None)
 
 
 def test_the_series_of_a_running_job_have_the_values_of_its_status(store: Store, submit: Submit, begin: Begin) -> None:

@@ -7,6 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.scrapes import NOW, exposition_of, samples_of, scrape, value_of
+from kit.views import incident_view
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
@@ -26,9 +27,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def _incident(number: int, cause: IncidentCause, **fields: Any) -> IncidentView:
-    return IncidentView(
-        id=number, cause=cause, witness="w", ranks=(), worker_ids=(), generation=1, at=1.0, from_workers=2, **fields
-    )
+    return incident_view(number, cause=cause, witness="w", ranks=(), worker_ids=(), from_workers=2, **fields)
 
 
 def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit, begin: Begin) -> None:

@@ -7,27 +7,17 @@ from typing import Any
 
 import pytest
 
+from kit.views import series_point, worker_view
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
-from shoal_service.views import WorkerView
 from shoal_workers.contract.job import JobState
 
 
 def point(step: int, loss: float, generation: int = 1) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=10.0 + step,
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=float(step),
-        step_s=0.1,
-        world_size=2,
-        generation=generation,
-    )
+    return series_point(step, at=10.0 + step, loss=loss, tokens_per_s=float(step), step_s=0.1, generation=generation)
 
 
 def report_steps(attempt: Any, losses: dict[int, float], *, at_once: int, generation: int = 1) -> None:
@@ -177,20 +167,7 @@ def test_jobs_are_searched_filtered_ordered_and_paged(
 
 def test_what_runs_on_each_node_is_known(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
     job_id = submit()
-    workers = tuple(
-        WorkerView(
-            worker_id=f"w{rank}",
-            rank=rank,
-            state="training",
-            node_id="n1",
-            node_ip="",
-            pid=1,
-            generation=1,
-            phase="forward",
-            step=1,
-        )
-        for rank in (1, 0, None)
-    )
+    workers = tuple(worker_view(rank, worker_id=f"w{rank}", node_ip="") for rank in (1, 0, None))
     begin(job_id).report(workers=workers)
     [on_node] = store.reading(job_lists.jobs_by_node)()["n1"]
     assert (on_node.job_id, on_node.ranks, on_node.num_workers) == (job_id, (0, 1), 3)

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from kit.views import series_point
 from shoal_api.demo.outcome import (
     DemoOutcome,
     compare_losses,
@@ -28,20 +29,7 @@ CURVE = {step: 5.0 - step / 10 for step in range(1, 41)}
 
 
 def series(*sizes: int) -> tuple[SeriesPoint, ...]:
-    return tuple(
-        SeriesPoint(
-            step=step,
-            at=step,
-            loss=5 / step,
-            grad_norm=1,
-            lr=1,
-            tokens_per_s=1,
-            step_s=1,
-            world_size=size,
-            generation=1,
-        )
-        for step, size in enumerate(sizes, start=1)
-    )
+    return tuple(series_point(step, loss=5 / step, lr=1, world_size=size) for step, size in enumerate(sizes, start=1))
 
 
 def shown(incident: IncidentView, broken: tuple[str, ...] = ()) -> str:
@@ -113,17 +101,7 @@ def test_without_points_there_are_no_lines() -> None:
 
 
 def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=step if at is None else at,
-        loss=loss,
-        grad_norm=1,
-        lr=1,
-        tokens_per_s=1,
-        step_s=1,
-        world_size=4,
-        generation=1,
-    )
+    return series_point(step, at=step if at is None else at, loss=loss, lr=1, world_size=4)
 
 
 def event(seq: int, type_: str, data: dict[str, int]) -> EventView:

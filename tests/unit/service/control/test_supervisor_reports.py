@@ -4,10 +4,10 @@ import asyncio
 import time
 from typing import Any
 
+from kit.views import series_point
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisor_reports import ReportWriter, SupervisorLinks
 from shoal_service.core.access import hash_of
-from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, submissions, supervisor_links
@@ -45,9 +45,7 @@ def num_writes(store: Store) -> int:
 
 
 def step(number: int) -> SupervisorReports:
-    point = SeriesPoint(
-        step=number, at=1.0, loss=1.0, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=1, generation=1
-    )
+    point = series_point(number, at=1.0, world_size=1)
     return SupervisorReports(
         attempt=1, seq=number, series=(point,), status=JobStatus(state=JobState.RUNNING, step=number)
     )

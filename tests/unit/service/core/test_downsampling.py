@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.views import series_point
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.core.system_metrics import (
@@ -21,18 +22,7 @@ from shoal_workers.contract.messages import StepPart, WorkerUse
 
 
 def _point(step: int, loss: float = 1.0, val_loss: float | None = None) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=float(step),
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=5.0,
-        step_s=0.1,
-        world_size=2,
-        generation=1,
-        val_loss=val_loss,
-    )
+    return series_point(step, loss=loss, tokens_per_s=5.0, step_s=0.1, val_loss=val_loss)
 
 
 def test_a_bucket_holds_means_and_the_last_step() -> None:

@@ -5,6 +5,7 @@ import pytest
 from doubles.event_loop import until
 from doubles.fake_workers import FakeWorker
 from doubles.supervisor_bench import SPEC, SupervisorBench
+from kit.views import series_point
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
@@ -127,6 +128,4 @@ def test_the_end_has_the_words_of_the_job(reason: EndReason, words: str) -> None
 
 
 def point(step: int) -> SeriesPoint:
-    return SeriesPoint(
-        step=step, at=1.0, loss=0.5, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=2, generation=1
-    )
+    return series_point(step, at=1.0, loss=0.5)
