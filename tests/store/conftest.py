@@ -104,3 +104,15 @@ def begin(store: Store, lease: Lease) -> Callable[..., Attempt]:
         return Attempt(store, job_id, number, lease.epoch)
 
     return _begin
+
+
+@pytest.fixture
+def job_id(submit: Callable[..., str]) -> str:
+    """A job that waits in the queue."""
+    return submit()
+
+
+@pytest.fixture
+def attempt(begin: Callable[..., Attempt], job_id: str) -> Attempt:
+    """Its first attempt."""
+    return begin(job_id)

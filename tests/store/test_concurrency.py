@@ -90,8 +90,7 @@ def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) ->
     assert sorted(owners_by_epoch) == list(range(1, len(owners_by_epoch) + 1))
 
 
-def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store, job_id: str) -> None:
     lock = threading.Lock()
     now = 0.0
     written: list[int] = []
@@ -182,9 +181,7 @@ def test_a_job_is_started_or_cancelled_never_both(store: Store, lease: Lease, su
         assert store.get_job(job_id).status.state is expected
 
 
-def test_readers_see_only_complete_transactions(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_readers_see_only_complete_transactions(store: Store, job_id: str, attempt: Any) -> None:
     done = threading.Event()
 
     def write() -> None:

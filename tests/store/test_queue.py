@@ -69,8 +69,7 @@ def test_the_next_order_replaces_the_last_one(store: Store, submit: Submit, set_
     assert store.get_job(two).queue is None
 
 
-def test_what_stays_the_same_is_not_written_again(store: Store, submit: Submit, set_queue: SetQueue) -> None:
-    job_id = submit()
+def test_what_stays_the_same_is_not_written_again(store: Store, set_queue: SetQueue, job_id: str) -> None:
     for at, now, written_at in ((100.0, 10.0, 10.0), (100.9, 20.0, 10.0), (105.0, 30.0, 30.0), (None, 40.0, 40.0)):
         set_queue(Wait(job_id, "a", 1, (), at), now=now)
         place = store.get_job(job_id).queue
@@ -112,9 +111,8 @@ def test_a_place_that_was_written_while_its_job_left_the_queue_goes_with_the_nex
 
 
 def test_a_job_that_has_returned_to_the_queue_gets_its_place_again(
-    store: Store, submit: Submit, set_queue: SetQueue
+    store: Store, set_queue: SetQueue, job_id: str
 ) -> None:
-    job_id = submit()
     for now in (10.0, 20.0):
         set_queue(Wait(job_id, "a", 1), now=now)
         place = store.get_job(job_id).queue
@@ -204,9 +202,8 @@ def test_the_answer_is_in_the_status_and_in_the_queue(
 
 
 def test_a_changed_spec_is_answered_with_one_event(
-    store: Store, submit: Submit, begin: Begin, set_growth: SetGrowth
+    store: Store, begin: Begin, set_growth: SetGrowth, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id)
     patched(store, job_id)
     version = {job_id.replace("-", "_"): 2}
@@ -221,9 +218,8 @@ def test_a_changed_spec_is_answered_with_one_event(
 
 
 def test_a_request_that_was_granted_is_not_answered_when_others_take_the_workers_later(
-    store: Store, submit: Submit, begin: Begin, lease: Lease, set_growth: SetGrowth
+    store: Store, begin: Begin, lease: Lease, set_growth: SetGrowth, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id, 4)
     patched(store, job_id)
     set_growth(**{job_id.replace("-", "_"): 2})
@@ -234,10 +230,8 @@ def test_a_request_that_was_granted_is_not_answered_when_others_take_the_workers
 
 
 def test_an_answer_is_shown_only_with_the_grant_that_it_is_about(
-    store: Store, submit: Submit, begin: Begin, lease: Lease, set_growth: SetGrowth
+    store: Store, lease: Lease, set_growth: SetGrowth, job_id: str, attempt: Any
 ) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
     set_growth(held(job_id))
     store.writing(driving.set_grant, lease.epoch)(job_id, workers=3, reason="room", now=20.0)
     assert store.get_job(job_id).status.held_back is None and store.reading(queueing.view)().held_back == ()
@@ -249,9 +243,8 @@ def test_an_answer_is_shown_only_with_the_grant_that_it_is_about(
 
 
 def test_numbers_are_written_again_only_now_and_then(
-    store: Store, submit: Submit, begin: Begin, set_growth: SetGrowth
+    store: Store, begin: Begin, set_growth: SetGrowth, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id)
     for now, decided_at in ((10.0, 10.0), (11.0, 10.0), (10.0 + REWRITE_S, 10.0 + REWRITE_S)):
         set_growth(held(job_id, reason=f"It ends at {now}."), now=now)
@@ -259,8 +252,7 @@ def test_numbers_are_written_again_only_now_and_then(
         assert answer is not None and answer.decided_at == decided_at
 
 
-def test_without_the_lease_nothing_is_written(store: Store, submit: Submit, begin: Begin, lease: Lease) -> None:
-    job_id = submit()
+def test_without_the_lease_nothing_is_written(store: Store, begin: Begin, lease: Lease, job_id: str) -> None:
     begin(job_id)
     with pytest.raises(LeaseLost):
         store.writing(queueing.save_growth, lease.epoch - 1)([held(job_id)], {job_id: 1}, now=10.0)

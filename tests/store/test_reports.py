@@ -63,16 +63,6 @@ def _end(reason: EndReason, step: int, failure: UserFailure | None = None) -> At
     return AttemptEnd(reason=reason, message="said", step=step, failure=failure)
 
 
-@pytest.fixture
-def job_id(submit: Submit) -> str:
-    return submit()
-
-
-@pytest.fixture
-def attempt(begin: Begin, job_id: str) -> Any:
-    return begin(job_id)
-
-
 class TestExactlyOnce:
     def test_everything_reported_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
         worker = worker_view(worker_id="s-0", node_id="n", node_ip="1.2.3.4", pid=7, step=3)

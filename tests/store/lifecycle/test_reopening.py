@@ -32,8 +32,7 @@ FAILED = AttemptEnd(reason=EndReason.USER_ERROR, message="no", step=40, failure=
 LAST = CheckpointView(step=100, url="/c/x", state=CheckpointState.COMMITTED, attempt=1, generation=1)
 
 
-def test_a_finished_job_goes_on_in_place(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_a_finished_job_goes_on_in_place(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(LAST,), status_checkpoint_step=100, end=DONE, now=50.0)
     job = store.writing(submissions.extend)(job_id, steps=150, now=90.0)
 
@@ -44,9 +43,7 @@ def test_a_finished_job_goes_on_in_place(store: Store, submit: Submit, begin: Be
     assert begin(job_id).number == 2
 
 
-def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_running_job_goes_on_without_leaving_its_state(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(status_step=70)
     job = store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     assert (job.status.state, job.spec.stop.steps) == (JobState.RUNNING, 150)
@@ -56,9 +53,9 @@ def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: S
             store.writing(submissions.extend)(job_id, steps=steps, now=21.0)
 
 
-def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(
+    store: Store, begin: Begin, job_id: str, attempt: Any
+) -> None:
     attempt.report(status_observed_generation=1, status_step=99)
     store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     attempt.report(status_observed_generation=1, status_step=100, checkpoints=(LAST,), end=DONE)
@@ -68,17 +65,14 @@ def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(store: Store,
     assert store.get_job(job_id).status.state is JobState.SUCCEEDED
 
 
-def test_an_end_that_did_not_know_of_another_change_stays(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_an_end_that_did_not_know_of_another_change_stays(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(status_observed_generation=1)
     store.writing(submissions.patch)(job_id, JobPatch(priority=5), if_match=None, now=20.0)
     attempt.report(status_observed_generation=1, end=DONE)
     assert store.get_job(job_id).status.state is JobState.SUCCEEDED
 
 
-def test_a_job_without_a_checkpoint_is_not_silently_begun_again(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_a_job_without_a_checkpoint_is_not_silently_begun_again(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(end=DONE)
     with pytest.raises(LifecycleConflict, match="has no checkpoint any more, so its 100 steps would begin again"):
         store.writing(submissions.extend)(job_id, steps=150, now=90.0)
@@ -97,8 +91,7 @@ def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Su
     assert "Not retried: " in ended.status.message
 
 
-def test_only_a_failed_job_is_tried_again(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_only_a_failed_job_is_tried_again(store: Store, begin: Begin, job_id: str) -> None:
     with pytest.raises(LifecycleConflict, match="it has not failed"):
         store.writing(submissions.retry)(job_id, now=1.0)
     store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
@@ -224,16 +217,14 @@ def test_the_same_labels_again_are_no_change(store: Store, submit: Submit) -> No
     assert (again.spec_version, len(store.reading(histories.read_events)(job_id))) == (1, 1)
 
 
-def test_an_ended_job_keeps_its_end(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_an_ended_job_keeps_its_end(store: Store, job_id: str) -> None:
     ended = store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
     labelled = store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
     assert (labelled.status, labelled.ended_at) == (ended.status, 2.0)
     assert (labelled.spec.labels, labelled.spec_version) == ({"a": "1"}, 2)
 
 
-def test_a_job_that_is_being_deleted_cannot_be_labelled(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_a_job_that_is_being_deleted_cannot_be_labelled(store: Store, job_id: str) -> None:
     store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
     store.writing(job_deletion.begin)(job_id, DeletionRequest(root="/data/job", by="ada"), now=3.0)
     with pytest.raises(RequestConflict, match="it is being deleted"):

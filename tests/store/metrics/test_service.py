@@ -86,10 +86,7 @@ def test_an_incident_counts_once_it_is_over_so_that_no_counter_falls_when_its_ca
     assert value_of(after, "shoal_incidents_total", cause="collective_failed") == 0
 
 
-def test_the_newest_incident_of_a_cause_is_the_exemplar_of_its_bucket(
-    store: Store, submit: Submit, begin: Begin
-) -> None:
-    job_id = submit()
+def test_the_newest_incident_of_a_cause_is_the_exemplar_of_its_bucket(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(incidents=(_incident(3, IncidentCause.WORKER_DIED, closed=True, recovery_s=0.7),))
     exposition = exposition_of(store)
     body, media_type = exposition.render(OPENMETRICS)
@@ -259,9 +256,8 @@ def test_queue_wait_moves_and_shares_of_projects_are_shown(
 
 
 def test_a_job_that_returns_to_the_queue_waits_from_then_on(
-    store: Store, submit: Submit, begin: Begin, lease: Lease
+    store: Store, begin: Begin, lease: Lease, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id)
     store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", now=60.0)
     assert value_of(scrape(store), "shoal_queue_longest_wait_seconds", project="default") == NOW - 60

@@ -26,11 +26,6 @@ def sample(number: int, *busy: float | None) -> SystemSample:
     return SystemSample(at=AT + 10.0 * number, generation=1 + number // 100, values={"busy": busy, "cpu_cores": busy})
 
 
-@pytest.fixture
-def job_id(submit: Callable[..., str]) -> str:
-    return submit()
-
-
 def test_samples_are_read_by_rank_with_the_metrics_that_there_are(
     store: Store, job_id: str, begin: Callable[..., Any]
 ) -> None:
@@ -45,8 +40,7 @@ def test_samples_are_read_by_rank_with_the_metrics_that_there_are(
     assert absent.values == () and absent.metrics == found.metrics
 
 
-def test_reports_that_are_sent_twice_are_stored_once(store: Store, job_id: str, begin: Callable[..., Any]) -> None:
-    attempt = begin(job_id)
+def test_reports_that_are_sent_twice_are_stored_once(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(system=(sample(0, 0.5),))
     attempt.repeat(system=(sample(0, 0.75),))
     assert store.reading(system_samples.read)(job_id, SystemMetric.BUSY).values == ((0.5,),)

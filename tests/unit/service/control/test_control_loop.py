@@ -29,8 +29,9 @@ from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
 
-async def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_started(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_started(
+    store: Store, bench: ControlBench
+) -> None:
     bad, good = bench.submit(), bench.submit()
     with store._database.write() as tx:
         tx.connection.exec_driver_sql("UPDATE job_specs SET document = '{\"shards\": 3}' WHERE job_num = 1")
@@ -42,8 +43,7 @@ async def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_star
         assert store.get_job(bad).status.reason == "quarantined"
 
 
-async def test_a_queued_job_that_fits_is_started_with_its_supervisor(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_queued_job_that_fits_is_started_with_its_supervisor(store: Store, bench: ControlBench) -> None:
     job_id = bench.submit()
     async with bench.running():
         assert bench.state(job_id) is JobState.STARTING
@@ -53,8 +53,7 @@ async def test_a_queued_job_that_fits_is_started_with_its_supervisor(store: Stor
     assert not supervisor.is_released, "the supervisor goes on without a control plane"
 
 
-async def test_nothing_is_driven_while_another_control_plane_holds_the_lease(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_nothing_is_driven_while_another_control_plane_holds_the_lease(store: Store, bench: ControlBench) -> None:
     store.acquire_lease("other", ttl_s=6.0, now=bench.clock.time())
     job_id = bench.submit()
     async with bench.running():
@@ -67,8 +66,9 @@ async def test_nothing_is_driven_while_another_control_plane_holds_the_lease(sto
         assert bench.loop.snapshot().owner == "me" and bench.loop.snapshot().epoch == 2
 
 
-async def test_a_clock_that_was_set_back_does_not_keep_the_lease_of_an_owner_that_is_gone(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_clock_that_was_set_back_does_not_keep_the_lease_of_an_owner_that_is_gone(
+    store: Store, bench: ControlBench
+) -> None:
     store.acquire_lease("other", ttl_s=9.0, now=bench.clock.time())
     job_id = bench.submit()
     bench.clock.jump(-900.0)
@@ -79,8 +79,7 @@ async def test_a_clock_that_was_set_back_does_not_keep_the_lease_of_an_owner_tha
         assert bench.state(job_id) is JobState.STARTING, "for its time to live nobody has renewed it"
 
 
-async def test_a_clock_that_was_set_forward_takes_no_lease_that_is_renewed(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_clock_that_was_set_forward_takes_no_lease_that_is_renewed(store: Store, bench: ControlBench) -> None:
     others_clock = bench.clock.time()
     async with bench.running():
         store.release_lease("me")
@@ -92,8 +91,7 @@ async def test_a_clock_that_was_set_forward_takes_no_lease_that_is_renewed(store
         assert lease is not None and lease.owner == "other"
 
 
-async def test_the_lease_is_renewed_before_it_expires(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_the_lease_is_renewed_before_it_expires(store: Store, bench: ControlBench) -> None:
     async with bench.running():
         for _ in range(10):
             await bench.clock.advance(3.0)
@@ -102,8 +100,9 @@ async def test_the_lease_is_renewed_before_it_expires(store: Store) -> None:
         assert lease is not None and (lease.owner, lease.epoch) == ("me", 1)
 
 
-async def test_a_lost_lease_ends_the_driving_and_is_taken_again_when_it_is_free(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_lost_lease_ends_the_driving_and_is_taken_again_when_it_is_free(
+    store: Store, bench: ControlBench
+) -> None:
     job_id = bench.submit()
     async with bench.running():
         supervisor = bench.cluster.supervisors[job_id, 1]
@@ -123,8 +122,9 @@ async def test_a_lost_lease_ends_the_driving_and_is_taken_again_when_it_is_free(
         assert bench.loop.snapshot().epoch == 3
 
 
-async def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_directives(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_directives(
+    store: Store, bench: ControlBench
+) -> None:
     job_id = bench.submit()
     async with bench.running():
         bench.cluster.error = ClusterUnreachable("no answer")
@@ -141,8 +141,7 @@ async def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_direc
         assert bench.loop.snapshot().connected
 
 
-async def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store, bench: ControlBench) -> None:
     job_id = bench.submit()
     async with bench.running():
         supervisor = bench.cluster.supervisors[job_id, 1]
@@ -213,8 +212,7 @@ async def test_a_node_that_fails_its_test_stays_on_probation(store: Store) -> No
         assert supervisor.directives[-1].avoid != ()
 
 
-async def test_a_server_that_stops_saves_every_attempt_and_starts_none(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_server_that_stops_saves_every_attempt_and_starts_none(store: Store, bench: ControlBench) -> None:
     job_id = bench.submit()
     shown: list[list[str]] = []
     stop = asyncio.Event()
@@ -236,8 +234,7 @@ async def test_a_server_that_stops_saves_every_attempt_and_starts_none(store: St
     assert supervisor.is_released and store.current_lease() is None
 
 
-async def test_a_server_that_is_hurried_notes_what_it_did_not_save(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_server_that_is_hurried_notes_what_it_did_not_save(store: Store, bench: ControlBench) -> None:
     job_id = bench.submit()
     async with bench.running():
         supervisor = bench.cluster.supervisors[job_id, 1]
@@ -253,10 +250,9 @@ async def test_a_server_that_is_hurried_notes_what_it_did_not_save(store: Store)
     assert (status.lost.attempt, status.lost.generation, status.lost.workers, status.lost.step) == (1, 2, 2, 9)
 
 
-async def test_the_lease_is_renewed_after_the_wall_clock_was_set_back(store: Store) -> None:
+async def test_the_lease_is_renewed_after_the_wall_clock_was_set_back(store: Store, bench: ControlBench) -> None:
     """Another machine, whose clock was not, would take it."""
 
-    bench = ControlBench(store)
     async with bench.running():
         bench.clock.jump(-900.0)
         await bench.clock.advance(5.0)

@@ -29,8 +29,12 @@ from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
 
 
-async def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(store: Store) -> None:
-    bench = DriverBench(store)
+@pytest.fixture
+def bench(store: Store) -> DriverBench:
+    return DriverBench(store)
+
+
+async def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(bench: DriverBench) -> None:
     bench.driver.update(bench.row, (AvoidedNode(node_id="bad", reason="drain requested"),))
     supervisor = await bench.started()
     config = supervisor.config
@@ -52,8 +56,9 @@ async def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store:
     assert bench.cluster.uploads == [archive.sha256] and config.code_uri == "gcs://code-1.zip"
 
 
-async def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_knows(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_knows(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     assert supervisor.config.newest is None
     for step, state in ((4, "committed"), (12, "committed"), (16, "damaged"), (20, "committed")):
@@ -66,8 +71,7 @@ async def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_kn
     assert config.newest == str(CheckpointName(12, 1, 1))
 
 
-async def test_a_live_supervisor_is_found_and_not_started_again(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_live_supervisor_is_found_and_not_started_again(bench: DriverBench) -> None:
     supervisor = await bench.started()
     await bench.stop()
     bench.driver = bench.make_driver()
@@ -77,8 +81,9 @@ async def test_a_live_supervisor_is_found_and_not_started_again(store: Store) ->
     assert len(bench.cluster.avoided) == 1
 
 
-async def test_reports_are_stored_once_and_each_report_says_what_the_one_before_has_acknowledged(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_reports_are_stored_once_and_each_report_says_what_the_one_before_has_acknowledged(
+    bench: DriverBench,
+) -> None:
     supervisor = await bench.started()
     supervisor.report(event(1), event(2))
     await bench.stored(1, 2)
@@ -90,8 +95,7 @@ async def test_reports_are_stored_once_and_each_report_says_what_the_one_before_
     assert supervisor.sent_after == sorted(supervisor.sent_after) and supervisor.sent_after[-1] > 2
 
 
-async def test_reports_are_stored_without_a_driver_and_a_restarted_one_goes_on(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_reports_are_stored_without_a_driver_and_a_restarted_one_goes_on(bench: DriverBench) -> None:
     supervisor = await bench.started()
     supervisor.report(event(1))
     await bench.stored(1)
@@ -105,8 +109,9 @@ async def test_reports_are_stored_without_a_driver_and_a_restarted_one_goes_on(s
     assert len(bench.cluster.avoided) == 1
 
 
-async def test_the_end_is_stored_the_supervisor_is_released_and_the_attempt_is_reaped(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_the_end_is_stored_the_supervisor_is_released_and_the_attempt_is_reaped(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     supervisor.end(END)
     await bench.clock.advance(1.0)
@@ -115,8 +120,7 @@ async def test_the_end_is_stored_the_supervisor_is_released_and_the_attempt_is_r
     assert supervisor.is_released and bench.cluster.reaped == [(bench.job_id, 1)]
 
 
-async def test_a_supervisor_that_cannot_report_for_a_while_is_awaited(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_that_cannot_report_for_a_while_is_awaited(bench: DriverBench) -> None:
     supervisor = await bench.started()
     await settle()
     supervisor.cut_off()
@@ -128,8 +132,9 @@ async def test_a_supervisor_that_cannot_report_for_a_while_is_awaited(store: Sto
     assert bench.events() == [1]
 
 
-async def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     await settle()
     supervisor.cut_off()
@@ -142,8 +147,7 @@ async def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(s
     assert [directive.granted for directive in supervisor.directives] == [2, 1]
 
 
-async def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store, bench: DriverBench) -> None:
     supervisor = await bench.started()
     supervisor.report(event(1))
     await bench.stored(1)
@@ -156,9 +160,8 @@ async def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> N
 
 
 async def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_and_not_without_limit(
-    store: Store,
+    store: Store, bench: DriverBench
 ) -> None:
-    bench = DriverBench(store)
     bench.cluster.start_error = SupervisorGone("no module named shoal_service")
     bench.start()
     for pause_s in (1.0, 2.0, 4.0, 8.0):
@@ -178,8 +181,9 @@ async def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_
     assert bench.cluster.reaped == [(bench.job_id, 1)] * 5, "nothing is left in the cluster"
 
 
-async def test_a_supervisor_that_the_cluster_could_not_create_is_noticed_at_once(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_that_the_cluster_could_not_create_is_noticed_at_once(
+    store: Store, bench: DriverBench
+) -> None:
     bench.cluster.start_error = SupervisorGone("its constructor raised")
     bench.cluster.notices_failures = True
     watchers = list(bench.cluster._watchers)
@@ -193,8 +197,7 @@ async def test_a_supervisor_that_the_cluster_could_not_create_is_noticed_at_once
     assert bench.cluster._watchers == watchers, "the driver watches no more"
 
 
-async def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Store, bench: DriverBench) -> None:
     bench.cluster.start_error = SupervisorGone("the node is gone")
     bench.start()
     await bench.clock.advance(2.0)
@@ -208,10 +211,11 @@ async def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Sto
     await bench.stop()
 
 
-async def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_the_attempt(store: Store) -> None:
+async def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_the_attempt(
+    store: Store, bench: DriverBench
+) -> None:
     """Ray starts them again without limit, and keeps the call."""
 
-    bench = DriverBench(store)
     bench.start()
     await until(lambda: bench.cluster.supervisors)
     bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS
@@ -227,8 +231,9 @@ async def test_a_supervisor_whose_processes_die_before_they_record_their_start_e
     assert failed["after_s"] is None and bench.cluster.reaped == [(bench.job_id, 1)]
 
 
-async def test_a_supervisor_that_dies_for_lack_of_memory_before_it_records_its_start_says_so(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_that_dies_for_lack_of_memory_before_it_records_its_start_says_so(
+    store: Store, bench: DriverBench
+) -> None:
     bench.start()
     await until(lambda: bench.cluster.supervisors)
     bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS + 1
@@ -240,8 +245,7 @@ async def test_a_supervisor_that_dies_for_lack_of_memory_before_it_records_its_s
     assert "its node 10.0.0.7 had no memory left" in status.message
 
 
-async def test_starts_that_failed_before_the_supervisor_last_answered_do_not_count(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_starts_that_failed_before_the_supervisor_last_answered_do_not_count(bench: DriverBench) -> None:
     supervisor = await bench.started()
     supervisor.report(event(1))
     await bench.stored(1)
@@ -253,8 +257,9 @@ async def test_starts_that_failed_before_the_supervisor_last_answered_do_not_cou
     await bench.stop()
 
 
-async def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     supervisor.report(event(1))
     await bench.stored(1)
@@ -282,8 +287,9 @@ async def test_a_directive_is_sent_when_one_of_its_values_changes_and_only_then(
     assert supervisor.directives[-1].spec_version == 2
 
 
-async def test_a_driver_without_the_lease_writes_no_directive_and_reports_are_stored_all_the_same(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_driver_without_the_lease_writes_no_directive_and_reports_are_stored_all_the_same(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     await settle()
     store.release_lease("me")
@@ -303,8 +309,9 @@ def _lose_tokens(bench: DriverBench) -> None:
         tx.execute(delete(attempt_tokens))
 
 
-async def test_a_supervisor_whose_token_was_lost_is_replaced_and_its_successor_is_followed(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_whose_token_was_lost_is_replaced_and_its_successor_is_followed(
+    store: Store, bench: DriverBench
+) -> None:
     first = await bench.started()
     await bench.stop()
     _lose_tokens(bench)
@@ -318,8 +325,9 @@ async def test_a_supervisor_whose_token_was_lost_is_replaced_and_its_successor_i
     await bench.stop()
 
 
-async def test_a_job_goes_back_to_the_queue_if_its_supervisor_can_be_given_no_new_token(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_job_goes_back_to_the_queue_if_its_supervisor_can_be_given_no_new_token(
+    store: Store, bench: DriverBench
+) -> None:
     await bench.started()
     await bench.stop()
     _lose_tokens(bench)
@@ -334,8 +342,9 @@ async def test_a_job_goes_back_to_the_queue_if_its_supervisor_can_be_given_no_ne
     assert bench.cluster.reaped == [(bench.job_id, 1)]
 
 
-async def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed(
+    store: Store, bench: DriverBench
+) -> None:
     (first := await bench.started()).report(event(1))
     await bench.stored(1)
     bench.cluster.silent_node = "cut-off"
@@ -353,8 +362,7 @@ async def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_fo
     await bench.stop()
 
 
-async def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_a_late_supervisor_on_a_host_that_answers_is_awaited(bench: DriverBench) -> None:
     first = await bench.started()
     await bench.clock.advance(4.0)
     assert bench.supervisor is first
@@ -362,9 +370,8 @@ async def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store)
 
 
 async def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_attempt_after_some_in_a_row(
-    store: Store,
+    store: Store, bench: DriverBench
 ) -> None:
-    bench = DriverBench(store)
     bench.cluster.start_error = RayCallFailed("KeyError: 'x'")
     bench.cluster.raises_start_error = True
     bench.start()
@@ -381,8 +388,9 @@ async def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_at
     assert "failed 8 times in a row to drive the attempt: RayCallFailed" in status.message
 
 
-async def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(
+    store: Store, bench: DriverBench
+) -> None:
     supervisor = await bench.started()
     await bench.clock.advance(1.0)
     await bench.stop()
@@ -398,8 +406,7 @@ async def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_report
     assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
 
 
-async def test_two_requests_for_stacks_at_once_are_both_answered(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_two_requests_for_stacks_at_once_are_both_answered(bench: DriverBench) -> None:
     supervisor = await bench.started()
     await bench.clock.advance(1.0)
     supervisor.cut_off()  # a rank is slow to answer
@@ -410,15 +417,6 @@ async def test_two_requests_for_stacks_at_once_are_both_answered(store: Store) -
     await bench.clock.advance(5.0)
     found = [await first, await second]
     assert [one.summary for one in found if one is not None] == ["rank 0", "rank 1"]
-
-
-async def test_the_receipt_of_the_end_releases_the_supervisor(store: Store) -> None:
-    bench = DriverBench(store)
-    supervisor = await bench.started()
-    supervisor.end(END)
-    await bench.clock.advance(1.0)
-    assert supervisor.is_released and store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
-    assert bench.task.done() and bench.cluster.reaped == [(bench.job_id, 1)]
 
 
 async def test_a_driver_that_is_cancelled_while_it_ends_the_actors_does_so_first() -> None:
@@ -441,8 +439,7 @@ async def test_a_driver_that_is_cancelled_while_it_ends_the_actors_does_so_first
     assert task.cancelled() and ended.is_set()
 
 
-async def test_the_supervisor_of_a_job_that_goes_on_is_left_at_once(store: Store) -> None:
-    bench = DriverBench(store)
+async def test_the_supervisor_of_a_job_that_goes_on_is_left_at_once(bench: DriverBench) -> None:
     supervisor = await bench.started()
     await bench.clock.advance(1.0)
     bench.task.cancel()

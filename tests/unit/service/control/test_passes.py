@@ -21,8 +21,7 @@ from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, JobState
 
 
-async def test_a_new_job_starts_a_pass_without_waiting_for_the_period(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_new_job_starts_a_pass_without_waiting_for_the_period(bench: ControlBench) -> None:
     async with bench.running():
         await bench.clock.advance(0.21)
         job_id = bench.submit()
@@ -68,8 +67,7 @@ async def test_a_job_that_does_not_fit_waits_with_a_note_and_starts_when_there_i
         assert bench.state(job_id) is JobState.STARTING
 
 
-async def test_capacity_that_a_finished_job_returns_goes_to_the_next_one(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_capacity_that_a_finished_job_returns_goes_to_the_next_one(bench: ControlBench) -> None:
     first = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
     async with bench.running():
         await bench.clock.advance(1.0)
@@ -81,8 +79,7 @@ async def test_capacity_that_a_finished_job_returns_goes_to_the_next_one(store: 
         assert (bench.state(first), bench.state(second)) == (JobState.SUCCEEDED, JobState.STARTING)
 
 
-async def test_a_thousand_jobs_that_can_never_fit_do_not_hide_the_next_one(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_a_thousand_jobs_that_can_never_fit_do_not_hide_the_next_one(store: Store, bench: ControlBench) -> None:
     bench.submit(elasticity={"min_workers": 9, "max_workers": 9})
     with store._database.write() as tx:  # a copy of the row takes less time than a submission
         [job], [spec] = (tx.execute(select(table)).mappings().all() for table in (jobs, job_specs))
@@ -119,8 +116,7 @@ async def test_resources_that_others_have_reserved_are_not_granted(store: Store)
         assert bench.state(second) is JobState.STARTING
 
 
-async def test_the_reason_of_a_start_is_in_the_history_of_the_job(store: Store) -> None:
-    bench = ControlBench(store)
+async def test_the_reason_of_a_start_is_in_the_history_of_the_job(store: Store, bench: ControlBench) -> None:
     job_id = bench.submit()
     async with bench.running():
         [started] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.state"]

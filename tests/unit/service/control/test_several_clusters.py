@@ -84,8 +84,12 @@ def with_a_job_in_west(scenario: Scenario) -> Callable[[Store], Coroutine[Any, A
     return test
 
 
-async def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store) -> None:
-    bench = two(store)
+@pytest.fixture
+def bench(store: Store) -> ControlBench:
+    return two(store)
+
+
+async def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store, bench: ControlBench) -> None:
     here, there = submit(bench, "default"), submit(bench, "west")
     async with bench.running():
         assert set(bench.cluster.supervisors) == {(here, 1)}
@@ -115,8 +119,7 @@ async def test_a_cluster_that_joins_later_is_used_without_a_restart(store: Store
         assert of_node.labels == {"region": "eu"}
 
 
-async def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in_ray(store: Store) -> None:
-    bench = two(store)
+async def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in_ray(bench: ControlBench) -> None:
     bench.clusters.join("west", of_west(bench), labels={"region": "eu"})
     job_id = bench.submit(worker={"cluster": "west", "selector": {"region": "eu"}})
     async with bench.running():
@@ -124,8 +127,9 @@ async def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in
         assert supervisor.config.spec.worker.selector == {}
 
 
-async def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(store: Store) -> None:
-    bench = two(store)
+async def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(
+    store: Store, bench: ControlBench
+) -> None:
     there = submit(bench, "west")
     async with bench.running():
         supervisor = await training(bench, there)
@@ -319,8 +323,9 @@ async def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(
     assert [one.name for one in bench.loop.snapshot().clusters] == ["default"]
 
 
-async def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(store: Store) -> None:
-    bench = two(store)
+async def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(
+    store: Store, bench: ControlBench
+) -> None:
     job_id = submit(bench, "west")
     async with bench.running():
         await training(bench, job_id)
@@ -350,8 +355,7 @@ async def test_nothing_is_added_in_a_cordoned_cluster_and_its_supervisors_know_w
     assert bench.state(other) is JobState.QUEUED
 
 
-async def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(store: Store) -> None:
-    bench = two(store)
+async def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(bench: ControlBench) -> None:
     here, there = submit(bench, "default"), submit(bench, "west")
     async with bench.running():
         await training(bench, there)
@@ -367,8 +371,7 @@ async def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(store: 
         assert shown[0] == [here] and bench.state(there) is JobState.RUNNING
 
 
-async def test_a_cluster_that_hangs_holds_up_no_pass(store: Store) -> None:
-    bench = two(store)
+async def test_a_cluster_that_hangs_holds_up_no_pass(bench: ControlBench) -> None:
     west = of_west(bench)
 
     def hang(*, fresh: bool = False) -> Any:

@@ -50,8 +50,7 @@ async def test_the_end_of_an_attempt_arrives_if_the_clock_jumps_before_the_tick_
     assert bench.entry.end == end, "a successor reports it, too"
 
 
-async def test_a_healthy_group_is_not_called_hung_and_books_no_time_that_did_not_pass() -> None:
-    bench = SupervisorBench()
+async def test_a_healthy_group_is_not_called_hung_and_books_no_time_that_did_not_pass(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     before = bench.status.goodput.total
     bench.clock.jump(86400.0)

@@ -14,8 +14,7 @@ from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SaveFailed, ValidationReport
 
 
-async def test_an_attempt_starts_trains_commits_and_ends() -> None:
-    bench = SupervisorBench()
+async def test_an_attempt_starts_trains_commits_and_ends(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     assert bench.stage is Stage.RUNNING
     assert [start.index for start in bench.fleet.starts] == [0, 1]
@@ -29,8 +28,7 @@ async def test_an_attempt_starts_trains_commits_and_ends() -> None:
     assert [(view.step, view.state) for view in reports.checkpoints] == [(4, "committed")]
 
 
-async def test_the_journal_is_written_before_the_commands_are_performed() -> None:
-    bench = SupervisorBench()
+async def test_the_journal_is_written_before_the_commands_are_performed(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     first_calls = [bench.log.index("start"), bench.log.index("run")]
     assert all("journal" in bench.log[:at] for at in first_calls)
@@ -38,8 +36,7 @@ async def test_the_journal_is_written_before_the_commands_are_performed() -> Non
     assert "journal" in before_run, "the assignments are in the journal before the workers get them"
 
 
-async def test_the_newest_step_is_in_the_journal_after_two_seconds_without_a_command() -> None:
-    bench = SupervisorBench()
+async def test_the_newest_step_is_in_the_journal_after_two_seconds_without_a_command(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     for _ in range(2):
         await bench.clock.advance(2.1)
@@ -47,8 +44,7 @@ async def test_the_newest_step_is_in_the_journal_after_two_seconds_without_a_com
     await until(lambda: bench.entry.state.progress.step == 3)
 
 
-async def test_an_unusable_storage_ends_the_attempt_before_a_worker_starts() -> None:
-    bench = SupervisorBench()
+async def test_an_unusable_storage_ends_the_attempt_before_a_worker_starts(bench: SupervisorBench) -> None:
     bench.catalog.is_unusable = True
     bench.start()
     end = await bench.end()
@@ -56,8 +52,7 @@ async def test_an_unusable_storage_ends_the_attempt_before_a_worker_starts() -> 
     assert bench.fleet.starts == []
 
 
-async def test_user_code_that_cannot_be_loaded_ends_the_attempt() -> None:
-    bench = SupervisorBench()
+async def test_user_code_that_cannot_be_loaded_ends_the_attempt(bench: SupervisorBench) -> None:
     bench.workers.start_error = ErrorReport(
         type="ImportError", message="no torchvision", traceback="...", phase=Phase.PREPARING
     )
@@ -66,8 +61,7 @@ async def test_user_code_that_cannot_be_loaded_ends_the_attempt() -> None:
     assert end.failure is not None and end.failure.type == "ImportError"
 
 
-async def test_a_lost_worker_is_replaced_and_the_group_forms_again() -> None:
-    bench = SupervisorBench()
+async def test_a_lost_worker_is_replaced_and_the_group_forms_again(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     survivor, lost = bench.workers.group
     lost.die()
@@ -84,8 +78,7 @@ async def test_a_lost_worker_is_replaced_and_the_group_forms_again() -> None:
     assert (incident.cause, incident.ranks, incident.closed) == (IncidentCause.WORKER_DIED, (1,), True)
 
 
-async def test_survivors_are_interrupted_and_their_snapshots_are_not_forgotten() -> None:
-    bench = SupervisorBench()
+async def test_survivors_are_interrupted_and_their_snapshots_are_not_forgotten(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     survivor = bench.workers.group[0]
     bench.workers.group[1].die()
@@ -93,8 +86,7 @@ async def test_survivors_are_interrupted_and_their_snapshots_are_not_forgotten()
     assert survivor.interrupts == [1] and survivor.num_forgotten == 0
 
 
-async def test_a_dead_node_is_one_loss_of_all_its_workers() -> None:
-    bench = SupervisorBench()
+async def test_a_dead_node_is_one_loss_of_all_its_workers(bench: SupervisorBench) -> None:
     bench.fleet.node_of = {0: "doomed", 1: "doomed"}
     await bench.start_and_train()
     bench.nodes.show(NodeTable(dead=frozenset({"doomed"})))
@@ -106,8 +98,9 @@ async def test_a_dead_node_is_one_loss_of_all_its_workers() -> None:
     assert incident.witness == "node watch"
 
 
-async def test_the_hosts_of_the_workers_and_of_the_head_are_watched_and_a_silent_one_is_left_out() -> None:
-    bench = SupervisorBench()
+async def test_the_hosts_of_the_workers_and_of_the_head_are_watched_and_a_silent_one_is_left_out(
+    bench: SupervisorBench,
+) -> None:
     await bench.start_and_train()
     [first, second] = [bench.worker(index).info.node_id for index in (0, 1)]
     raylets = {first: ("10.0.0.1", 1), second: ("10.0.0.2", 2), "head": ("10.0.0.3", 3), "other": ("10.0.0.4", 4)}
@@ -121,8 +114,7 @@ async def test_the_hosts_of_the_workers_and_of_the_head_are_watched_and_a_silent
     assert "node.silent" in bench.events() and "worker.lost" not in bench.events()
 
 
-async def test_a_restarted_supervisor_knows_which_nodes_were_silent() -> None:
-    bench = SupervisorBench()
+async def test_a_restarted_supervisor_knows_which_nodes_were_silent(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     worker = bench.worker(1)
     node_id = worker.info.node_id
@@ -138,8 +130,7 @@ async def test_a_restarted_supervisor_knows_which_nodes_were_silent() -> None:
     await bench.advance_until(lambda: 1 in worker.interrupts)
 
 
-async def test_a_directive_changes_what_differs_and_a_repeated_one_changes_nothing() -> None:
-    bench = SupervisorBench()
+async def test_a_directive_changes_what_differs_and_a_repeated_one_changes_nothing(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     written = len(bench.journal.written)
     bench.direct()
@@ -156,8 +147,7 @@ async def test_a_directive_changes_what_differs_and_a_repeated_one_changes_nothi
     assert bench.reports.status.observed_generation == 2
 
 
-async def test_a_smaller_grant_asks_the_group_to_stop_at_the_next_step() -> None:
-    bench = SupervisorBench()
+async def test_a_smaller_grant_asks_the_group_to_stop_at_the_next_step(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(granted=1)
     await until(lambda: bench.workers.group[0].yields)
@@ -167,8 +157,7 @@ async def test_a_smaller_grant_asks_the_group_to_stop_at_the_next_step() -> None
     await until(lambda: len(bench.workers.group) == 1)
 
 
-async def test_avoided_nodes_are_those_of_the_directive_and_those_that_ray_drains() -> None:
-    bench = SupervisorBench()
+async def test_avoided_nodes_are_those_of_the_directive_and_those_that_ray_drains(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(avoid=(AvoidedNode(node_id="a", reason="drain requested"),))
     bench.nodes.show(NodeTable(draining={"b": 9000.0}))
@@ -179,8 +168,7 @@ async def test_avoided_nodes_are_those_of_the_directive_and_those_that_ray_drain
     await until(lambda: [node.node_id for node in bench.entry.state.target.avoided] == ["a"])
 
 
-async def test_directives_after_the_end_are_ignored() -> None:
-    bench = SupervisorBench()
+async def test_directives_after_the_end_are_ignored(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(desired=Desired.CANCEL)
     await bench.end()
@@ -189,8 +177,7 @@ async def test_directives_after_the_end_are_ignored() -> None:
     assert bench.entry.end is not None
 
 
-async def test_a_failed_commit_is_reported_and_training_continues() -> None:
-    bench = SupervisorBench()
+async def test_a_failed_commit_is_reported_and_training_continues(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.catalog.is_away = True
     for worker in bench.workers.group:
@@ -200,8 +187,7 @@ async def test_a_failed_commit_is_reported_and_training_continues() -> None:
     assert [view.state for view in bench.reports.checkpoints] == ["failed"]
 
 
-async def test_a_supervisor_with_a_successor_commits_nothing() -> None:
-    bench = SupervisorBench()
+async def test_a_supervisor_with_a_successor_commits_nothing(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.storage.starts.append(bench.clock.time() + 1)  # its successor, on another node
     for worker in bench.workers.group:
@@ -211,8 +197,7 @@ async def test_a_supervisor_with_a_successor_commits_nothing() -> None:
 
 
 class TestRestart:
-    async def test_live_workers_are_found_and_continue_training(self) -> None:
-        bench = SupervisorBench()
+    async def test_live_workers_are_found_and_continue_training(self, bench: SupervisorBench) -> None:
         await bench.start_and_train()
         await bench.restart()
         await until(lambda: "supervisor.restarted" in bench.events())
@@ -223,8 +208,7 @@ class TestRestart:
         bench.workers.finish()
         assert (await bench.end()).reason is EndReason.FINISHED
 
-    async def test_dead_workers_are_lost_and_replaced(self) -> None:
-        bench = SupervisorBench()
+    async def test_dead_workers_are_lost_and_replaced(self, bench: SupervisorBench) -> None:
         await bench.start_and_train()
         bench.workers.group[1].die()
         await bench.restart()
@@ -237,8 +221,9 @@ class TestRestart:
         assert (incident.witness, incident.ranks) == ("name lookup", (1,))
         assert [start.index for start in bench.fleet.starts] == [2]
 
-    async def test_workers_that_died_with_their_node_are_lost_by_the_death_of_the_node(self) -> None:
-        bench = SupervisorBench()
+    async def test_workers_that_died_with_their_node_are_lost_by_the_death_of_the_node(
+        self, bench: SupervisorBench
+    ) -> None:
         await bench.start_and_train()
         bench.workers.group[1].die()
         await bench.restart(dead_nodes=frozenset({"node-1"}))
@@ -246,8 +231,7 @@ class TestRestart:
         [incident] = bench.reports.incidents
         assert (incident.cause, incident.node_id) == (IncidentCause.NODE_DIED, "node-1")
 
-    async def test_a_run_that_ended_meanwhile_is_joined(self) -> None:
-        bench = SupervisorBench()
+    async def test_a_run_that_ended_meanwhile_is_joined(self, bench: SupervisorBench) -> None:
         await bench.start_and_train()
         bench.workers.train(3)
         await until(lambda: bench.status.step == 4)
@@ -255,16 +239,14 @@ class TestRestart:
         await bench.restart()
         assert (await bench.end()).reason is EndReason.FINISHED
 
-    async def test_a_worker_that_was_still_starting_is_prepared_again(self) -> None:
-        bench = SupervisorBench()
+    async def test_a_worker_that_was_still_starting_is_prepared_again(self, bench: SupervisorBench) -> None:
         bench.start()
         await until(lambda: len(bench.fleet.starts) == 2)
         await bench.restart()
         await until(lambda: len(bench.workers.group) == 2)
         assert bench.fleet.starts == []
 
-    async def test_after_the_end_only_the_end_is_reported_again(self) -> None:
-        bench = SupervisorBench()
+    async def test_after_the_end_only_the_end_is_reported_again(self, bench: SupervisorBench) -> None:
         await bench.start_and_train()
         bench.direct(desired=Desired.CANCEL)
         await bench.end()
@@ -315,8 +297,7 @@ async def test_a_part_that_stalls_is_a_condition_of_its_own() -> None:
     assert _reason(bench) == "StorageStalled"
 
 
-async def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown() -> None:
-    bench = SupervisorBench()
+async def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown(bench: SupervisorBench) -> None:
     bench.catalog.is_away = True
     bench.start()
     await bench.clock.advance(6.0)
@@ -328,8 +309,9 @@ async def test_a_storage_outage_of_seconds_at_the_start_is_waited_for_and_shown(
     assert bench.status.note.startswith("waits for the group to form")
 
 
-async def test_nothing_is_written_into_a_directory_that_lacks_what_the_job_has_committed() -> None:
-    bench = SupervisorBench()
+async def test_nothing_is_written_into_a_directory_that_lacks_what_the_job_has_committed(
+    bench: SupervisorBench,
+) -> None:
     bench.config = bench.config.model_copy(update={"newest": str(CheckpointName(8, 0, 1))})
     bench._open()
     bench.start()
@@ -342,8 +324,7 @@ async def test_nothing_is_written_into_a_directory_that_lacks_what_the_job_has_c
     assert end.reason is EndReason.DAMAGED_CHECKPOINT and [*bench.catalog.begun] == [1]
 
 
-async def test_a_damaged_only_marker_is_shown_and_ends_the_attempt() -> None:
-    bench = SupervisorBench()
+async def test_a_damaged_only_marker_is_shown_and_ends_the_attempt(bench: SupervisorBench) -> None:
     bench.catalog.damaged = {CheckpointName(8, 0, 1)}
     bench.start()
     end = await bench.end()
@@ -379,8 +360,7 @@ def test_a_large_record_takes_longer() -> None:
     assert not after(HeadWait(0.0, 4_000_000), *slices).is_over
 
 
-async def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_together() -> None:
-    bench = SupervisorBench()
+async def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_together(bench: SupervisorBench) -> None:
     bench.fleet.node_of = {0: "shared", 1: "shared"}
     await bench.start_and_train()
     bench.workers.train(3)
@@ -395,8 +375,9 @@ async def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_toge
     assert not bench.nodes.is_started
 
 
-async def test_workers_that_train_are_killed_before_the_last_one_of_their_node_removes_the_snapshots_again() -> None:
-    bench = SupervisorBench()
+async def test_workers_that_train_are_killed_before_the_last_one_of_their_node_removes_the_snapshots_again(
+    bench: SupervisorBench,
+) -> None:
     bench.fleet.node_of = {0: "shared", 1: "shared"}
     await bench.start_and_train()
     first, second = bench.workers.group
@@ -407,8 +388,7 @@ async def test_workers_that_train_are_killed_before_the_last_one_of_their_node_r
     assert _ending(bench) == ["forget_memory", "kill", "forget_memory", "kill"]
 
 
-async def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_status() -> None:
-    bench = SupervisorBench()
+async def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_status(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.workers.train(3)
     group = bench.workers.group
@@ -425,8 +405,7 @@ async def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_
     assert [point.val_loss for point in bench.reports.series][-1] == 1.25
 
 
-async def test_torn_checkpoints_are_removed_at_the_end() -> None:
-    bench = SupervisorBench()
+async def test_torn_checkpoints_are_removed_at_the_end(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.catalog.files[CheckpointName(2, 1, 1)] = {"shard-00000.bin": 1}
     bench.direct(desired=Desired.CANCEL)
@@ -435,8 +414,7 @@ async def test_torn_checkpoints_are_removed_at_the_end() -> None:
     assert bench.catalog.files == {}
 
 
-async def test_a_storage_that_does_not_answer_at_the_end_does_not_keep_the_attempt() -> None:
-    bench = SupervisorBench()
+async def test_a_storage_that_does_not_answer_at_the_end_does_not_keep_the_attempt(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.catalog.is_away = True
     bench.direct(desired=Desired.CANCEL)

@@ -107,8 +107,7 @@ async def test_a_worker_that_leaves_in_the_turn_in_which_the_group_is_lost_is_no
     assert first.interrupts == second.interrupts == []
 
 
-async def test_an_event_of_an_ended_attempt_changes_nothing_in_the_same_turn() -> None:
-    bench = SupervisorBench()
+async def test_an_event_of_an_ended_attempt_changes_nothing_in_the_same_turn(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(desired="cancel")
     bench.workers.group[0].die()

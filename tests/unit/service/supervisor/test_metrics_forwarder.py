@@ -36,8 +36,7 @@ async def test_points_go_to_the_hook_of_rank_0_and_the_end_before_the_workers_ar
     assert "metrics.hook_failed" not in bench.events()
 
 
-async def test_without_a_hook_no_worker_gets_points() -> None:
-    bench = SupervisorBench()
+async def test_without_a_hook_no_worker_gets_points(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     await bench.clock.advance(5.0)
     bench.direct(desired=Desired.CANCEL)

@@ -247,10 +247,11 @@ def older_journal(stage: str) -> str:
 
 
 @pytest.mark.parametrize("stage", ["opening", "starting", "forming", "running", "quiescing", "re_forming"])
-async def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(stage: str) -> None:
+async def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(
+    stage: str, bench: SupervisorBench
+) -> None:
     """Its workers speak the older version: they are replaced, and the attempt finishes."""
 
-    bench = SupervisorBench()
     entry = older_journal(stage)
     for known in json.loads(entry)["state"]["pool"]["workers"]:
         old = bench.workers.create(known["worker_id"], node_id=f"n{known['index']}")

@@ -55,8 +55,14 @@ class Workers:
         return call
 
 
-async def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_stays_in_flight() -> None:
-    workers = Workers()
+@pytest.fixture
+def workers() -> Workers:
+    return Workers()
+
+
+async def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_stays_in_flight(
+    workers: Workers,
+) -> None:
     call = await workers.call(request("a"), request("b"))
     workers.calls["a"].set_result(printed("a", 1))
     assert await call == NodePoll(polls=(printed("a", 1),))
@@ -76,8 +82,7 @@ async def test_answers_without_anything_new_are_sent_together() -> None:
     assert await call == NodePoll(polls=(idle("a"), idle("b")))
 
 
-async def test_answers_without_anything_new_do_not_wait_for_the_last_worker() -> None:
-    workers = Workers()
+async def test_answers_without_anything_new_do_not_wait_for_the_last_worker(workers: Workers) -> None:
     call = await workers.call(request("a", wait_s=600.0), request("b", wait_s=600.0))
     workers.calls["a"].set_result(idle("a"))
     assert await call == NodePoll(polls=(idle("a"),))
@@ -92,22 +97,19 @@ async def test_something_new_does_not_wait_for_others() -> None:
     assert await call == NodePoll(polls=(idle("a"), printed("b", 2)))
 
 
-async def test_silent_workers_are_not_waited_for_longer_than_their_polls_may_take() -> None:
-    workers = Workers()
+async def test_silent_workers_are_not_waited_for_longer_than_their_polls_may_take(workers: Workers) -> None:
     call = await workers.call(request("a", wait_s=0.0))
     assert await call == NodePoll()
     assert not workers.calls["a"].done(), "its poll is still in flight"
 
 
-async def test_a_failed_poll_names_the_worker() -> None:
-    workers = Workers()
+async def test_a_failed_poll_names_the_worker(workers: Workers) -> None:
     call = await workers.call(request("a"), request("b"))
     workers.calls["a"].set_exception(OSError("it has ended"))
     assert await call == NodePoll(failed=("a",))
 
 
-async def test_a_position_that_has_changed_is_polled_again() -> None:
-    workers = Workers()
+async def test_a_position_that_has_changed_is_polled_again(workers: Workers) -> None:
     call = await workers.call(request("a"), request("b"))
     workers.calls["b"].set_result(printed("b", 1))
     await call
@@ -118,8 +120,7 @@ async def test_a_position_that_has_changed_is_polled_again() -> None:
     assert await second == NodePoll(polls=(printed("a", 8),))
 
 
-async def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one() -> None:
-    workers = Workers()
+async def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one(workers: Workers) -> None:
     first = await workers.call(request("a"))
     second = await workers.call(request("a"))
     workers.calls["a"].set_result(printed("a", 1))
@@ -127,8 +128,7 @@ async def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one() ->
     assert await first == NodePoll()
 
 
-async def test_a_worker_that_is_not_requested_any_more_is_not_polled() -> None:
-    workers = Workers()
+async def test_a_worker_that_is_not_requested_any_more_is_not_polled(workers: Workers) -> None:
     call = await workers.call(request("a"), request("b"))
     workers.calls["b"].set_result(printed("b", 1))
     await call
@@ -136,8 +136,7 @@ async def test_a_worker_that_is_not_requested_any_more_is_not_polled() -> None:
     assert workers.calls["a"].cancelled()
 
 
-async def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused() -> None:
-    workers = Workers()
+async def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused(workers: Workers) -> None:
     older = await workers.call(request("a"), life=1)
     newer = await workers.call(request("a"), life=2)
     assert workers.polled == [("a", 0, 1), ("a", 0, 2)], "the worker learns of the newer one"
@@ -147,8 +146,7 @@ async def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused() -> 
     assert await older == NodePoll()
 
 
-async def test_a_refusal_by_a_worker_reaches_the_supervisor() -> None:
-    workers = Workers()
+async def test_a_refusal_by_a_worker_reaches_the_supervisor(workers: Workers) -> None:
     call = await workers.call(request("a"), request("b"))
     workers.calls["b"].set_result(Refused(life=3))
     assert await call == Refused(life=3)

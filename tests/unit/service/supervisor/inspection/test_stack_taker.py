@@ -20,8 +20,7 @@ async def stand_still(bench: SupervisorBench) -> None:
     await bench.advance_until(lambda: "has made no progress" in bench.status.note)
 
 
-async def test_an_incident_of_a_group_that_stood_still_keeps_what_every_rank_did() -> None:
-    bench = SupervisorBench()
+async def test_an_incident_of_a_group_that_stood_still_keeps_what_every_rank_did(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.worker(0).stack, bench.worker(1).stack = at("wait"), at("read")
     await stand_still(bench)
@@ -37,8 +36,7 @@ async def test_an_incident_of_a_group_that_stood_still_keeps_what_every_rank_did
     assert bench.events().count("worker.stacks") == 1
 
 
-async def test_stacks_of_a_standstill_that_ended_are_dropped() -> None:
-    bench = SupervisorBench()
+async def test_stacks_of_a_standstill_that_ended_are_dropped(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     await stand_still(bench)
     bench.workers.train()
@@ -50,8 +48,7 @@ async def test_stacks_of_a_standstill_that_ended_are_dropped() -> None:
     assert "worker.stacks" not in bench.events()
 
 
-async def test_stacks_are_taken_on_request_of_all_workers_or_of_one_rank() -> None:
-    bench = SupervisorBench()
+async def test_stacks_are_taken_on_request_of_all_workers_or_of_one_rank(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.worker(1).stack = at("read")
     taker = bench.executor.inspection.stacks
@@ -66,8 +63,9 @@ RESULT = Profiled(
 )
 
 
-async def test_a_request_goes_to_the_worker_of_its_rank_and_its_result_to_the_control_plane() -> None:
-    bench = SupervisorBench()
+async def test_a_request_goes_to_the_worker_of_its_rank_and_its_result_to_the_control_plane(
+    bench: SupervisorBench,
+) -> None:
     await bench.start_and_train()
     bench.direct(profile=REQUEST)
     profiled, other = bench.workers.group[1], bench.workers.group[0]
@@ -81,8 +79,7 @@ async def test_a_request_goes_to_the_worker_of_its_rank_and_its_result_to_the_co
     assert profiled.profiles == [(1, REQUEST)] and bench.reports.profiles == (RESULT,)
 
 
-async def test_a_worker_that_is_killed_in_mid_profile_ends_the_request_and_not_the_job() -> None:
-    bench = SupervisorBench()
+async def test_a_worker_that_is_killed_in_mid_profile_ends_the_request_and_not_the_job(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(profile=REQUEST)
     profiled = bench.workers.group[1]
@@ -99,8 +96,7 @@ async def test_a_worker_that_is_killed_in_mid_profile_ends_the_request_and_not_t
     assert [worker.profiles for worker in bench.workers.group] == [[] for _ in bench.workers.group]
 
 
-async def test_a_restarted_supervisor_repeats_the_request_of_its_journal() -> None:
-    bench = SupervisorBench()
+async def test_a_restarted_supervisor_repeats_the_request_of_its_journal(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     bench.direct(profile=REQUEST, pinned=(str(CheckpointName(1, 1, 1)),))  # the pin is written to the journal
     profiled = bench.workers.group[1]

@@ -93,8 +93,12 @@ class Case:
         self.reporter.record_report(report, self.state)
 
 
-def test_a_step_becomes_a_point_and_the_status() -> None:
-    case = Case()
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_a_step_becomes_a_point_and_the_status(case: Case) -> None:
     case.step(5)
     reports = case.reports()
     [point] = reports.series
@@ -104,8 +108,7 @@ def test_a_step_becomes_a_point_and_the_status() -> None:
     assert reports.status.eta_s == pytest.approx(8 * 0.5) and reports.status.checkpoint_step == 4
 
 
-def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
-    case = Case()
+def test_the_average_of_the_step_time_starts_again_in_each_generation(case: Case) -> None:
     case.step(5, step_s=1.0)
     case.step(6, step_s=2.0)
     assert case.reports().status.tokens_per_s == pytest.approx(100 / 1.1)
@@ -114,15 +117,13 @@ def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
     assert case.reports().status.tokens_per_s == pytest.approx(25.0)
 
 
-def test_reports_of_an_older_generation_are_not_shown() -> None:
-    case = Case()
+def test_reports_of_an_older_generation_are_not_shown(case: Case) -> None:
     case.step(5, generation=1)
     reports = case.reports()
     assert reports.series == () and reports.status.loss is None
 
 
-def test_a_suspected_node_is_reported_to_the_service_and_to_the_history() -> None:
-    case = Case()
+def test_a_suspected_node_is_reported_to_the_service_and_to_the_history(case: Case) -> None:
     case.reporter.suspect(SuspectNode("node-7", "computes wrong"))
     reports = case.reports()
     [suspect], [event] = reports.suspects, reports.events
@@ -132,8 +133,7 @@ def test_a_suspected_node_is_reported_to_the_service_and_to_the_history() -> Non
     assert case.reports().suspects == (), "reported once"
 
 
-def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
-    case = Case()
+def test_a_validation_is_an_event_and_completes_the_point_of_its_step(case: Case) -> None:
     case.step(5)
     case.validate(5)
     case.validate(9)
@@ -144,8 +144,7 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
     assert reports.status.val_bits_per_byte == 2.9
 
 
-def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event() -> None:
-    case = Case()
+def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event(case: Case) -> None:
     step = StepReport(
         generation=2,
         step=5,
@@ -171,8 +170,7 @@ def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event() -> Non
     assert describe(event.type, event.data).message == "validation after step 5: loss 2.0000, acc 0.5"
 
 
-def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
-    case = Case()
+def test_log_lines_carry_the_current_rank_of_the_worker(case: Case) -> None:
     poll = WorkerPoll(
         worker_id="worker-5",
         seq=1,
@@ -190,8 +188,7 @@ def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
     ]
 
 
-def test_log_lines_of_a_former_worker_keep_its_id() -> None:
-    case = Case()
+def test_log_lines_of_a_former_worker_keep_its_id(case: Case) -> None:
     poll = WorkerPoll(
         worker_id="worker-1",
         seq=1,
@@ -204,8 +201,7 @@ def test_log_lines_of_a_former_worker_keep_its_id() -> None:
     assert (line.rank, line.worker_id) == (None, "worker-1")
 
 
-def test_the_layout_of_a_forming_generation_is_shown() -> None:
-    case = Case()
+def test_the_layout_of_a_forming_generation_is_shown(case: Case) -> None:
     forming = GenerationForming(
         generation=2, workers=2, layout="fsdp2", reason="why", source=StateSource.INITIAL, restore=None, step=0
     )
@@ -215,8 +211,7 @@ def test_the_layout_of_a_forming_generation_is_shown() -> None:
     assert reports.events[0].type == "generation.forming"
 
 
-def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
-    case = Case()
+def test_the_size_of_the_model_is_known_once_a_group_has_formed(case: Case) -> None:
     formed = GroupFormed(
         generation=2, at=1.0, start_step=4, total_steps=12, form_s=0, build_s=0, restore_s=0, num_parameters=123
     )
@@ -224,8 +219,7 @@ def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
     assert case.reports().status.num_parameters == 123
 
 
-def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
-    case = Case()
+def test_a_failed_save_is_a_condition_until_one_succeeds(case: Case) -> None:
     case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
@@ -234,8 +228,7 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
     assert (condition.status, condition.message) == (True, "")
 
 
-def test_nothing_remains_after_the_last_step() -> None:
-    case = Case()
+def test_nothing_remains_after_the_last_step(case: Case) -> None:
     case.state = replace(case.state, progress=GroupProgress(step=12))
     case.step(12)
     assert case.reports().status.eta_s is None, "not 0 ms"
@@ -276,8 +269,7 @@ def test_since_is_the_last_change_of_the_status(
     assert (found.status, found.since) == (now_is[0], since)
 
 
-def test_incidents_checkpoints_and_the_end_are_reported() -> None:
-    case = Case()
+def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
     incident = Incident(
         id=1,
         cause=IncidentCause.STUCK,
@@ -345,8 +337,7 @@ def test_the_size_of_a_scripts_model_is_not_known() -> None:
     assert case.reports().status.num_parameters is None
 
 
-def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again() -> None:
-    case = Case()
+def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again(case: Case) -> None:
     for index, cores in ((3, 1.0), (5, 2.0)):
         progress = Progress(generation=2, phase=Phase.FORWARD, step=4, at=8.0)
         use = WorkerUse(at=8.0, cpu_cores=cores)

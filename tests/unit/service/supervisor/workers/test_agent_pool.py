@@ -63,8 +63,14 @@ def num_polls(bench: SupervisorBench) -> int:
     return sum(len(worker.polls) for worker in bench.workers.created)
 
 
-async def test_agents_are_started_after_the_group_has_trained_and_poll_all_workers_of_their_nodes() -> None:
-    bench = make_bench()
+@pytest.fixture
+def bench() -> SupervisorBench:
+    return make_bench()
+
+
+async def test_agents_are_started_after_the_group_has_trained_and_poll_all_workers_of_their_nodes(
+    bench: SupervisorBench,
+) -> None:
     await bench.start_and_train()
     await bench.clock.advance(CALM_S - 1.0)
     assert bench.agent_processes == {}, "a start would take CPU time from the group that forms"
@@ -85,8 +91,7 @@ async def test_a_job_with_fewer_workers_has_no_agents() -> None:
     assert bench.agents.started == []
 
 
-async def test_the_supervisor_polls_no_worker_itself_while_an_agent_serves() -> None:
-    bench = make_bench()
+async def test_the_supervisor_polls_no_worker_itself_while_an_agent_serves(bench: SupervisorBench) -> None:
     await serve(bench)
     direct = []
     poll = bench.fleet.poll
@@ -102,8 +107,7 @@ async def test_the_supervisor_polls_no_worker_itself_while_an_agent_serves() -> 
     assert direct == []
 
 
-async def test_what_was_stored_is_acknowledged_through_the_agent() -> None:
-    bench = make_bench()
+async def test_what_was_stored_is_acknowledged_through_the_agent(bench: SupervisorBench) -> None:
     await serve(bench)
     await step(bench)
     worker = bench.workers.group[0]
@@ -113,8 +117,7 @@ async def test_what_was_stored_is_acknowledged_through_the_agent() -> None:
     assert worker.acknowledged == worker._seq
 
 
-async def test_a_killed_agent_delays_no_report_and_is_started_again() -> None:
-    bench = make_bench()
+async def test_a_killed_agent_delays_no_report_and_is_started_again(bench: SupervisorBench) -> None:
     agents = await serve(bench)
     agents["node-0"].die()
     await step(bench)
@@ -128,8 +131,9 @@ async def test_a_killed_agent_delays_no_report_and_is_started_again() -> None:
     assert bench.agents.started.count("node-1") == 1
 
 
-async def test_a_silent_agent_delays_reports_by_its_wait_and_a_margin_and_is_used_again_once_it_answers() -> None:
-    bench = make_bench()
+async def test_a_silent_agent_delays_reports_by_its_wait_and_a_margin_and_is_used_again_once_it_answers(
+    bench: SupervisorBench,
+) -> None:
     agents = await serve(bench)
     agents["node-0"].is_silent = True
     await bench.clock.advance(1.0)  # the call that is in flight is answered as before
@@ -143,8 +147,7 @@ async def test_a_silent_agent_delays_reports_by_its_wait_and_a_margin_and_is_use
     assert bench.agents.started == ["node-0", "node-1"], "its process stayed"
 
 
-async def test_an_agent_that_stays_silent_is_replaced() -> None:
-    bench = make_bench()
+async def test_an_agent_that_stays_silent_is_replaced(bench: SupervisorBench) -> None:
     agents = await serve(bench)
     old = agents["node-0"]
     old.is_silent = True
@@ -152,8 +155,7 @@ async def test_an_agent_that_stays_silent_is_replaced() -> None:
     assert old.is_dead and not bench.agent_processes["node-0"].is_dead
 
 
-async def test_a_dead_worker_of_a_served_node_is_noticed_at_once_and_only_it() -> None:
-    bench = make_bench()
+async def test_a_dead_worker_of_a_served_node_is_noticed_at_once_and_only_it(bench: SupervisorBench) -> None:
     await serve(bench)
     bench.workers.group[2].die()
     await settle()
@@ -164,8 +166,7 @@ async def test_a_dead_worker_of_a_served_node_is_noticed_at_once_and_only_it() -
     await step(bench, within_s=1.0)
 
 
-async def test_the_agent_of_a_dead_node_is_given_up_and_the_other_goes_on() -> None:
-    bench = make_bench()
+async def test_the_agent_of_a_dead_node_is_given_up_and_the_other_goes_on(bench: SupervisorBench) -> None:
     agents = dict(await serve(bench))
     agents["node-1"].die()
     for worker in bench.workers.created[4:]:
@@ -180,8 +181,7 @@ async def test_the_agent_of_a_dead_node_is_given_up_and_the_other_goes_on() -> N
     assert bench.agents.started.count("node-0") == 1
 
 
-async def test_a_worker_that_cannot_be_reached_is_polled_directly_until_it_answers() -> None:
-    bench = make_bench()
+async def test_a_worker_that_cannot_be_reached_is_polled_directly_until_it_answers(bench: SupervisorBench) -> None:
     agents = await serve(bench)
     worker = next(one for one in bench.workers.created if one.info.node_id == "node-1")
     name = worker.info.worker_id
@@ -195,8 +195,7 @@ async def test_a_worker_that_cannot_be_reached_is_polled_directly_until_it_answe
     await bench.advance_until(lambda: name in {one.worker_id for one in agents["node-1"].requests[-1]}, 10.0)
 
 
-async def test_workers_that_stand_still_are_polled_more_often_through_the_agent_too() -> None:
-    bench = make_bench()
+async def test_workers_that_stand_still_are_polled_more_often_through_the_agent_too(bench: SupervisorBench) -> None:
     agents = await serve(bench)
     for worker in bench.workers.group:
         worker.progress = Progress(generation=1, phase=Phase.BACKWARD, step=1, at=1.0, counter=1, stalled_s=6000.0)
@@ -204,8 +203,7 @@ async def test_workers_that_stand_still_are_polled_more_often_through_the_agent_
     assert {request.wait_s for request in agents["node-0"].requests[-1]} == {0.25}
 
 
-async def test_a_restarted_supervisor_uses_the_agents_that_are_there() -> None:
-    bench = make_bench()
+async def test_a_restarted_supervisor_uses_the_agents_that_are_there(bench: SupervisorBench) -> None:
     agents = await serve(bench)
     before = dict(agents)
     calls = len(agents["node-1"].requests)
@@ -218,8 +216,7 @@ async def test_a_restarted_supervisor_uses_the_agents_that_are_there() -> None:
     await step(bench)
 
 
-async def test_agents_end_with_the_attempt() -> None:
-    bench = make_bench()
+async def test_agents_end_with_the_attempt(bench: SupervisorBench) -> None:
     agents = dict(await serve(bench))
     bench.workers.train(STEPS - bench.status.step)
     bench.workers.finish()
@@ -230,8 +227,7 @@ async def test_agents_end_with_the_attempt() -> None:
     assert series == list(range(1, STEPS + 1))
 
 
-async def test_agents_that_cannot_start_change_nothing() -> None:
-    bench = make_bench()
+async def test_agents_that_cannot_start_change_nothing(bench: SupervisorBench) -> None:
     bench.agents.refuses_to_start = True
     await bench.start_and_train()
     await bench.clock.advance(20.0)
@@ -242,8 +238,9 @@ async def test_agents_that_cannot_start_change_nothing() -> None:
 
 @pytest.mark.cells(2, 4)
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_to_agents_each_line_arrives_once_and_in_order(seed: int) -> None:
-    bench = make_bench()
+async def test_whatever_happens_to_agents_each_line_arrives_once_and_in_order(
+    seed: int, bench: SupervisorBench
+) -> None:
     chance = random.Random(seed)
     agents = await serve(bench)
     printed = {worker.info.worker_id: 0 for worker in bench.workers.created}

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import pytest
+
 from doubles.event_loop import settle
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
@@ -86,8 +88,12 @@ class Bench:
         return [event for event in self.posted if isinstance(event, kind)]
 
 
-async def test_a_started_worker_becomes_warm_is_polled_and_its_port_is_probed() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_started_worker_becomes_warm_is_polled_and_its_port_is_probed(bench: Bench) -> None:
     bench.client.start(StartWorker(0, NAME, ("bad-node",), "good-node"))
     await settle()
     [start] = bench.fleet.starts
@@ -97,8 +103,7 @@ async def test_a_started_worker_becomes_warm_is_polled_and_its_port_is_probed() 
     assert bench.worker.polls == [1.0]
 
 
-async def test_a_worker_that_cannot_load_the_task_has_failed_to_start() -> None:
-    bench = Bench()
+async def test_a_worker_that_cannot_load_the_task_has_failed_to_start(bench: Bench) -> None:
     error = ErrorReport(type="ImportError", message="no module", traceback="...", phase=Phase.PREPARING)
     bench.workers.start_error = error
     await bench.start()
@@ -106,8 +111,7 @@ async def test_a_worker_that_cannot_load_the_task_has_failed_to_start() -> None:
     assert bench.of(WorkerWarm) == [] and bench.probe.watched == []
 
 
-async def test_the_result_of_a_run_is_an_event() -> None:
-    bench = Bench()
+async def test_the_result_of_a_run_is_an_event(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.run(assignment(1))
     await settle()
@@ -117,8 +121,7 @@ async def test_the_result_of_a_run_is_an_event() -> None:
     assert (returned.index, returned.exit.kind) == (0, ExitKind.FINISHED)
 
 
-async def test_a_death_is_found_by_the_failing_run_call_once_and_is_dated() -> None:
-    bench = Bench()
+async def test_a_death_is_found_by_the_failing_run_call_once_and_is_dated(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.run(assignment(1))
     await settle()
@@ -131,8 +134,7 @@ async def test_a_death_is_found_by_the_failing_run_call_once_and_is_dated() -> N
     assert bench.of(DeathDated) == [DeathDated(NAME, bench.clock.time())]
 
 
-async def test_an_idle_worker_s_death_is_found_by_its_poll() -> None:
-    bench = Bench()
+async def test_an_idle_worker_s_death_is_found_by_its_poll(bench: Bench) -> None:
     worker = await bench.start()
     worker.die()
     await settle()
@@ -140,8 +142,7 @@ async def test_an_idle_worker_s_death_is_found_by_its_poll() -> None:
     assert (lost.witness, lost.cause) == ("poll call", IncidentCause.WORKER_DIED)
 
 
-async def test_a_closed_port_is_a_death_and_the_calls_of_that_worker_end() -> None:
-    bench = Bench()
+async def test_a_closed_port_is_a_death_and_the_calls_of_that_worker_end(bench: Bench) -> None:
     worker = await bench.start()
     bench.raylets[worker.info.node_id] = ("10.0.0.1", 99)
     bench.probe.close(("10.0.0.1", worker.info.store_port), at=1001.5)
@@ -155,8 +156,7 @@ async def test_a_closed_port_is_a_death_and_the_calls_of_that_worker_end() -> No
     assert len(worker.polls) == polls and bench.killed == [0]
 
 
-async def test_a_port_that_closed_with_the_raylet_is_a_dead_node() -> None:
-    bench = Bench()
+async def test_a_port_that_closed_with_the_raylet_is_a_dead_node(bench: Bench) -> None:
     worker = await bench.start()
     bench.probe.close(("10.0.0.1", worker.info.store_port), at=1001.5, with_raylet=True)
     await settle()
@@ -164,16 +164,14 @@ async def test_a_port_that_closed_with_the_raylet_is_a_dead_node() -> None:
     assert lost.cause is IncidentCause.NODE_DIED and "raylet" in lost.message
 
 
-async def test_a_port_that_cannot_be_reached_proves_nothing() -> None:
-    bench = Bench()
+async def test_a_port_that_cannot_be_reached_proves_nothing(bench: Bench) -> None:
     worker = await bench.start()
     bench.probe.give_up(("10.0.0.1", worker.info.store_port))
     await settle()
     assert bench.of(WorkerLost) == []
 
 
-async def test_an_unavailable_worker_is_unreachable_and_its_run_is_joined_when_it_is_back() -> None:
-    bench = Bench()
+async def test_an_unavailable_worker_is_unreachable_and_its_run_is_joined_when_it_is_back(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.run(assignment(1))
     await settle()
@@ -191,8 +189,7 @@ async def test_an_unavailable_worker_is_unreachable_and_its_run_is_joined_when_i
     assert len(bench.of(WorkerUnreachable)) == num_unreachable
 
 
-async def test_an_unavailable_worker_that_turns_out_to_be_dead_is_lost_once() -> None:
-    bench = Bench()
+async def test_an_unavailable_worker_that_turns_out_to_be_dead_is_lost_once(bench: Bench) -> None:
     worker = await bench.start()
     worker.cut_off()
     await bench.clock.advance(0.5)
@@ -201,8 +198,7 @@ async def test_an_unavailable_worker_that_turns_out_to_be_dead_is_lost_once() ->
     assert len(bench.of(WorkerLost)) == 1
 
 
-async def test_the_interrupt_is_repeated_until_it_is_acknowledged() -> None:
-    bench = Bench()
+async def test_the_interrupt_is_repeated_until_it_is_acknowledged(bench: Bench) -> None:
     worker = await bench.start()
     worker.cut_off()
     bench.client.interrupt(3)
@@ -214,8 +210,7 @@ async def test_the_interrupt_is_repeated_until_it_is_acknowledged() -> None:
     assert worker.interrupts == [3]
 
 
-async def test_an_interrupt_of_a_dead_worker_is_not_acknowledged() -> None:
-    bench = Bench()
+async def test_an_interrupt_of_a_dead_worker_is_not_acknowledged(bench: Bench) -> None:
     worker = await bench.start()
     worker.die()
     bench.client.interrupt(3)
@@ -223,8 +218,7 @@ async def test_an_interrupt_of_a_dead_worker_is_not_acknowledged() -> None:
     assert bench.of(InterruptAcknowledged) == [] and len(bench.of(WorkerLost)) == 1
 
 
-async def test_requests_are_passed_on() -> None:
-    bench = Bench()
+async def test_requests_are_passed_on(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.request_yield(1, True)
     bench.client.note_commit(1, 20, "disk full")
@@ -235,8 +229,9 @@ async def test_requests_are_passed_on() -> None:
     assert bench.of(SnapshotPartsReported) == [SnapshotPartsReported(0, ())]
 
 
-async def test_reports_are_acknowledged_to_the_worker_only_after_the_control_plane_has_stored_them() -> None:
-    bench = Bench()
+async def test_reports_are_acknowledged_to_the_worker_only_after_the_control_plane_has_stored_them(
+    bench: Bench,
+) -> None:
     worker = await bench.start()
     worker.print("hello")
     worker.report(NOTICE)
@@ -255,8 +250,7 @@ async def test_reports_are_acknowledged_to_the_worker_only_after_the_control_pla
     assert worker.acknowledged == 2
 
 
-async def test_each_report_is_received_once_although_it_is_not_acknowledged() -> None:
-    bench = Bench()
+async def test_each_report_is_received_once_although_it_is_not_acknowledged(bench: Bench) -> None:
     worker = await bench.start()
     for number in range(3):
         worker.print(f"line {number}")
@@ -266,8 +260,7 @@ async def test_each_report_is_received_once_although_it_is_not_acknowledged() ->
     assert [line.text for line in bench.outbox.pull(0, 0.0).logs] == ["line 0", "line 1", "line 2"]
 
 
-async def test_each_poll_reports_progress_and_a_stalled_worker_is_polled_more_often() -> None:
-    bench = Bench()
+async def test_each_poll_reports_progress_and_a_stalled_worker_is_polled_more_often(bench: Bench) -> None:
     worker = await bench.start()
     await bench.clock.advance(2.5)
     assert worker.polls == [1.0, 1.0, 1.0] and len(bench.of(ProgressReported)) == 2
@@ -280,8 +273,7 @@ async def test_each_poll_reports_progress_and_a_stalled_worker_is_polled_more_of
     assert worker.polls[-1] == 1.0, "an idle worker does not hang"
 
 
-async def test_a_closed_client_posts_nothing_more() -> None:
-    bench = Bench()
+async def test_a_closed_client_posts_nothing_more(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.run(assignment(1))
     await settle()
@@ -293,8 +285,7 @@ async def test_a_closed_client_posts_nothing_more() -> None:
     assert bench.posted == posted
 
 
-async def test_the_last_output_is_collected_after_the_client_was_closed() -> None:
-    bench = Bench()
+async def test_the_last_output_is_collected_after_the_client_was_closed(bench: Bench) -> None:
     worker = await bench.start()
     bench.client.close()
     worker.print("bye")
@@ -304,8 +295,7 @@ async def test_the_last_output_is_collected_after_the_client_was_closed() -> Non
     await bench.client.collect_last_reports(5.0)  # nothing to collect, and no error
 
 
-async def test_a_restarted_supervisor_joins_the_run_of_its_predecessor() -> None:
-    bench = Bench()
+async def test_a_restarted_supervisor_joins_the_run_of_its_predecessor(bench: Bench) -> None:
     worker = await bench.start()
     running = asyncio.ensure_future(worker.run(assignment(2)))
     await settle()
@@ -318,10 +308,9 @@ async def test_a_restarted_supervisor_joins_the_run_of_its_predecessor() -> None
     await running
 
 
-async def test_the_exit_status_of_a_lost_worker_follows_its_loss() -> None:
+async def test_the_exit_status_of_a_lost_worker_follows_its_loss(bench: Bench) -> None:
     """Its message was "The actor died unexpectedly before finishing this task"."""
 
-    bench = Bench()
     worker = await bench.start()
     worker.die()
     await settle()
