@@ -91,27 +91,6 @@ def test_show_prints_the_metrics_of_the_task(shoal: Any, service: Any) -> None:
     assert "validation: acc 0.125" in text
 
 
-def test_a_job_is_found_by_id_by_its_beginning_and_by_name(shoal: Any, service: Any) -> None:
-    job = service.add_job(name="alone")
-    for reference in (job.id, job.id[:-2], "alone"):
-        assert shoal("show", reference, "--json").json()["id"] == job.id
-
-
-def test_a_name_that_two_jobs_have_is_refused_with_both_ids(shoal: Any, service: Any) -> None:
-    jobs = [service.add_job(name="same-name"), service.add_job(name="same-name")]
-    ran = shoal("show", "same-name")
-    assert ran.code == 2
-    assert all(job.id in ran.err for job in jobs)
-
-
-def test_an_unknown_job_ends_with_4_and_names_the_nearest(shoal: Any, service: Any) -> None:
-    service.add_job(name="byte-lm")
-    ran = shoal("show", "bite-lm")
-    assert ran.code == 4
-    assert "byte-lm" in ran.err
-    assert "Traceback" not in ran.err
-
-
 @pytest.mark.parametrize("name", LISTS)
 def test_every_list_comes_as_one_json_document_and_as_text(shoal: Any, service: Any, name: str) -> None:
     job = service.add_job()
