@@ -1,7 +1,5 @@
 """TLS by certificate files, no address beyond loopback without it, and what a trusted proxy says about its client."""
 
-import datetime
-import ipaddress
 import ssl
 import time
 from collections.abc import Iterator
@@ -10,11 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from kit.certificates import make_certificates
 from kit.served_app import bare_app, served
 from shoal_api.client import Client, Disconnected
 from shoal_api.client.credentials import find_token
@@ -28,51 +23,31 @@ ONCE = RetryPolicy(num_retries=0)
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1, signed by itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal test")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    (folder / "key.pem").write_bytes(pem)
-    return folder / "cert.pem", folder / "key.pem"
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Those of an authority and of 127.0.0.1, and the key of the latter."""
+    return make_certificates(tmp_path_factory.mktemp("tls") / "made")
 
 
 @pytest.fixture
-def https(store: Store, state_dir: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
+def https(store: Store, state_dir: Path, certificates: tuple[Path, Path, Path]) -> Iterator[str]:
     ensure_admin_token(store, state_dir, now=time.time())
     app = bare_app(store)
-    with served(app, wire=Wire(*certificate)) as url:
+    with served(app, wire=Wire(*certificates[1:])) as url:
         yield url
 
 
 def test_a_client_takes_the_file_of_the_authority(
-    https: str, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    https: str, certificates: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Client(https, ca_file=certificate[0]) as client:
+    with Client(https, ca_file=certificates[0]) as client:
         assert client.whoami().role == "admin"
     with Client(https, retry=ONCE) as client, pytest.raises(Disconnected, match="CERTIFICATE_VERIFY_FAILED"):
         client.whoami()
-    monkeypatch.setenv("SHOAL_CA_FILE", str(certificate[0]))
+    monkeypatch.setenv("SHOAL_CA_FILE", str(certificates[0]))
     with Client(https) as client:
         assert client.whoami().role == "admin"
         code = client.session_link().code
-    context = ssl.create_default_context(cafile=certificate[0])
+    context = ssl.create_default_context(cafile=certificates[0])
     answer = httpx.post(f"{https}/v1/session", json={"code": code}, verify=context, trust_env=False)
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Secure" in cookie
@@ -80,17 +55,17 @@ def test_a_client_takes_the_file_of_the_authority(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "shoal.example"])
 def test_an_address_beyond_loopback_needs_tls_or_a_word(
-    host: str, tmp_path: Path, certificate: tuple[Path, Path]
+    host: str, tmp_path: Path, certificates: tuple[Path, Path, Path]
 ) -> None:
     given: dict[str, Any] = {"state_dir": tmp_path, "host": host}
     with pytest.raises(SettingsError, match=r"beyond loopback.*--tls-cert.*SHOAL_ALLOW_PLAIN_HTTP"):
         load_settings(**given)
     assert load_settings(**given, allow_plain_http=True).host == host
-    assert load_settings(**given, tls_cert=certificate[0], tls_key=certificate[1]).host == host
+    assert load_settings(**given, tls_cert=certificates[1], tls_key=certificates[2]).host == host
     with pytest.raises(SettingsError, match="give both, or neither"):
-        load_settings(**given, tls_cert=certificate[0])
+        load_settings(**given, tls_cert=certificates[1])
     with pytest.raises(SettingsError, match="no such file"):
-        load_settings(**given, tls_cert=certificate[0], tls_key=tmp_path / "none")
+        load_settings(**given, tls_cert=certificates[1], tls_key=tmp_path / "none")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
