@@ -1,7 +1,5 @@
 """Media, lineage and models over REST."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

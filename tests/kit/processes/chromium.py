@@ -1,7 +1,5 @@
 """A real Chromium without a window, driven by Selenium: for the tests of the pages and for their pictures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

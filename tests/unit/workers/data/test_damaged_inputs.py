@@ -4,8 +4,6 @@ Lines have no end mark: a file of JSON lines or CSV that is cut behind a line is
 allowed here and said in docs/data.md.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Preferences: what a line may contain, which loss they give, and that the reference is the model at the start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks for encoders of transformers compute the losses of transformers, and what they export is the model."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Fine-tuning on answers: what is an answer, which examples share a sample, and that those do not see each other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

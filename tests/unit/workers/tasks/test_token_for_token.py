@@ -2,8 +2,6 @@
 line. Where transformers has no rule (a prompt and an answer as texts), each token that overlaps the answer is the
 answer's."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
