@@ -40,7 +40,7 @@ from shoal_service.core.attempt.scripts import CRASH
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death, NodeLoss
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
-from shoal_service.core.attempt.state.worker import Excluded, Worker
+from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.training import CheckpointFailed
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost
@@ -207,7 +207,7 @@ def _leave_out(turn: Turn, node_id: str, workers: list[Worker], reason: str) -> 
     in_run = [worker for worker in workers if worker.in_run]
     for worker in workers:
         generation = worker.left_out.generation if worker.left_out is not None else None
-        left_out = Excluded(
+        left_out = LeftOut(
             since=turn.now, reason=reason, generation=turn.group.generation if worker.in_run else generation
         )
         turn.pool = turn.pool.with_worker(replace(worker, in_run=False, left_out=left_out))

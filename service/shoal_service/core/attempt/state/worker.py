@@ -24,7 +24,7 @@ class AvoidedNode(Frozen):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excluded:
+class LeftOut:
     """Why a worker is left out of groups: its node is silent, or it has not yet left the generation that went on
     without it."""
 
@@ -62,7 +62,7 @@ class Worker:
     """Newest lost generation whose interrupt the worker has acknowledged; 0 if none."""
     unreachable_since: float | None = None
     """Time since which all calls to the worker have failed; None if it answers."""
-    left_out: Excluded | None = None
+    left_out: LeftOut | None = None
     """Set while the worker's node is suspected to be gone: no group takes the worker until it answers. See
     losses.py."""
     leave: AvoidedNode | None = None
