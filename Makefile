@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-programs bench-gpu fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-gpu fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -39,7 +39,8 @@ test-versions: setup ## a sample of the tests with other versions of Python, tor
 
 MINUTES ?= 10
 SEED    ?= 1
-soak: setup      ## random faults for MINUTES=10 with SEED=1, then as long on hosts whose links are cut (needs root); parity, goodput and leaks after each
+soak: setup      ## 10,000 drawn schedules of faults between supervisor and service; random faults for MINUTES=10 with SEED=1, then as long on hosts whose links are cut (needs root); parity, goodput and leaks after each
+	@$(BIN)/python bench/soak/schedules.py --seed $(SEED)
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED)
 	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED) --hosts
 
@@ -66,7 +67,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy, strict for what is shipped; both runs at once
 	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
-bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-programs bench-gpu bench-media bench-system-metrics ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-long-job bench-programs bench-gpu bench-media bench-system-metrics ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -86,6 +87,9 @@ bench-pages: setup ## the workspace in Chromium: 200 jobs of 100,000 steps in 8 
 bench-media: setup ## milliseconds for which logged images, histograms, tables and texts keep the training thread
 	@$(BIN)/python bench/media.py
 
+bench-long-job: setup ## a job of 26 million steps in SQLite: list, page, parts of the curve, scrape, size (ten minutes)
+	@$(BIN)/python bench/api/long_job.py
+
 bench-reports: setup ## what a report of a supervisor costs the service: CPU, and the time until it is stored
 	@$(BIN)/python bench/api/supervisor_reports.py
 
@@ -101,6 +105,7 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 	@$(BIN)/python bench/scale/ray_actors.py --out build/ray-actors.json
 	@$(BIN)/python bench/scale/placement.py
 	@$(BIN)/python bench/scale/passes.py
+	@$(BIN)/python bench/scale/takeover.py
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
 	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 

@@ -4,9 +4,8 @@ The server runs from the built wheel in a virtual environment of its own, so the
 A check at the end asserts that nothing it started is left.
 """
 
-from __future__ import annotations
-
 import faulthandler
+import inspect
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
+from doubles.event_loop import run
 from kit.cells import leave_out_most
 from kit.databases import MigratedDatabases
 from kit.guard.guard import LAST_S, guard_this_process, left_behind, stacks
@@ -70,6 +70,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: as its class says, else on the event loop without threads."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    getattr(pyfuncitem.instance, "run", run)(test)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@ two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
-Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
+Tests that share a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
 at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. All end with
 this process, also if it is killed.
 
@@ -41,7 +41,13 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script"))
 """They take a third of the time of tests/dist."""
+_CLUSTERS = ("tests/ray/clusters", "tests/ray/test_demo.py", "tests/ray/test_orderly_stop.py")
+"""They start Ray clusters and use none of other tests."""
+_WRITTEN_JOBS = ("job_states", "job_table", "researcher_tasks", "widths", "workspace")
+_PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
+"""Half of tests/browser in time. They show jobs that a test has written, so they need no Ray cluster."""
 BESIDE = (
+    _CLUSTERS,
     _DIST,
     ("tests/dist/tasks",),
     ("tests/dist",),
@@ -49,10 +55,11 @@ BESIDE = (
     ("tests/unit",),
     ("tests/store",),
     ("tests/http",),
+    _PAGES,
     ("tests/browser",),
 )
-"""The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
-what is below it and named by another process."""
+"""The folders and modules of each process that runs beside the one in the foreground, which has all others. A folder
+leaves out what is below it and named by another process."""
 _IMPORTED = (
     "boto3",
     "fastapi",
@@ -89,7 +96,7 @@ def main() -> int:
     options = ["--durations=20", "-W", "ignore::pytest.PytestAssertRewriteWarning", *sys.argv[1:]]
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of nine processes would wait for each other, spinning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of many processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
     sys.dont_write_bytecode = False  # of this process and its forks, which rewrite the asserts of the tests
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kit.processes.axe import violations
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import Service
 from shoal_api.http.routes import pages
@@ -31,36 +29,9 @@ Views = tuple[tuple[str, int], ...]
 STATIC = Path(pages.__file__).parents[1] / "static"
 PHONE = (("light", 420),)
 OTHER_VIEWS = (("light", 1024), ("light", 2560), ("dark", 420), ("dark", 800))
-LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 CHARTS = [".js-plotly-plot"]
 NOT_OURS = {"/docs": ["#api"], "/jobs": CHARTS, "/compare": CHARTS, "/sweeps": CHARTS}
 """What libraries draw: Swagger UI, and the charts of Plotly, each of which has a name and a table or text beside it."""
-
-
-@cache
-def _axe() -> str:
-    spec = find_spec("axe_core_python")
-    assert spec is not None and spec.submodule_search_locations, "axe-core-python is in the extra `dev`"
-    return Path(spec.submodule_search_locations[0], "axe.min.js").read_text()
-
-
-def violations(browser: Browser, excluded: list[str], *, colours_only: bool = False) -> list[str]:
-    """Return what axe finds on the page that is open: rule, element, and what is wrong with it."""
-    if not browser.run("'axe' in window"):
-        browser.driver.execute_script(_axe())
-    script = """const [levels, excluded, coloursOnly, done] = arguments;
-        const rules = axe.getRules(levels).filter(({tags}) => !tags.includes('experimental')
-          && !tags.includes('deprecated') && (!coloursOnly || tags.includes('cat.color')));
-        const runOnly = {type: 'rule', values: rules.map((one) => one.ruleId)};
-        axe.run({exclude: excluded.map((one) => [one])}, {runOnly, resultTypes: ['violations'], preload: false})
-          .then(({violations}) => done(violations), (error) => done(String(error)));"""
-    found: Any = browser.driver.execute_async_script(script, LEVELS, excluded, colours_only)
-    assert isinstance(found, list), found
-    return [
-        f"{one['id']}: {node['html'][:160]}: {node['failureSummary'].splitlines()[-1].strip()}"
-        for one in found
-        for node in one["nodes"]
-    ]
 
 
 @pytest.fixture
@@ -86,7 +57,7 @@ def addresses(written: Service) -> dict[str, str]:
     with written.client as client:
         client.register_model("speech", ModelRequest(job=done.id))
         client.set_model_alias("default", "speech", "prod", 1)
-    tabs = ("overview", "curves", "logs", "workers", "checkpoints", "spec", "events")
+    tabs = ("overview", "curves", "data", "logs", "workers", "checkpoints", "spec", "events")
     found = {f"/jobs/{job.id}": "#actions button" for job in (waits, failed, done)}
     found |= {f"/jobs/{trains.id}#tab={tab}": f"#panel-{tab}:not([hidden])" for tab in tabs}
     data = {

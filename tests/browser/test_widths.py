@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.processes.chromium import Browser
+from kit.processes.chromium import CUT_OFF, Browser
 from kit.worlds.written_service import CHECKPOINT, INCIDENT, RUNNING, Service
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
@@ -53,10 +53,6 @@ SUSPECTED = INCIDENT.model_copy(
 OPEN = INCIDENT.model_copy(update={"id": 3, "closed": False, "recovery_s": None, "to_workers": None, "detect_s": None})
 SHOWN = "[...document.querySelectorAll('.wide')].filter((one) => one.clientWidth)"
 TOO_WIDE = f"{SHOWN}.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
-CUT_OFF = (
-    "[...document.querySelectorAll('main *')].filter((one) => !one.closest('svg, details, .skip, .chart') && "
-    "one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML)"
-)
 NARROW = (
     "[...document.querySelectorAll('table.cards')].filter((one) => one.clientWidth && "
     "one.querySelector('tbody').clientWidth < one.closest('.card').clientWidth - 40).map((one) => one.innerText)"

@@ -1,7 +1,5 @@
 """BlockingCluster: a cluster whose verbs a test without an event loop may call."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

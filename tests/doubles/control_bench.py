@@ -1,7 +1,5 @@
 """ControlBench: the control loop with a real store, a fake cluster and a fake clock."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

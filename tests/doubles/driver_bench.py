@@ -1,7 +1,5 @@
 """DriverBench: a job with an attempt, its driver, a real store and a fake cluster."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -3,8 +3,6 @@
 So the order of everything in a test is the same in each run, and the loop is idle when nothing is ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """FakeAgents: the calls of one supervisor to FakeAgentProcesses, which outlive it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """FakeCatalog: the checkpoints of one job, in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 

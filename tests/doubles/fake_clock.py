@@ -1,7 +1,5 @@
 """FakeClock: time passes only when a test advances it."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 from collections.abc import Awaitable

@@ -1,7 +1,5 @@
 """FakeClusterSource: the cluster as the API shows it; it changes only when a test changes it."""
 
-from __future__ import annotations
-
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView, StartForecast
 from shoal_service.store.errors import ClusterNotFound
 from shoal_service.views import JobView

@@ -1,7 +1,5 @@
 """FakeFleet: the handles of one supervisor to FakeWorkers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar

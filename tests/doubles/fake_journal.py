@@ -1,7 +1,5 @@
 """FakeJournal: the journal of one supervisor, in a dict that its successor also receives."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from shoal_service.supervisor.journal import Beginning, JournalEntry, parse_entry

@@ -1,7 +1,5 @@
 """FakeKeyValueStore: one namespace of the Ray head's key-value store, and a head that can be away."""
 
-from __future__ import annotations
-
 import threading
 
 from shoal_service.cluster.errors import GcsUnavailable

@@ -1,7 +1,5 @@
 """FakeNodeWatch and FakeProbe: the state of nodes and ports, which a test changes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 

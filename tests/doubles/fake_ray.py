@@ -1,7 +1,5 @@
 """FakeRay: a Ray cluster as its gateway sees it, in memory. Its supervisors are FakeSupervisors that report nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

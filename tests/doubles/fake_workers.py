@@ -3,8 +3,6 @@
 A test decides what a worker reports and when it leaves. It becomes warm and obeys interrupts without the test.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field

@@ -1,13 +1,10 @@
 """A real server on a free port with a real SQLite store, and the Python client that drives it."""
 
-from __future__ import annotations
-
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,12 @@ import pytest
 
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.databases import MigratedDatabases
+from kit.served_app import bare_app, served
 from shoal_api.client import Client
 from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
-from shoal_api.http.serving import make_server
+from shoal_api.http.serving import Wire
 from shoal_api.http.streams import Pace
 from shoal_service.control.hardware_profiles import planning_profile
 from shoal_service.control.token_files import ensure_admin_token
@@ -126,13 +124,7 @@ def running(
         places=places,
         webhooks=webhooks,
     )
-    listener = socket.create_server(("127.0.0.1", port))
-    port = listener.getsockname()[1]
-    server = make_server(app, host="127.0.0.1", port=port, grace_s=grace_s)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
-    thread.start()
-    url = f"http://127.0.0.1:{port}"
-    try:
+    with socket.create_server(("127.0.0.1", port)) as listener, served(app, address=listener, grace_s=grace_s) as url:
         http = httpx.Client(base_url=url, timeout=30, trust_env=False, headers=own_headers())
         with http, Client(url) as client:
             client.health()
@@ -150,11 +142,6 @@ def running(
                 app.state.declarations,
                 app.state.operations,
             )
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        listener.close()
-        assert not thread.is_alive(), "the server does not stop"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -202,6 +189,20 @@ def own_service(store: Store) -> Iterator[Service]:
 
 
 @pytest.fixture
+def serve(store: Store, state_dir: Path) -> Iterator[Callable[..., tuple[str, RequestMetrics]]]:
+    """`serve(wire=..., limits=...)`: URL and metrics of an application over the store that has no cluster."""
+    with ExitStack() as applications:
+
+        def run(wire: Wire | None = None, **options: Any) -> tuple[str, RequestMetrics]:
+            ensure_admin_token(store, state_dir, now=time.time())
+            metrics = RequestMetrics()
+            app = bare_app(store, requests=metrics, **options)
+            return applications.enter_context(served(app, wire=wire or Wire())), metrics
+
+        yield run
+
+
+@pytest.fixture
 def spec() -> dict[str, object]:
     return {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 10}}
 
@@ -212,7 +213,6 @@ ON_POSTGRES = {
     "test_jobs",
     "test_operations",
     "test_overviews",
-    "test_pins",
     "test_projects",
     "test_stored_checkpoints",
     "test_sweeps",

@@ -1,7 +1,5 @@
 """The routes that supervisors dial, over HTTP: what they store and answer, and what they refuse."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,8 +1,6 @@
 """Paths of a spec. A relative checkpoint.url is made absolute by a client on the server's machine, and refused by the
 server otherwise; so is a place that the server does not allow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Python client over a bad network: what is repeated, what is not, and what the user reads."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

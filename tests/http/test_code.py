@@ -1,7 +1,5 @@
 """Code archives: packed deterministically, verified, stored under their sha256, and referenced by specs."""
 
-from __future__ import annotations
-
 import io
 import os
 import zipfile

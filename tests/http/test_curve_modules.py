@@ -1,7 +1,5 @@
 """The modules that place, smooth and join curves, run by node, against numbers of Python."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,6 +1,4 @@
-"""Events, logs, series, workers, incidents and checkpoints, as one answer each, and the long poll."""
-
-from __future__ import annotations
+"""Events, logs, series, workers, incidents, checkpoints and parity, as one answer each."""
 
 import math
 import threading
@@ -10,24 +8,16 @@ from typing import Any
 
 import pytest
 
+from kit.views import incident_view, series_point, worker_view
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_service.store import histories
+from shoal_service.views import CheckpointView, JobStatus
+from shoal_workers.contract.job import JobState
 
 
 def point(step: int, loss: float = 1.0) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=float(step),
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=9.0,
-        step_s=0.1,
-        world_size=2,
-        generation=1,
-    )
+    return series_point(step, loss=loss, tokens_per_s=9.0, step_s=0.1)
 
 
 def line(number: int, rank: int | None, text: str = "hello") -> PendingLog:
@@ -143,28 +133,8 @@ def test_a_series_is_down_sampled_and_keeps_values_that_are_not_finite(service: 
 
 
 def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: Any) -> None:
-    worker = WorkerView(
-        worker_id="s0",
-        rank=0,
-        state="training",
-        node_id="n",
-        node_ip="127.0.0.1",
-        pid=7,
-        generation=1,
-        phase="forward",
-        step=3,
-    )
-    incident = IncidentView(
-        id=1,
-        attempt=1,
-        cause=IncidentCause.WORKER_DIED,
-        witness="ray",
-        ranks=(1,),
-        worker_ids=("s1",),
-        generation=1,
-        at=5.0,
-        from_workers=2,
-    )
+    worker = worker_view(worker_id="s0", node_id="n", pid=7, step=3)
+    incident = incident_view(attempt=1, worker_ids=("s1",), at=5.0, from_workers=2)
     checkpoint = CheckpointView(step=2, url="/tmp/x", state="committed", attempt=1, generation=1)
     job_id = supervise(workers=(worker,), incidents=(incident,), checkpoints=(checkpoint,))
     assert service.client.workers(job_id) == (worker,)
@@ -200,3 +170,39 @@ def test_a_tail_is_as_long_as_it_is_asked_for(service: Any, supervise: Callable[
         assert len(plain.text.splitlines()) == tail
     last = list(service.client.logs(job_id, rank=0))[-1].seq
     assert service.http.get(f"/v1/jobs/{job_id}/logs?rank=0&tail=0").json()["next_after"] == last
+
+
+Supervise = Callable[..., str]
+Points = Callable[[dict[int, float]], Any]
+
+
+def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(
+    service: Any, supervise: Supervise, points: Points
+) -> None:
+    a, b = supervise(series=points({1: 1.0, 2: 0.1, 3: 3.0})), supervise(series=points({1: 1.0, 2: 0.2}))
+    report = service.client.parity(a, b, max_points=10)
+    assert report == service.store.reading(histories.parity)(a, b, max_points=10)
+    assert (report.max_rel_diff, report.max_rel_diff_step, report.steps_only_in_job) == (0.5, 2, 1)
+    assert [point.step for point in report.points] == [1, 2]
+    assert not service.client.parity(a, b, tolerance=0.6).within_tolerance, "one has a step that the other has not"
+    c = supervise(series=points({1: 1.0, 2: 0.1}))
+    assert service.client.parity(c, b, tolerance=0.6).within_tolerance
+    assert service.client.parity(a, a).bit_identical
+
+
+def test_losses_that_are_not_finite_survive_the_wire(service: Any, supervise: Supervise, points: Points) -> None:
+    a, b = supervise(series=points({1: math.nan, 2: 1.0})), supervise(series=points({1: 1.0, 2: 1.0}))
+    answer = service.http.get(f"/v1/jobs/{a}/parity", params={"against": b, "max_points": 10})
+    assert answer.json()["max_rel_diff"] is None and answer.json()["points"][0]["loss"] is None
+    report = service.client.parity(a, b, max_points=10)
+    assert report.max_rel_diff == math.inf and report.points[0].rel_diff == math.inf
+    assert math.isnan(report.points[0].loss) and report.points[0].against == 1.0
+    assert service.client.parity(a, supervise()).max_rel_diff is None
+
+
+def test_the_other_job_must_be_named_and_exist(service: Any, supervise: Supervise) -> None:
+    a = supervise()
+    assert service.http.get(f"/v1/jobs/{a}/parity").status_code == 422
+    missing = service.http.get(f"/v1/jobs/{a}/parity", params={"against": "job-nobody"})
+    assert missing.status_code == 404 and "job-nobody" in missing.json()["detail"]
+    assert service.http.get(f"/v1/jobs/{a}/parity", params={"against": a, "tolerance": "nan"}).status_code == 422

@@ -1,7 +1,5 @@
 """Whatever comes in, the service answers with a problem document below 500."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

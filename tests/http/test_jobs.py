@@ -1,7 +1,5 @@
 """Submitting, listing, showing, changing and stopping jobs."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nodes are listed, drained and used again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The OpenAPI document: up to date in docs/, complete, and true under schemathesis' fire."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

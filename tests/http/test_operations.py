@@ -1,7 +1,5 @@
 """Health, readiness, metrics, cluster, the catalogue of problems, and unexpected errors."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

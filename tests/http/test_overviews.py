@@ -1,7 +1,5 @@
 """The documents and streams behind the pages: complete, resumable, and idle while nothing happens."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The HTML pages: self-contained, loaded from this host only, and safe against text from a job's author."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

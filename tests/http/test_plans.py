@@ -1,7 +1,5 @@
 """POST /v1/plans, and models that are refused at submit because no cluster could hold them."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The queue, the projects and the users through the API."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Server-sent events: gap-free under concurrent writers, resumable, ended when the job has, and never in the way."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Reports of supervisors as they arrive at the service, with the job's id as the token of its attempt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from shoal_service.core.access import hash_of

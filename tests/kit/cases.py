@@ -1,7 +1,5 @@
 """Many cases of one rule in one test, which names every case that fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 

@@ -6,8 +6,6 @@ cells show what their neighbours show, and are worth their time only after a cha
 mostly need one value or two together: the chosen cells have as many pairs of values as so many cells can have.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

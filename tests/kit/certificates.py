@@ -1,7 +1,5 @@
 """A private authority, and the certificate of a server on 127.0.0.1 that it has signed."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Databases with the newest schema, as copies of one of each kind: a copy costs a fraction of all migrations."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

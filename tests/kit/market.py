@@ -1,7 +1,5 @@
 """Small markets for the tests of scheduling policies: jobs, nodes, and what is left after decisions are carried out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Small jobs, clusters and policies for the tests of the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from schedulers import decisions

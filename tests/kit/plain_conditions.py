@@ -1,7 +1,5 @@
 """Conditions and orders over jobs in plain Python, value by value: what SQL must answer too. And random ones."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """A PostgreSQL of this test session: a cluster of its own in a temporary directory, on a free port of loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Random markets for the invariants of decisions: running jobs, arriving ones, quotas, limits and unequal nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

@@ -2,8 +2,6 @@
 compares with the page, and another one with what a hostile task has reached (tests/ray/isolation/test_hostile_task.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SHAPES = {

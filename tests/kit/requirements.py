@@ -4,8 +4,6 @@ The environment variable SHOAL_REQUIRE, a comma-separated list, turns such a ski
 sets it to what it has installed.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 

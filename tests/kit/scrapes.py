@@ -1,7 +1,5 @@
 """Scrapes of a store, read back with prometheus_client's parser."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

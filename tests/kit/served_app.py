@@ -1,7 +1,5 @@
 """An application on a free port, as `shoal serve` serves it, in a thread of the test."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +8,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from doubles.fake_cluster_source import FakeClusterSource
+from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.store import Store
 
 
 @contextmanager
@@ -31,3 +32,9 @@ def served(app: FastAPI, *, address: socket.socket | None = None, **options: Any
         finally:
             server.should_exit = True
             thread.join(60)
+            assert not thread.is_alive(), "the server does not stop"
+
+
+def bare_app(store: Store, **options: Any) -> FastAPI:
+    """The application over a store, with a played cluster and without metrics."""
+    return create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", **options)

@@ -2,8 +2,6 @@
 
 To parse all of them takes ten seconds. A rule looks for its names in the text, and parses only a file that has them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls of the store as the control loop makes them, and calls that a test makes fail or counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

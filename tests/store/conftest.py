@@ -1,7 +1,5 @@
 """Stores for the contract suite: every test runs on SQLite and on a real PostgreSQL that this session starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,3 +104,15 @@ def begin(store: Store, lease: Lease) -> Callable[..., Attempt]:
         return Attempt(store, job_id, number, lease.epoch)
 
     return _begin
+
+
+@pytest.fixture
+def job_id(submit: Callable[..., str]) -> str:
+    """A job that waits in the queue."""
+    return submit()
+
+
+@pytest.fixture
+def attempt(begin: Callable[..., Attempt], job_id: str) -> Attempt:
+    """Its first attempt."""
+    return begin(job_id)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -10,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kit.views import series_point
 from shoal_service.core.desired import Desired
-from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent
 from shoal_service.store import (
@@ -92,8 +90,7 @@ def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) ->
     assert sorted(owners_by_epoch) == list(range(1, len(owners_by_epoch) + 1))
 
 
-def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store, job_id: str) -> None:
     lock = threading.Lock()
     now = 0.0
     written: list[int] = []
@@ -184,24 +181,12 @@ def test_a_job_is_started_or_cancelled_never_both(store: Store, lease: Lease, su
         assert store.get_job(job_id).status.state is expected
 
 
-def test_readers_see_only_complete_transactions(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_readers_see_only_complete_transactions(store: Store, job_id: str, attempt: Any) -> None:
     done = threading.Event()
 
     def write() -> None:
         for step in range(1, 60):
-            point = SeriesPoint(
-                step=step,
-                at=1.0,
-                loss=1.0,
-                grad_norm=1.0,
-                lr=1.0,
-                tokens_per_s=1.0,
-                step_s=1.0,
-                world_size=1,
-                generation=1,
-            )
+            point = series_point(step, at=1.0, lr=1.0, world_size=1)
             attempt.report(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
         done.set()
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,8 +51,7 @@ class TestLease:
         assert back is not None
         assert back.epoch == 2
 
-    def test_every_write_of_a_former_owner_is_refused(self, store: Store, lease: Lease, submit: Submit) -> None:
-        job_id = submit()
+    def test_every_write_of_a_former_owner_is_refused(self, store: Store, lease: Lease, job_id: str) -> None:
         store.release_lease(lease.owner)
         taken = store.acquire_lease("owner-2", ttl_s=10, now=1.0)
         assert taken is not None
@@ -91,17 +88,15 @@ class TestAttempts:
 
     @pytest.mark.parametrize("desired", [Desired.PAUSE, Desired.CANCEL])
     def test_a_job_that_left_the_queue_is_not_started(
-        self, store: Store, lease: Lease, submit: Submit, desired: Desired
+        self, store: Store, lease: Lease, desired: Desired, job_id: str
     ) -> None:
-        job_id = submit()
         store.writing(submissions.request)(job_id, desired, now=2.0)
         with pytest.raises(RequestConflict):
             store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=1, now=3.0)
 
     def test_a_lost_attempt_returns_to_the_queue_with_its_steps(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+        self, store: Store, lease: Lease, begin: Begin, job_id: str
     ) -> None:
-        job_id = submit()
         begin(job_id).report(status_step=40, status_workers=1)
         store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", now=9.0)
         status = store.get_job(job_id).status
@@ -113,18 +108,16 @@ class TestAttempts:
         ("desired", "state"), [(Desired.PAUSE, JobState.PAUSED), (Desired.CANCEL, JobState.CANCELLED)]
     )
     def test_the_users_request_decides_the_state_after_a_lost_attempt(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin, desired: Desired, state: JobState
+        self, store: Store, lease: Lease, begin: Begin, desired: Desired, state: JobState, job_id: str
     ) -> None:
-        job_id = submit()
         begin(job_id)
         store.writing(submissions.request)(job_id, desired, now=6.0)
         store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=9.0)
         assert store.get_job(job_id).status.state is state
 
     def test_what_a_lost_attempt_had_is_kept_until_the_job_trains_again(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin, points: Callable[..., Any]
+        self, store: Store, lease: Lease, begin: Begin, points: Callable[..., Any], job_id: str
     ) -> None:
-        job_id = submit()
         lose = partial(
             store.writing(driving.requeue, lease.epoch), job_id, reason=EndReason.SUPERVISOR_LOST, message="gone"
         )
@@ -146,17 +139,15 @@ class TestAttempts:
 
     @pytest.mark.parametrize(("saved", "is_lost"), [(40, False), (30, True)])
     def test_an_attempt_that_the_server_ended_has_lost_what_is_not_saved(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin, saved: int, is_lost: bool
+        self, store: Store, lease: Lease, begin: Begin, saved: int, is_lost: bool, job_id: str
     ) -> None:
-        job_id = submit()
         end = AttemptEnd(reason=EndReason.SERVER_STOPPED, message="", step=40)
         begin(job_id).report(status_step=40, status_checkpoint_step=saved, end=end)
         status = store.get_job(job_id).status
         assert (status.state, status.reason) == (JobState.QUEUED, "server_stopped")
         assert (status.lost is not None) == is_lost
 
-    def test_requeueing_a_job_without_an_attempt_does_nothing(self, store: Store, lease: Lease, submit: Submit) -> None:
-        job_id = submit()
+    def test_requeueing_a_job_without_an_attempt_does_nothing(self, store: Store, lease: Lease, job_id: str) -> None:
         store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.CLUSTER_LOST, message="", now=9.0)
         assert len(store.reading(histories.read_events)(job_id)) == 1
 
@@ -172,9 +163,8 @@ class TestAttempts:
         assert granted == [{"from": 2, "to": 3, "reason": "room"}]
 
     def test_a_preempted_attempt_has_no_grant_left_and_one_event(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+        self, store: Store, lease: Lease, begin: Begin, job_id: str
     ) -> None:
-        job_id = submit()
         store.writing(driving.preempt, lease.epoch)(job_id, reason="early", beneficiary="job-b", now=4.0)
         begin(job_id)
         for now in (6.0, 7.0):
@@ -265,8 +255,7 @@ class TestQueue:
         assert [row.granted_workers for row in rows] == [1, 0, 0]
         assert [row.id for row in store.reading(driving.to_drive)(max_queued=1)] == [running, high]
 
-    def test_a_patched_spec_is_what_is_driven(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_patched_spec_is_what_is_driven(self, store: Store, job_id: str) -> None:
         assert store.reading(driving.to_drive)()[0].spec.priority == 0
         store.writing(submissions.patch)(job_id, JobPatch(priority=4), if_match=None, now=2.0)
         row = store.reading(driving.to_drive)()[0]

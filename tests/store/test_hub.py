@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -43,8 +41,7 @@ def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, beg
         assert notified == [job_id, job_id, job_id], "it has freed workers"
 
 
-def test_a_notification_follows_the_commit(store: Store, lease: Lease, submit: Submit) -> None:
-    job_id = submit()
+def test_a_notification_follows_the_commit(store: Store, lease: Lease, job_id: str) -> None:
     seen: list[int] = []
     with store.subscribe(lambda reported: seen.append(len(store.reading(histories.read_events)(reported))), job_id):
         store.writing(driving.record_event, lease.epoch)(job_id, SupervisorRestarted(found=1, of=1), now=2.0)
@@ -74,8 +71,7 @@ def test_a_failing_listener_is_removed_and_the_others_are_notified(caplog: pytes
     assert "subscription.failed" in caplog.text
 
 
-def test_an_asyncio_reader_wakes_up(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_an_asyncio_reader_wakes_up(store: Store, job_id: str) -> None:
 
     async def wait() -> None:
         woken = asyncio.Event()

@@ -1,7 +1,5 @@
 """Conditions, orders and columns of lists of jobs: SQL answers on both databases what plain Python does."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

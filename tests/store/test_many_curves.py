@@ -1,7 +1,5 @@
 """Curves of many jobs: few points from the roll-ups, with exact ends, which are read again after a change."""
 
-from __future__ import annotations
-
 import base64
 import math
 from array import array
@@ -9,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.views import series_point
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store, driving, reporting, submissions
@@ -23,18 +22,7 @@ AT = 1_700_000_000.0
 
 def point(step: int, loss: float) -> SeriesPoint:
     own = {"accuracy": step / 1e4} if step % 2 else {}
-    return SeriesPoint(
-        step=step,
-        at=AT + step,
-        loss=loss,
-        grad_norm=1,
-        lr=1e-3,
-        tokens_per_s=100,
-        step_s=1,
-        world_size=4,
-        generation=1,
-        metrics=own,
-    )
+    return series_point(step, at=AT + step, loss=loss, lr=1e-3, tokens_per_s=100, world_size=4, metrics=own)
 
 
 class Writer:

@@ -1,7 +1,5 @@
 """Drains and probation, on either database."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A stored row that today's rules refuse is quarantined: it shows why, and the other jobs go on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -73,9 +71,8 @@ def test_a_spec_that_cannot_be_read_blocks_no_other_job_and_the_job_shows_why(
 
 
 def test_a_quarantine_is_one_event_and_ends_when_the_row_can_be_read_again(
-    store: Store, lease: Lease, submit: Submit
+    store: Store, lease: Lease, job_id: str
 ) -> None:
-    job_id = submit()
     change_spec(store, job_id, with_unknown_key)
     for now in (7.0, 8.0):
         unreadable: dict[str, str] = {}
@@ -92,8 +89,7 @@ def test_a_quarantine_is_one_event_and_ends_when_the_row_can_be_read_again(
     assert store.get_job(job_id).status.reason == ""
 
 
-def test_a_quarantined_job_in_the_queue_can_be_cancelled(store: Store, lease: Lease, submit: Submit) -> None:
-    job_id = submit()
+def test_a_quarantined_job_in_the_queue_can_be_cancelled(store: Store, lease: Lease, job_id: str) -> None:
     change_spec(store, job_id, with_unknown_key)
     unreadable: dict[str, str] = {}
     store.reading(driving.to_drive)(unreadable=unreadable)

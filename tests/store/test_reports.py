@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kit.views import worker_view
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
@@ -13,7 +12,7 @@ from shoal_service.core.events.training import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import Lease, Store, checkpoint_rows, driving, edit, histories, reporting, submissions
 from shoal_service.store.reporting import DropReason
-from shoal_service.views import CheckpointView, IncidentView, WorkerView
+from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.messages import LogStream
 
@@ -64,29 +63,9 @@ def _end(reason: EndReason, step: int, failure: UserFailure | None = None) -> At
     return AttemptEnd(reason=reason, message="said", step=step, failure=failure)
 
 
-@pytest.fixture
-def job_id(submit: Submit) -> str:
-    return submit()
-
-
-@pytest.fixture
-def attempt(begin: Begin, job_id: str) -> Any:
-    return begin(job_id)
-
-
 class TestExactlyOnce:
     def test_everything_reported_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
-        worker = WorkerView(
-            worker_id="s-0",
-            rank=0,
-            state="training",
-            node_id="n",
-            node_ip="1.2.3.4",
-            pid=7,
-            generation=1,
-            phase="forward",
-            step=3,
-        )
+        worker = worker_view(worker_id="s-0", node_id="n", node_ip="1.2.3.4", pid=7, step=3)
         checkpoint = CheckpointView(step=2, url="/c", state="committed", bytes=9, attempt=1, generation=1)
         attempt.report(
             events=(PendingEvent(at=2.0, type="group.formed", data={"workers": 1}),),

@@ -1,5 +1,6 @@
-from __future__ import annotations
+"""Jobs that are submitted, listed, patched and requested, and the archives of their code."""
 
+import hashlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,14 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.selection import LabelSelector
 from shoal_service.store import (
     IdempotencyConflict,
+    InvalidArchive,
     InvalidCursor,
     JobEnded,
     JobNotFound,
     PreconditionFailed,
     RequestConflict,
     Store,
+    archives,
     checkpoint_rows,
     driving,
     histories,
@@ -25,6 +28,7 @@ from shoal_service.store import (
     submissions,
 )
 from shoal_service.store import errors as store_errors
+from shoal_service.store.archives import MAX_ARCHIVE_BYTES
 from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ElasticityPatch, JobPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
@@ -185,28 +189,24 @@ class TestPatch:
         }
         assert store.reading(job_lists.page)().items[0].priority == 9
 
-    def test_a_patch_without_a_change_creates_no_version(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_patch_without_a_change_creates_no_version(self, store: Store, job_id: str) -> None:
         assert store.writing(submissions.patch)(job_id, JobPatch(priority=0), if_match=None, now=8.0).spec_version == 1
         assert len(store.reading(histories.read_events)(job_id)) == 1
 
-    def test_an_old_etag_is_refused(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_an_old_etag_is_refused(self, store: Store, job_id: str) -> None:
         old = store.get_job(job_id).etag
         store.writing(submissions.patch)(job_id, JobPatch(priority=1), if_match=old, now=2.0)
         with pytest.raises(PreconditionFailed):
             store.writing(submissions.patch)(job_id, JobPatch(priority=2), if_match=old, now=3.0)
 
-    def test_a_weak_tag_matches_nothing(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_weak_tag_matches_nothing(self, store: Store, job_id: str) -> None:
         with pytest.raises(PreconditionFailed):
             store.writing(submissions.patch)(
                 job_id, JobPatch(priority=1), if_match=f'W/"{store.get_job(job_id).etag}"', now=2.0
             )
 
     @pytest.mark.parametrize("wrap", ["{}", '"{}"', '"other", "{}"'])
-    def test_if_match_may_be_written_as_a_header(self, store: Store, submit: Submit, wrap: str) -> None:
-        job_id = submit()
+    def test_if_match_may_be_written_as_a_header(self, store: Store, wrap: str, job_id: str) -> None:
         etag = store.get_job(job_id).etag
         assert (
             store.writing(submissions.patch)(
@@ -216,8 +216,7 @@ class TestPatch:
         )
         assert store.writing(submissions.patch)(job_id, JobPatch(priority=2), if_match="*", now=2.0).spec_version == 3
 
-    def test_a_status_that_moves_on_does_not_change_the_etag(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_status_that_moves_on_does_not_change_the_etag(self, store: Store, job_id: str) -> None:
         before = store.get_job(job_id).etag
         assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0).etag == before
 
@@ -229,16 +228,14 @@ class TestPatch:
             )
         assert store.get_job(job_id).spec_version == 1
 
-    def test_an_ended_job_cannot_be_patched(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_an_ended_job_cannot_be_patched(self, store: Store, job_id: str) -> None:
         store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         with pytest.raises(JobEnded):
             store.writing(submissions.patch)(job_id, JobPatch(priority=1), if_match=None, now=3.0)
 
 
 class TestRequests:
-    def test_cancelling_a_queued_job_ends_it(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_cancelling_a_queued_job_ends_it(self, store: Store, job_id: str) -> None:
         job = store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         assert (job.status.state, job.ended_at) == (JobState.CANCELLED, 2.0)
         assert [e.type for e in store.reading(histories.read_events)(job_id)] == [
@@ -247,27 +244,23 @@ class TestRequests:
             "job.state",
         ]
 
-    def test_a_queued_job_can_be_paused_and_resumed(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_queued_job_can_be_paused_and_resumed(self, store: Store, job_id: str) -> None:
         assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=2.0).status.state is JobState.PAUSED
         assert store.reading(driving.to_drive)() == []
         assert store.writing(submissions.request)(job_id, Desired.RUN, now=3.0).status.state is JobState.QUEUED
         assert [row.id for row in store.reading(driving.to_drive)()] == [job_id]
 
-    def test_a_repeated_request_changes_nothing(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_a_repeated_request_changes_nothing(self, store: Store, job_id: str) -> None:
         assert store.writing(submissions.request)(job_id, Desired.RUN, now=2.0).updated_at == 1.0
         assert len(store.reading(histories.read_events)(job_id)) == 1
 
-    def test_pausing_an_ended_job_is_a_conflict(self, store: Store, submit: Submit) -> None:
-        job_id = submit()
+    def test_pausing_an_ended_job_is_a_conflict(self, store: Store, job_id: str) -> None:
         store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
         with pytest.raises(JobEnded, match="has ended"):
             store.writing(submissions.request)(job_id, Desired.PAUSE, now=3.0)
         assert store.writing(submissions.request)(job_id, Desired.CANCEL, now=3.0).ended_at == 2.0
 
-    def test_a_cancel_cannot_be_taken_back(self, store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
-        job_id = submit()
+    def test_a_cancel_cannot_be_taken_back(self, store: Store, begin: Callable[..., Any], job_id: str) -> None:
         begin(job_id)
         assert store.writing(submissions.request)(job_id, Desired.CANCEL, now=6.0).status.state is JobState.CANCELLING
         with pytest.raises(RequestConflict, match="CANCELLING"):
@@ -292,3 +285,26 @@ def test_every_error_survives_pickling() -> None:
     for error in made:
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_an_archive_is_stored_once_under_its_hash(store: Store) -> None:
+    data = bytes(range(256)) * 4096
+    name = hashlib.sha256(data).hexdigest()
+    assert store.reading(archives.get)(name) is None
+    assert not store.reading(archives.exists)(name)
+    for _ in range(2):
+        store.writing(archives.put)(archives.checked(name, data), now=1.0)
+    assert store.reading(archives.exists)(name)
+    assert store.reading(archives.get)(name) == data
+
+
+def test_an_archive_with_another_digest_than_its_name_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidArchive, match="Send it again"):
+        store.writing(archives.put)(archives.checked("0" * 64, b"data"), now=1.0)
+    assert not store.reading(archives.exists)("0" * 64)
+
+
+def test_an_archive_over_the_limit_is_refused(store: Store) -> None:
+    data = b"\0" * (MAX_ARCHIVE_BYTES + 1)
+    with pytest.raises(InvalidArchive, match="64 MiB"):
+        store.writing(archives.put)(archives.checked(hashlib.sha256(data).hexdigest(), data), now=1.0)

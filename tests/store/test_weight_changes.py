@@ -1,7 +1,5 @@
 """A request for other weights of a mixture: the step that is planned, what is refused, and the event."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -67,8 +65,9 @@ def test_a_job_without_a_mixture_has_no_weights(store: Store) -> None:
         _patch(store, job.id, weights=HALF)
 
 
-def test_a_step_that_workers_may_have_begun_is_refused_while_they_train(store: Store, job_id: str, begin: Any) -> None:
-    attempt = begin(job_id)
+def test_a_step_that_workers_may_have_begun_is_refused_while_they_train(
+    store: Store, job_id: str, attempt: Any
+) -> None:
     attempt.report(status_step=7, status_step_s=2.0, status_step_at=1.5)
     with pytest.raises(SpecError) as caught:
         _patch(store, job_id, weights=HALF, at_step=14)

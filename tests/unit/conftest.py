@@ -1,7 +1,5 @@
 """A store for the tests that need a database."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

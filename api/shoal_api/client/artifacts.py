@@ -17,6 +17,7 @@ from shoal_service.artifact_views import (
     OutputPage,
 )
 from shoal_service.views import Page
+from shoal_workers.contract.data_preview import DataPreview
 
 _NOT_MODIFIED = 304
 
@@ -32,6 +33,10 @@ class Artifacts(Endpoint):
     def media_file(self, job_id: str, file: str) -> bytes:
         """Return the bytes of an image that a record of `media` names, as they were encoded."""
         return self._transport.send("GET", job_path(job_id, "media", file)).content
+
+    def data(self, job_id: str) -> DataPreview:
+        """Return what a job reads: samples with the tokens in the loss, lengths, labels, and what is left out."""
+        return self._get(job_path(job_id, "data"), DataPreview)
 
     def files(self, job_id: str, match: str = "**", *, limit: int = 1000) -> OutputPage:
         """Return what the program of a job has written below its directory, of files that match the pattern."""

@@ -30,6 +30,7 @@ from shoal_service.views import JobView, VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import index_name
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
+from shoal_workers.contract.data_preview import DATA_FILE, MAX_FILE_BYTES, DataPreview
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.media import MediaRecord, RecordName, counted, spread
@@ -102,6 +103,21 @@ class JobStorage:
         """The records of a step, else the newest ones. Raises StorageAway."""
         place = open_job_directory(self._root(job)).child(MEDIA)
         return await self.run(lambda: _media(place, step, limit, is_spread))
+
+    async def data_preview(self, job: JobView) -> DataPreview:
+        """What the job reads, as its rank 0 has described it; without splits if there is no valid document. Raises
+        StorageAway."""
+        place = open_job_directory(self._root(job)).child(MEDIA)
+
+        def read() -> DataPreview:
+            if place.files().get(DATA_FILE, MAX_FILE_BYTES + 1) > MAX_FILE_BYTES:
+                return DataPreview()
+            return DataPreview.model_validate_json(place.read(DATA_FILE))
+
+        try:
+            return await self.run(read)
+        except (FileNotFoundError, ValueError):
+            return DataPreview()
 
     async def media_file(self, job: JobView, name: str) -> bytes | None:
         """An image; None if there is none of this name. `name` must be a valid one. Raises StorageAway."""

@@ -33,7 +33,7 @@ class Columns(NamedTuple):
     world_size: Sequence[int]
     val_loss: Sequence[float | None]
     measures: Sequence[Sequence[float | None]]
-    """Of MEASURES."""
+    """One sequence for each of MEASURES."""
 
 
 def steps_to_keep(rows: Columns) -> frozenset[int]:

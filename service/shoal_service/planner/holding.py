@@ -9,7 +9,7 @@
 
 Averages over the parameters of a kind (dense, experts), because the data axes mix the parameters of a unit. They follow
 the optimizer classes of torch and `engine/step/own_optimizers.py` tensor by tensor;
-tests/unit/service/planner/test_holding.py counts real ones. An optimizer of another class is taken for AdamW, and
+tests/unit/service/planner/test_memory.py counts real ones. An optimizer of another class is taken for AdamW, and
 patterns of frozen groups are known for the built-in model only: elsewhere all is taken to be trained.
 `ranking`, `memory` and `step_time` use it. Pure.
 """

@@ -3,13 +3,18 @@ images that cannot teach anything."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kit.worlds.encoder_worlds import small_spec
+from shoal_workers.contract.data_preview import DATA_FILE, DataPreview
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.media import FOLDER
 from shoal_workers.contract.messages import ExitKind, ProofDemand
+from shoal_workers.engine.media.encode import png
 
 SPEC: dict[str, Any] = {
     "task": "read_ahead_tasks:OwnGenerator",
@@ -46,6 +51,30 @@ def test_it_is_said_once_and_refused_if_the_job_is_deterministic(make_job: Any) 
     assert end.error.message.endswith("or leave deterministic out.")
 
 
+def test_a_job_describes_its_data_before_its_first_step_or_says_why_not(make_job: Any, tmp_path: Path) -> None:
+    """Whatever samples of its own class do when they are read, nothing reads them for this."""
+    wrong = []
+    for name, changes in (
+        ("described", {}),
+        ("odd", {"task": "read_ahead_tasks:OddCounts"}),
+        ("off", {"media": {"enabled": False}}),
+    ):
+        job = make_job(name, **{**SPEC, "task": "read_ahead_tasks:Seeded", **changes})
+        workers = job.workers(2)
+        job.start(workers, layout=fully_sharded(2))
+        ends = [worker.exit().kind for worker in workers]
+        said = [line.text for line in workers[0].new_logs() if "the data could not be described" in line.text]
+        job.commit(workers)
+        file = tmp_path / name / FOLDER / DATA_FILE
+        preview = DataPreview.model_validate_json(file.read_bytes()) if file.exists() else None
+        train = preview.splits["train"] if preview is not None else None
+        described = (train.samples, train.rows) if train is not None else None
+        expected = {"described": (50, ()), "odd": None, "off": None}[name]
+        if ends != [ExitKind.FINISHED] * 2 or described != expected or len(said) != (name == "odd"):
+            wrong.append((name, ends, described, said))
+    assert wrong == []
+
+
 def test_white_images_of_one_class_are_said_and_an_accuracy_of_1_too(make_job: Any, tmp_path: Path) -> None:
     for split, name, num in (
         ("train", "cat", 12),
@@ -67,6 +96,13 @@ def test_white_images_of_one_class_are_said_and_an_accuracy_of_1_too(make_job: A
     assert worker.exit().kind is ExitKind.FINISHED
     said = [line.text for line in worker.new_logs()]
     job.commit([worker])
+    preview = DataPreview.model_validate_json((tmp_path / "job" / FOLDER / DATA_FILE).read_bytes())
+    train, validation = preview.splits["train"], preview.splits["validation"]
+    assert train is not None and validation is not None
+    assert (train.samples, train.labels, validation.samples, validation.validated) == (12, {"cat": 1.0}, 6, 4)
+    assert [row.label for row in train.rows] == ["cat"] * 5
+    assert [text.partition(" have the label ")[2] for text in preview.remarks] == ["0.", "0."]
+    assert train.rows[0].png == base64.b64encode(png(np.full((16, 16, 3), 255, np.uint8))).decode()
     for expected in (
         "all 12 examples of the training split have the label 0.",
         "all 6 examples of the validation split have the label 0.",

@@ -1,7 +1,5 @@
 """The audit: each change has its record, in the same transaction; refusals too; and nothing changes a record."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

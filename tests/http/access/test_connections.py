@@ -1,44 +1,19 @@
 """Connections: limited by address and in all, ended when their request does not arrive, refused without descriptors."""
 
-from __future__ import annotations
-
 import logging
 import os
 import resource
 import socket
-import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from doubles.fake_cluster_source import FakeClusterSource
-from kit.served_app import served
-from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, Patience, Wire
-from shoal_service.control.token_files import ensure_admin_token
-from shoal_service.store import Store
-from shoal_service.telemetry.tallies import RequestMetrics
 
-Serve = Callable[[Wire], tuple[str, RequestMetrics]]
 HALF = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-
-
-@pytest.fixture
-def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
-    with ExitStack() as running:
-
-        def run(wire: Wire) -> tuple[str, RequestMetrics]:
-            ensure_admin_token(store, state_dir, now=time.time())
-            metrics = RequestMetrics()
-            app = create_app(
-                store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", requests=metrics
-            )
-            return running.enter_context(served(app, wire=wire)), metrics
-
-        yield run
 
 
 def connect(url: str, head: bytes = HALF) -> socket.socket:
@@ -68,7 +43,7 @@ def is_alive(url: str) -> bool:
     return httpx.get(f"{url}/healthz", timeout=30, trust_env=False).status_code == 200
 
 
-def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serve: Serve) -> None:
+def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serve: Any) -> None:
     url, metrics = serve(Wire(connections=ConnectionLimits(of_address=3)))
     with ExitStack() as held:
         for _ in range(3):
@@ -82,7 +57,7 @@ def test_connections_of_one_address_are_limited_and_make_room_when_they_end(serv
     assert is_alive(url)
 
 
-def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: Serve) -> None:
+def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: Any) -> None:
     url, _ = serve(Wire(connections=ConnectionLimits(of_address=1, in_all=3, proxies="10.0.0.0/8, 127.0.0.1")))
     with ExitStack() as held:
         for _ in range(3):
@@ -90,9 +65,7 @@ def test_a_trusted_proxy_has_the_connections_of_many_and_counts_in_all(serve: Se
         assert b"SHOAL_LIMIT_CONNECTIONS" in read_all(connect(url, b""))
 
 
-def test_a_request_that_does_not_arrive_ends_with_its_connection(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_does_not_arrive_ends_with_its_connection(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     url, _ = serve(Wire(patience=Patience(head_s=0.3, silence_s=0.5, body_s=2.0)))
     silent, half = connect(url, b""), connect(url)
     assert read_all(half).startswith(b"HTTP/1.1 408 ") and read_all(silent).startswith(b"HTTP/1.1 408 ")
@@ -108,7 +81,7 @@ def test_a_request_that_does_not_arrive_ends_with_its_connection(
 
 
 def test_without_descriptors_connections_are_dropped_and_the_log_has_one_line(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+    serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, metrics = serve(Wire())
     with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, ExitStack() as held:

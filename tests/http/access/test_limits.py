@@ -1,49 +1,20 @@
 """Limits: each is a 429 with Retry-After and a count; another principal is not concerned."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
 
-from doubles.fake_cluster_source import FakeClusterSource
-from kit.served_app import served
 from shoal_api.client.credentials import find_token
 from shoal_api.http.access.limits import Limiter, Limits
-from shoal_api.http.app import create_app
 from shoal_api.http.problems import TooManyRequests
 from shoal_service.access_views import TokenRequest
-from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import Rate, Role, TokenBuckets
 from shoal_service.store import Store, credentials
 from shoal_service.telemetry.tallies import RequestMetrics
-
-Serve = Callable[[Limits], tuple[str, RequestMetrics]]
-
-
-@pytest.fixture
-def serve(store: Store, state_dir: Path) -> Iterator[Serve]:
-    with ExitStack() as running:
-
-        def run(limits: Limits) -> tuple[str, RequestMetrics]:
-            ensure_admin_token(store, state_dir, now=time.time())
-            metrics = RequestMetrics()
-            app = create_app(
-                store=store,
-                cluster=FakeClusterSource(),
-                scrape=lambda accept: (b"", "text/plain"),
-                version="1",
-                requests=metrics,
-                limits=limits,
-            )
-            return running.enter_context(served(app)), metrics
-
-        yield run
 
 
 def http_of(url: str, token: str | None = None) -> httpx.Client:
@@ -65,8 +36,8 @@ def test_a_bucket_fills_again_with_time() -> None:
     assert [buckets.wait_s("a", 10.6), buckets.wait_s("a", 10.6)] == [0.0, pytest.approx(0.4)]
 
 
-def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Serve, store: Store) -> None:
-    url, metrics = serve(Limits(requests_per_s=0.5))
+def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Any, store: Store) -> None:
+    url, metrics = serve(limits=Limits(requests_per_s=0.5))
     other = store.writing(credentials.create_token)(
         TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time()
     )
@@ -91,8 +62,8 @@ GUESSED = "shoal_00000000_" + "a" * 43
     ],
     ids=["header", "login", "link"],
 )
-def test_an_address_that_guesses_tokens_is_refused(serve: Serve, guess: Callable[[str], httpx.Request]) -> None:
-    url, metrics = serve(Limits())
+def test_an_address_that_guesses_tokens_is_refused(serve: Any, guess: Callable[[str], httpx.Request]) -> None:
+    url, metrics = serve(limits=Limits())
     with httpx.Client(timeout=30, trust_env=False) as http:
         statuses = []
         while 429 not in statuses and len(statuses) < 600:  # one more is allowed each second
@@ -103,8 +74,8 @@ def test_an_address_that_guesses_tokens_is_refused(serve: Serve, guess: Callable
         assert http.get("/v1/whoami").status_code == 200, "a valid token of the same address"
 
 
-def test_streams_of_a_token_are_counted(serve: Serve) -> None:
-    url, metrics = serve(Limits(streams=1))
+def test_streams_of_a_token_are_counted(serve: Any) -> None:
+    url, metrics = serve(limits=Limits(streams=1))
     events = {"Accept": "text/event-stream"}
     with http_of(url) as http:
         with http.stream("GET", "/v1/jobs", headers=events) as first:
@@ -127,8 +98,8 @@ def test_uploads_and_open_requests_are_counted() -> None:
     assert (metrics.refusals()["uploads",], metrics.refusals()["at_once",]) == (1, 1)
 
 
-def test_the_sizes_of_documents_and_archives_are_settings_and_counted(serve: Serve) -> None:
-    url, metrics = serve(Limits(body_bytes=1000, archive_bytes=2000))
+def test_the_sizes_of_documents_and_archives_are_settings_and_counted(serve: Any) -> None:
+    url, metrics = serve(limits=Limits(body_bytes=1000, archive_bytes=2000))
     zipped = {"Content-Type": "application/zip"}
     with http_of(url) as http:
         large = http.post("/v1/jobs", json={"name": "x" * 2000})
@@ -141,13 +112,13 @@ def test_the_sizes_of_documents_and_archives_are_settings_and_counted(serve: Ser
     assert (metrics.refusals()["body_bytes",], metrics.refusals()["archive_bytes",]) == (1, 1)
 
 
-def test_an_upload_and_a_request_ask_the_limiter(serve: Serve) -> None:
+def test_an_upload_and_a_request_ask_the_limiter(serve: Any) -> None:
     headers = {"Content-Type": "application/zip"}
-    url, metrics = serve(Limits(uploads=0))
+    url, metrics = serve(limits=Limits(uploads=0))
     with http_of(url) as http:
         assert refused(http.put(f"/v1/code/{'0' * 64}", content=b"PK", headers=headers))
     assert metrics.refusals()["uploads",] == 1
-    url, metrics = serve(Limits(requests_at_once=0))
+    url, metrics = serve(limits=Limits(requests_at_once=0))
     with http_of(url) as http:
         assert refused(http.get("/v1/whoami"))
     assert metrics.refusals()["at_once",] == 1

@@ -4,8 +4,6 @@ The rows come from the application's own routes, the expected answers from the t
 forgets what it needs, or needs something else than it says, fails here.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """JWTs of an OpenID Connect issuer that runs here, with real keys: accepted, bound by claims, rotated, and refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -19,10 +17,9 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, RSAKey
 
-from doubles.fake_cluster_source import FakeClusterSource
-from kit.served_app import served
+from kit.cases import failed_cases
+from kit.served_app import bare_app, served
 from shoal_api.client.credentials import find_token
-from shoal_api.http.app import create_app
 from shoal_service.control.oidc import Issuer, IssuerAway, IssuerConfig, JwtRefused
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ClaimRules, Principal, Role
@@ -112,43 +109,29 @@ def test_claims_give_name_role_and_projects(local: LocalIssuer, verifier: Issuer
     assert local.num_reads == 1, "the keys are kept"
 
 
-Wrong = Callable[[LocalIssuer], str]
+WRONG: dict[str, tuple[Callable[[LocalIssuer], str], str]] = {
+    "past": (lambda one: one.token(exp=int(time.time()) - 60), "expired"),
+    "endless": (lambda one: one.token(exp=None), "exp"),
+    "early": (lambda one: one.token(nbf=int(time.time()) + 600), "nbf|not_before|valid"),
+    "audience": (lambda one: one.token(aud="another"), "aud"),
+    "issuer": (lambda one: one.token(iss="https://evil.example"), "iss"),
+    "role": (lambda one: one.token(groups=["unknown"]), "gives a role"),
+    "user": (lambda one: one.token(email=None), "'email'"),
+    "project": (lambda one: one.token(projects=[]), "names no project"),
+    "forged": (lambda one: one.token(rsa_key("first", 2)), "bad_signature|signature"),
+    "hs256": (lambda one: one.token(OctKey.import_key("0" * 64, {"kid": "first"}), "HS256"), "."),
+    "none": (lambda one: unsigned(one.token()), "."),
+    "junk": (lambda one: "a.b.c", "not a JWT"),
+}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (lambda one: one.token(exp=int(time.time()) - 60), "expired"),
-        (lambda one: one.token(exp=None), "exp"),
-        (lambda one: one.token(nbf=int(time.time()) + 600), "nbf|not_before|valid"),
-        (lambda one: one.token(aud="another"), "aud"),
-        (lambda one: one.token(iss="https://evil.example"), "iss"),
-        (lambda one: one.token(groups=["unknown"]), "gives a role"),
-        (lambda one: one.token(email=None), "'email'"),
-        (lambda one: one.token(projects=[]), "names no project"),
-        (lambda one: one.token(rsa_key("first", 2)), "bad_signature|signature"),
-        (lambda one: one.token(OctKey.import_key("0" * 64, {"kid": "first"}), "HS256"), "."),
-        (lambda one: unsigned(one.token()), "."),
-        (lambda one: "a.b.c", "not a JWT"),
-    ],
-    ids=[
-        "past",
-        "endless",
-        "early",
-        "audience",
-        "issuer",
-        "role",
-        "user",
-        "project",
-        "forged",
-        "hs256",
-        "none",
-        "junk",
-    ],
-)
-def test_what_is_wrong_is_refused(local: LocalIssuer, verifier: Issuer, wrong: Wrong, why: str) -> None:
-    with pytest.raises(JwtRefused, match=why):
-        principal(verifier, wrong(local))
+def test_what_is_wrong_is_refused(local: LocalIssuer, verifier: Issuer) -> None:
+    def check(name: str) -> None:
+        wrong, why = WRONG[name]
+        with pytest.raises(JwtRefused, match=why):
+            principal(verifier, wrong(local))
+
+    assert failed_cases(check, WRONG) == {}
 
 
 def unsigned(token: str) -> str:
@@ -232,7 +215,7 @@ def test_made_up_tokens_hold_no_request_and_count_as_failed(local: LocalIssuer, 
     local.answers.clear()
     issuer = Issuer(IssuerConfig(issuer=local.url, audience="shoal", rules=RULES))
     made_up = local.token(rsa_key("made-up", 1))
-    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda _: (b"", ""), version="1", issuer=issuer)
+    app = bare_app(store, issuer=issuer)
     own, wrong = ({"Authorization": f"Bearer {one}"} for one in (find_token("http://127.0.0.1:1"), made_up))
     with served(app) as url, ThreadPoolExecutor(80) as pool:
         limits = httpx.Limits(max_connections=100)

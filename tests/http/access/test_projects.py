@@ -1,7 +1,5 @@
 """A token that is bound to projects: lists, streams and metrics have only their jobs, and it submits only theirs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A real server over a real store, in a thread. The tests write reports into the store as a supervisor does."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

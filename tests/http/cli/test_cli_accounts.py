@@ -1,16 +1,15 @@
 """Goodput, incidents and parity as the command line shows them, against a real server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from kit.views import incident_view, series_point
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBound
 from shoal_service.views import IncidentView, JobStatus
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import JobState
 
 AT = 1_700_000_000.0
 GOODPUT = Goodput(
@@ -27,17 +26,7 @@ def status(**fields: Any) -> JobStatus:
 
 
 def incident(number: int, **fields: Any) -> IncidentView:
-    return IncidentView(
-        id=number,
-        cause=IncidentCause.WORKER_DIED,
-        witness="run call",
-        ranks=(2,),
-        worker_ids=("s2",),
-        generation=1,
-        at=AT,
-        from_workers=4,
-        **fields,
-    )
+    return incident_view(number, witness="run call", ranks=(2,), worker_ids=("s2",), at=AT, **fields)
 
 
 WORKER_BOUND = WorkerLossBound(at_most=3, reason="torch.optim.Muon is not elementwise")
@@ -67,12 +56,7 @@ CLOSED = incident(
 
 
 def losses(*values: float) -> tuple[SeriesPoint, ...]:
-    return tuple(
-        SeriesPoint(
-            step=i + 1, at=AT, loss=value, grad_norm=1, lr=1, tokens_per_s=1, step_s=1, world_size=4, generation=1
-        )
-        for i, value in enumerate(values)
-    )
+    return tuple(series_point(i + 1, at=AT, loss=value, lr=1, world_size=4) for i, value in enumerate(values))
 
 
 @pytest.fixture

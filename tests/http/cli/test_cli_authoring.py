@@ -1,7 +1,5 @@
 """Commands that write specs: each template is accepted by a server as it is, and a dry run stores nothing."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`shoal verify` and `shoal delete-checkpoint` on a real directory."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,4 @@
-"""`shoal clusters ...` and `shoal move`, against a real server whose scheduler sees two clusters."""
-
-from __future__ import annotations
+"""Nodes, clusters and moves on the command line, against a real server whose scheduler sees two clusters."""
 
 import threading
 import time
@@ -135,3 +133,33 @@ def test_a_label_of_shoal_join_that_no_node_can_have_is_refused_before_anything_
         assert ran.code != 0 and words in ran.err
     ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", "a=b", "--label", "a=c")
     assert ran.code != 0 and "is given twice" in ran.err
+
+
+def test_nodes_are_listed_in_both_forms(shoal: Any) -> None:
+    [node] = shoal("nodes", "--json").json()
+    assert node["node_id"] == "a" * 56 and node["drain"] is None
+    assert "alive" in shoal("nodes").out
+
+
+def test_a_node_is_drained_by_the_beginning_of_its_id_or_its_address_and_used_again(shoal: Any) -> None:
+    drained = shoal("drain", "aaa", "--reason", "new disks", "--deadline-s", "90", "--json").json()
+    assert drained["drain"]["reason"] == "new disks" and drained["drain"]["deadline"] is not None
+    text = shoal("nodes").out
+    assert "drained" in text and "new disks" in text
+    assert shoal("drain", "127.0.0.1", "--undo", "--json").json()["drain"] is None
+
+
+def test_an_unknown_node_ends_with_4(shoal: Any) -> None:
+    ran = shoal("drain", "bbb")
+    assert ran.code == 4 and "shoal nodes" in ran.err
+
+
+def test_undo_cannot_be_combined_with_a_deadline(shoal: Any) -> None:
+    assert shoal("drain", "aaa", "--undo", "--deadline-s", "5").code == 2
+
+
+def test_a_node_is_cordoned_and_used_again(shoal: Any) -> None:
+    assert shoal("cordon", "aaa", "--reason", "bad fan", "--json").json()["cordon"]["reason"] == "bad fan"
+    text = shoal("nodes").out
+    assert "cordoned" in text and "bad fan" in text
+    assert shoal("cordon", "aaa", "--undo", "--json").json()["cordon"] is None

@@ -1,7 +1,5 @@
 """The end of the demo, on a job of a real server: collecting, comparing, checking, printing."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Commands that read jobs and change them, against a real server."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import threading
@@ -10,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from kit.views import incident_view
 from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.core.stacks import cluster
-from shoal_service.views import IncidentView, JobStatus
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import Frame, Phase, WorkerStack
 
@@ -90,27 +89,6 @@ def test_show_prints_the_metrics_of_the_task(shoal: Any, service: Any) -> None:
     text = shoal("show", job.id).out
     assert "acc 0.25, f1 0.5" in text
     assert "validation: acc 0.125" in text
-
-
-def test_a_job_is_found_by_id_by_its_beginning_and_by_name(shoal: Any, service: Any) -> None:
-    job = service.add_job(name="alone")
-    for reference in (job.id, job.id[:-2], "alone"):
-        assert shoal("show", reference, "--json").json()["id"] == job.id
-
-
-def test_a_name_that_two_jobs_have_is_refused_with_both_ids(shoal: Any, service: Any) -> None:
-    jobs = [service.add_job(name="same-name"), service.add_job(name="same-name")]
-    ran = shoal("show", "same-name")
-    assert ran.code == 2
-    assert all(job.id in ran.err for job in jobs)
-
-
-def test_an_unknown_job_ends_with_4_and_names_the_nearest(shoal: Any, service: Any) -> None:
-    service.add_job(name="byte-lm")
-    ran = shoal("show", "bite-lm")
-    assert ran.code == 4
-    assert "byte-lm" in ran.err
-    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("name", LISTS)
@@ -280,16 +258,8 @@ def test_stacks_of_all_ranks_are_shown_and_an_incident_shows_those_that_it_keeps
     assert "shapes.py:41  __getitem__" in text
     only = shoal("stacks", job.id, "--rank", "3", "--json").json()
     assert [one["ranks"] for one in only["clusters"]] == [[3]]
-    hung = IncidentView(
-        id=1,
-        cause=IncidentCause.HUNG,
-        witness="progress",
-        ranks=(3,),
-        worker_ids=("w/3",),
-        generation=1,
-        at=5.0,
-        from_workers=4,
-        stacks=STACKS,
+    hung = incident_view(
+        cause=IncidentCause.HUNG, witness="progress", ranks=(3,), worker_ids=("w/3",), at=5.0, stacks=STACKS
     )
     service.report(job, _running(), incidents=(hung,))
     service.report(job, _running(), incidents=(hung.model_copy(update={"stacks": None, "message": "closed"}),))

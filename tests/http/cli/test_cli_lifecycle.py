@@ -1,7 +1,5 @@
 """`submit --from`, `extend`, `retry`, `label` and `update` against a real server and store."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,13 +1,11 @@
 """`shoal model`: register, list, alias, get and remove, against a real server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal_service.core.downsampling import SeriesPoint
+from kit.views import series_point
 from shoal_service.views import CheckpointView, JobView
 from shoal_workers.contract.marker import CheckpointName
 
@@ -24,9 +22,7 @@ def job(service: Any, tmp_path: Path) -> JobView:
         )
         for name in names
     )
-    point = SeriesPoint(
-        step=20, at=1.0, loss=1.5, grad_norm=1, lr=1e-3, tokens_per_s=1, step_s=1, world_size=1, generation=1
-    )
+    point = series_point(20, at=1.0, loss=1.5, lr=1e-3, world_size=1)
     service.report(
         job,
         job.status,

@@ -1,7 +1,5 @@
 """Commands that need no server, and what all commands share: start-up time, errors, usage."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The owner's token: rotated while the server runs, and the words of every command once it was revoked."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

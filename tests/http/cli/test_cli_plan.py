@@ -1,7 +1,5 @@
 """`shoal plan`: a table, JSON, exit codes; measured profiles are used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

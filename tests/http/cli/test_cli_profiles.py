@@ -1,7 +1,5 @@
 """`shoal profile-job` and `shoal profiles`: the table of a step, the files, the failure."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The queue, priorities and quotas on the command line, against a real server."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`shoal simulate`: a table, JSON, a picture, and clear errors; no server is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """`submit` and `watch`: overrides, invalid specs, following, exit codes."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

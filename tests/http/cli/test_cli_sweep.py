@@ -1,7 +1,5 @@
 """`shoal sweep`: the jobs of a grid, what they carry, and the commands for all of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

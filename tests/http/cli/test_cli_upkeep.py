@@ -1,6 +1,4 @@
-"""`shoal delete`, `shoal gc`, `shoal backup` and `shoal restore`."""
-
-from __future__ import annotations
+"""Files of jobs, deletions, retention and backups on the command line."""
 
 import time
 from pathlib import Path
@@ -8,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.kept_files import keep_files
+from shoal_api.cli.exit_codes import ExitCode
 from shoal_service.state_lock import StateLock
 from shoal_service.store import Store, histories
 from shoal_service.store.backup import newest_backup_at
@@ -59,3 +59,52 @@ def test_a_server_is_backed_up_while_it_runs_and_restored_elsewhere(shoal: Any, 
     assert refused.code == 2 and "--replace moves it aside" in refused.err
     nothing = shoal("backup", str(tmp_path / "x"), "--state-dir", str(tmp_path / "nothing"))
     assert nothing.code == 2 and "nothing to back up" in nothing.err
+
+
+def test_files_are_listed_and_fetched_with_their_paths(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job(name="writer")
+    assert shoal("files", "writer").out == "The storage of the job has no such file.\n"
+    root, out = tmp_path / "checkpoints" / job.id, tmp_path / "out"
+    keep_files(root, 0, {"last.pt": b"0123", "runs/a/events": b"e" * 2048, "log.txt": b"of 0"}, num_left_out=3)
+    keep_files(root, 1, {"log.txt": b"of 1"})
+    ran = shoal("files", "writer")
+    assert [line.split()[0] for line in ran.out.splitlines()[1:]] == [
+        "last.pt",
+        "log.txt",
+        "node-1/log.txt",
+        "runs/a/events",
+    ]
+    assert "3 files" in ran.err and "outputs.max_gib" in ran.err
+    assert [one["name"] for one in shoal("files", job.id, "runs/**", "--json").json()["items"]] == ["runs/a/events"]
+
+    ran = shoal("fetch", "writer", "**", "--out", str(out))
+    assert (ran.code, ran.out) == (0, f"{out}: 4 files, 2.0 KiB\n"), ran
+    written = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert written == {
+        "last.pt": b"0123",
+        "log.txt": b"of 0",
+        "node-1/log.txt": b"of 1",
+        "runs/a/events": b"e" * 2048,
+    }
+    (out / "last.pt").write_bytes(b"old")
+    before = (out / "log.txt").stat().st_mtime_ns
+    assert shoal("fetch", "writer", "*.*", "--out", str(out)).code == 0
+    assert (out / "last.pt").read_bytes() == b"0123" and (out / "log.txt").stat().st_mtime_ns == before
+    ran = shoal("fetch", "writer", "*.bin")
+    assert ran.code == ExitCode.NOT_FOUND and "no file that matches '*.bin'" in ran.err
+
+
+def test_a_link_in_the_way_leads_nowhere(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job(name="writer")
+    keep_files(tmp_path / "checkpoints" / job.id, 0, {"runs/x": b"data", "y": b"data"})
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    (outside / "y").write_text("mine")
+    (out / "runs").symlink_to(outside)
+    (out / "y").symlink_to(outside / "y")
+    ran = shoal("fetch", "writer", "runs/**", "--out", str(out))
+    assert ran.code == ExitCode.USAGE and "outside of" in ran.err, ran
+    assert shoal("fetch", "writer", "y", "--out", str(out)).code == 0
+    assert (out / "y").read_bytes() == b"data" and (outside / "y").read_text() == "mine"
+    assert [path.name for path in outside.iterdir()] == ["y"]

@@ -1,7 +1,5 @@
 """A cluster that joins a real service over HTTP: a real gateway, with a fake in place of Ray."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Several clusters that join a real service over HTTP: real gateways, with a fake in place of each Ray cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """The gateway that a server starts for its own cluster: ended, hanging, and unseen. Real processes without Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

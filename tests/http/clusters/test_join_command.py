@@ -1,7 +1,5 @@
 """`shoal join` as a process: what it says, and how it ends. A real service; no Ray answers, so nothing is trained."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys
@@ -13,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from doubles.fake_cluster_source import FakeClusterSource
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from kit.certificates import make_certificates
 from kit.processes.joined_clusters import Join
-from kit.served_app import served
-from shoal_api.http.app import create_app
+from kit.served_app import bare_app, served
 from shoal_api.http.serving import Wire
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.store import Store, cluster_links, credentials
@@ -153,7 +149,7 @@ def authority(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture
 def https(store: Store, authority: tuple[Path, Path, Path]) -> Iterator[str]:
-    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda accept: (b"", "text/plain"), version="1")
+    app = bare_app(store)
     with served(app, wire=Wire(authority[1], authority[2])) as url:
         yield url
 

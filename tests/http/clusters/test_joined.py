@@ -1,8 +1,6 @@
 """A control plane and a cluster that has joined: every call, deaths and replacements of either side, late and repeated
 messages. A real service, a real gateway, real HTTP; a fake in place of Ray."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import threading

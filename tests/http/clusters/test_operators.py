@@ -1,7 +1,5 @@
 """Operators list, cordon, label and remove clusters, and users move jobs between them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A gateway and a server that get the token of a cluster in a file each: no admin takes a step."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The table of jobs as CSV and as Parquet: the same rows and order as the list, typed columns, in pages."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The series as CSV and as Parquet: every value, every step, and an answer in words where a format is not there."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Media, lineage and models over REST."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,13 @@ from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.access import Role
 from shoal_service.store import models
 from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.data_preview import (
+    DATA_FILE,
+    MAX_FILE_BYTES,
+    DataPreview,
+    SamplePreview,
+    SplitPreview,
+)
 from shoal_workers.contract.media import FOLDER, MediaImage, MediaRecord, MediaText, RecordName
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 
@@ -65,6 +70,39 @@ def test_media_are_read_from_the_storage_newest_generation_first(service: Any, s
     (folder / str(RecordName(6, 1, 1, 0, 1))).unlink()
     over_all = service.http.get(f"/v1/jobs/{job_id}/media?spread=true&limit=3").json()
     assert [one["step"] for one in over_all["items"]] == [2, 7, 9] and over_all["steps"] == [2, 4, 7, 8, 9]
+
+
+def test_what_a_job_reads_is_what_it_has_described_or_nothing(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise()
+    nothing = {"task": "", "remarks": [], "splits": {}}
+    address, file = f"/v1/jobs/{job_id}/data", Path(service.checkpoint_url) / job_id / FOLDER / DATA_FILE
+    assert service.http.get(address).json() == nothing
+    file.parent.mkdir(parents=True)
+    row = SamplePreview(texts=(), tokens=3, in_loss=1, label="<b>")
+    train = SplitPreview(
+        samples=3, validated=None, left_out={"<i>": 2}, num_cut=0, num_labels=0, labels={}, rows=(row,)
+    )
+    preview = DataPreview(task="a:B", splits={"train": train, "validation": None})
+    content = preview.model_dump_json()
+    file.write_text(content)
+    assert service.client.data(job_id) == preview and service.http.get(address).json()["splits"]["validation"] is None
+    wrong = []
+    for name, damaged in (
+        ("cut", content[:-1]),
+        ("another key", content.replace('"remarks"', '"more"')),
+        ("markup for a picture", content.replace('"png":""', '"png":"x\\" onload=evil()"')),
+        ("too long", content + " " * MAX_FILE_BYTES),
+    ):
+        assert damaged != content
+        file.write_text(damaged)
+        wrong += [name] if service.http.get(address).json() != nothing else []
+    assert wrong == []
+    secret = file.with_name("secret")
+    secret.write_text(content)
+    file.unlink()
+    file.symlink_to(secret)
+    assert service.http.get(address).json() == nothing
+    assert service.http.get("/v1/jobs/job-0/data").status_code == 404
 
 
 def test_an_image_has_its_type_and_a_policy_that_runs_nothing(service: Any, supervise: Callable[..., str]) -> None:

@@ -1,7 +1,5 @@
 """A job is deleted over REST: files, rows, record; an interrupted deletion is continued. What is old is collected."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,7 +1,8 @@
-"""The table of jobs over REST: conditions and their mistakes, names, archived jobs, saved views; roles and projects."""
+"""The table and the curves of many jobs over REST: conditions, roles and projects, archived jobs, saved views."""
 
-from __future__ import annotations
-
+import gzip
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shoal_api.client import ApiError, Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
-from shoal_service.fleet_views import TableView
+from shoal_service.fleet_views import Band, Panel, PanelKind, TableView, Workspace
 
 
 def submit(service: Any, spec: dict[str, Any], **changes: Any) -> str:
@@ -98,3 +99,89 @@ def test_a_view_is_saved_for_all_who_see_its_project(service: Any) -> None:
             client.delete_view("speech", "best runs")
         with pytest.raises(ApiError, match="there is no 'los'"):
             client.save_view("speech", "wrong", TableView(where="los < 2"))
+
+
+def test_one_answer_has_many_jobs_with_what_columns_ask_for(service: Any, spec: dict[str, Any]) -> None:
+    ids = [submit(service, spec, name=f"curves-{number}", labels={"team": f"t{number}"}) for number in range(3)]
+    params = {"where": 'name ~ "curves-"', "columns": "label.team", "metric": ["loss", "metric.accuracy"]}
+    found = service.http.get("/v1/curves", params=params).json()
+    assert found["ids"] == ids[::-1] == [one["id"] for one in found["items"]] and found["total"] == 3
+    assert found["items"][0]["values"] == {"label.team": "t2"}
+    assert found["items"][0]["curve"] == {"step": [], "at": [], "values": {}}
+    assert found["items"][0]["samples_per_step"] == service.client.job(ids[0]).spec.batch.global_size
+    only = service.http.get("/v1/curves", params={"job": ids[:2], "limit": 1}).json()
+    assert only["ids"] == [ids[1]] and only["total"] == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [({"metric": "los"}, "metric='los': no curve has this name"), ({"where": "los < 2"}, "there is no 'los'")],
+)
+def test_a_wrong_name_is_a_problem_that_names_it(service: Any, params: dict[str, str], words: str) -> None:
+    answer = service.http.get("/v1/curves", params=params)
+    assert answer.status_code == 422 and words in answer.json()["detail"]
+
+
+def test_jobs_of_hidden_projects_are_not_in_it(service: Any, spec: dict[str, Any]) -> None:
+    hidden, seen = (submit(service, spec, project=name) for name in ("secret", "open"))
+    token = service.client.create_token(TokenRequest(name="eve", role=Role.VIEWER, projects=frozenset({"open"}))).token
+    headers = {"Authorization": f"Bearer {token}"}
+    found = service.http.get("/v1/curves", params={"job": [hidden, seen]}, headers=headers).json()
+    assert found["ids"] == [seen] and found["total"] == 1
+
+
+def test_an_answer_is_compressed_and_its_tag_saves_the_next_one(service: Any, spec: dict[str, Any]) -> None:
+    for number in range(20):
+        submit(service, spec, name=f"tagged-{number}")
+    params = {"where": 'name ~ "tagged-"'}
+    plain = service.http.get("/v1/curves", params=params, headers={"Accept-Encoding": "identity"})
+    packed = service.http.get("/v1/curves", params=params, headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
+    assert packed.json()["items"] == plain.json()["items"] and len(gzip.compress(plain.content)) < len(plain.content)
+    again = service.http.get("/v1/curves", params=params, headers={"If-None-Match": packed.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    submit(service, spec, name="tagged-new")
+    newer = service.http.get("/v1/curves", params=params, headers={"If-None-Match": packed.headers["etag"]})
+    assert newer.status_code == 200 and newer.json()["total"] == 21
+
+
+def test_the_stream_sends_what_has_changed_since_the_answer(service: Any, spec: dict[str, Any]) -> None:
+    params = {"where": 'name ~ "streamed-"'}
+    old = submit(service, spec, name="streamed-old")
+    first = service.http.get("/v1/curves", params=params).json()
+    headers = {"Accept": "text/event-stream"}
+    with service.http.stream("GET", "/v1/curves", params=params | {"since": "00"}, headers=headers) as stream:
+        assert [one["id"] for one in next(_documents(stream))["items"]] == [old], "an unknown position: everything"
+    later = {**params, "since": first["position"]}
+    with service.http.stream("GET", "/v1/curves", params=later, headers=headers) as stream:
+        documents = _documents(stream)
+        new = submit(service, spec, name="streamed-new")
+        added = next(documents)
+        assert [one["id"] for one in added["items"]] == [new] and added["ids"] == [new, old]
+        service.client.cancel(old)
+        while True:
+            changed = next(documents)
+            if any(one["id"] == old and one["state"] == "CANCELLED" for one in changed["items"]):
+                break
+
+
+def _documents(stream: Any) -> Iterator[Any]:
+    return (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+
+
+def test_a_workspace_is_kept_in_a_view(service: Any) -> None:
+    panels = (Panel(y="loss", log_y=True, width=2), Panel(kind=PanelKind.SCATTER, x="optimizer.lr", y="loss"))
+    saved = Workspace(panels=panels, group="label.team", colours={"speech": "#112233"}, zoom=(1.0, 20.0), smoothing=0.5)
+    saved = saved.model_copy(update={"band": Band.STD_ERROR, "project": "speech", "limit": 30})
+    view = TableView(where="loss < 2", workspace=saved)
+    service.client.save_view("speech", "panels", view)
+    assert service.client.views("speech")[0].view == view
+    token = service.client.create_token(TokenRequest(name="v", role=Role.VIEWER, projects=frozenset({"speech"}))).token
+    with Client(service.url, token=token) as client:
+        assert client.views()[0].view.workspace == saved
+    wrong = {"workspace": {"panels": [{"y": "loss", "width": 9}]}}
+    answer = service.http.put("/v1/views/speech/wrong", json=wrong)
+    assert answer.status_code == 422 and "width" in json.dumps(answer.json())
+    with pytest.raises(ApiError, match="there is no 'los'"):
+        service.client.save_view("speech", "wrong", TableView(workspace=Workspace(group="los")))
+    service.client.delete_view("speech", "panels")  # other tests share the server

@@ -2,8 +2,6 @@
 `tests/ray/lifecycle/test_hot_update.py`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps over HTTP: the jobs of a grid, all or none; and who sees, shows and cancels them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

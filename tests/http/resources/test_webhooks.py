@@ -1,7 +1,5 @@
 """The state of the delivery of webhooks over REST and with the client; and specs that name unknown events."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What every checkpoint Catalog does."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.supervisor.protocols import Catalog, Deleter, Found

@@ -1,7 +1,5 @@
 """What every supervisor Journal does."""
 
-from __future__ import annotations
-
 import pytest
 
 from doubles.fake_journal import Replaced

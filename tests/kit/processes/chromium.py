@@ -1,7 +1,5 @@
 """A real Chromium without a window, driven by Selenium: for the tests of the pages and for their pictures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +26,11 @@ _OPTIONS = (
 )
 _NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_(CONNECTION|INCOMPLETE|EMPTY_RESPONSE|INTERNET|NETWORK|SOCKET)")
 """What a browser without a GPU prints, and what it prints about connections that a test cuts."""
+CUT_OFF = (
+    "[...document.querySelectorAll('main *')].filter((one) => !one.closest('svg, details, .skip, .chart') && "
+    "one.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((one) => one.outerHTML)"
+)
+"""Elements beyond the right edge of the window."""
 
 
 class Browser:

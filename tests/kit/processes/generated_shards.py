@@ -8,8 +8,6 @@ one after the other, /mds/<samples>x<bytes>/<shard>.mds the same as an MDS shard
 may stand before it. /statistics says in JSON what was asked for. `verified` says which sample a record is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

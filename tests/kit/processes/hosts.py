@@ -6,8 +6,6 @@
 Needs root and the capability NET_ADMIN; `why_not` names what is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -3,8 +3,6 @@
 Called by tests/ and bench/. Touches only the processes whose pid or session the caller names, or its own descendants.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ A user's Python is often below a home directory that others cannot enter. So `re
 opens the way in a mount namespace of its own, which its children inherit and no other process sees.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

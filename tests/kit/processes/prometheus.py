@@ -1,7 +1,5 @@
 """Queries to a real Prometheus, over the time in which it scraped a run."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

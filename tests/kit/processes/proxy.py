@@ -1,7 +1,5 @@
 """A TCP proxy whose connections a test cuts or holds, as a network between a client and the service does."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

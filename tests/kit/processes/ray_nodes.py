@@ -5,8 +5,6 @@ the nodes that were added here; the caller ends the cluster. Used by the recover
 matrix.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

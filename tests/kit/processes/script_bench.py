@@ -8,8 +8,6 @@ the folder of the script:
     events.wait()                         until the process is killed
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

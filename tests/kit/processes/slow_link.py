@@ -1,7 +1,5 @@
 """A link to a worker's snapshot server that lets some connections through, and holds back the end of all later ones."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Storage that is away, storage that hangs, and a database that another process has locked."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import time

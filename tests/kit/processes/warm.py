@@ -4,8 +4,6 @@
 come from one zygote for the session. What a test says about the start of an interpreter it says about `sys.executable`.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import socket

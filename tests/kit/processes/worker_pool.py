@@ -1,7 +1,5 @@
 """Workers that are shared by many tests, for matrices of short runs."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 
@@ -70,23 +70,20 @@ class TestRayAgents(AgentsContract):
     def name(self, index: int) -> str:
         return f"shoal/{self.job_id}/1/worker-{index}"
 
-    def test_an_agent_without_a_supervisor_ends_by_itself(self) -> None:
-        async def main() -> None:
-            agents = RayAgents(_config(self.job_id), idle_s=1.0)
-            await agents.start(self.node)
-            name = agent_name(self.job_id, 1, self.node)
-            assert ray.get_actor(name, NAMESPACE)
+    async def test_an_agent_without_a_supervisor_ends_by_itself(self) -> None:
+        agents = RayAgents(_config(self.job_id), idle_s=1.0)
+        await agents.start(self.node)
+        name = agent_name(self.job_id, 1, self.node)
+        assert ray.get_actor(name, NAMESPACE)
 
-            async def is_gone() -> bool:
-                try:
-                    ray.get_actor(name, NAMESPACE)
-                except ValueError:
-                    return True
-                return False
+        async def is_gone() -> bool:
+            try:
+                ray.get_actor(name, NAMESPACE)
+            except ValueError:
+                return True
+            return False
 
-            await eventually(is_gone)
-
-        self.run(main)
+        await eventually(is_gone)
 
     def test_an_agent_does_not_load_torch(self) -> None:
         """Outside of a fork server, which has it already, as beside workers with a GPU."""
@@ -98,10 +95,10 @@ class TestRayAgents(AgentsContract):
         agent = ray.get_actor(agent_name(self.job_id, 1, self.node), NAMESPACE)
         os.kill(await agent.ping.remote(1), signal.SIGKILL)
 
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+    def run(self, test: Coroutine[None, None, None]) -> None:
         async def coroutine() -> None:
             try:
-                await main()
+                await test
             finally:
                 await _end_workers(self.fleet(life=9), self.name)
                 agents = self.make(life=9)
@@ -128,10 +125,10 @@ class TestRayFleet(FleetContract):
     def end_process(self, info: WorkerInfo) -> None:
         os.kill(info.pid, signal.SIGKILL)
 
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+    def run(self, test: Coroutine[None, None, None]) -> None:
         async def coroutine() -> None:
             try:
-                await main()
+                await test
             finally:
                 await _end_workers(self.make(life=9), self.name)
 

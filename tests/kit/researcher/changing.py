@@ -1,7 +1,5 @@
 """Tasks that change something: jobs one by one and by the dozen, nodes, tokens."""
 
-from __future__ import annotations
-
 from kit.researcher.person import Person, Task, task
 from kit.worlds.written_service import Service
 from shoal_service.views import JobSummary

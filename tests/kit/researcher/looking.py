@@ -1,7 +1,5 @@
 """Tasks that only look: jobs are found and compared, and pages are read."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from selenium.webdriver.common.keys import Keys

@@ -5,8 +5,6 @@ click on something that is not there yet waits for it; a click that misses, sinc
 made again and counted once.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,11 +128,6 @@ class Person:
         """The rows of the table are these jobs, in this order."""
         script = f"[...document.querySelectorAll('{within} tr td.title:not(:has(.badge)) a')].map((one) => one.text)"
         self.browser.until(lambda: self.browser.run(script) == list(names), f"the jobs {names}")
-
-    def waits_for_row(self, name: str, within: str = "#jobs") -> None:
-        """The first row is about this one: the table has its new order."""
-        script = f"document.querySelector('{within} tr td.title a')?.text"
-        self.browser.until(lambda: self.browser.run(script) == name, f"{name} in the first row")
 
     def waits_until_closed(self) -> None:
         self.browser.until(lambda: self.browser.count("dialog[open]") == 0, "the dialog is closed")

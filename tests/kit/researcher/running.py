@@ -3,8 +3,6 @@
 The test compares what a task takes now with the table of docs/researcher-tasks.md; tools/researcher_tasks.py makes it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A model whose column layers have biases: in a layout with tp and shards both axes split their only dim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

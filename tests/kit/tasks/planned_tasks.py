@@ -3,8 +3,6 @@
 `model.kind` says what is wrong; `plan_of(kind)` is the plan that a user would write.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -148,3 +148,12 @@ class Seeded(Counting):
 class SeededSequences(Sequences):
     def __getitem__(self, index):
         return (super().__getitem__(index) + int(torch.randint(3, ()))) % self.vocab
+
+
+class OddCounts(Counting):
+    """Its numbers of samples that are left out are no whole numbers."""
+
+    def build_dataset(self, split):
+        data = SeededSequences(50, 29, 8)
+        data.left_out = {"a half": 0.5}
+        return data

@@ -1,8 +1,6 @@
 """A small decoder that a plan splits over tp, pp and cp, with what users' models have: biases, scales, options of
 tables, ties, losses and metrics of every shape. `model` chooses; see `Split`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

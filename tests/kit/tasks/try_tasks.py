@@ -3,8 +3,6 @@
 Writes one line of JSON: for each task its report, or what was found.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -6,8 +6,6 @@ every Ray cluster of the machine, and needs a file that Ray's wheels leave out; 
 provider. All processes are in one session, which `stop` ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -2,8 +2,6 @@
 for each, and the batch that the model of transformers itself takes.
 """
 
-from __future__ import annotations
-
 import json
 import wave
 from pathlib import Path

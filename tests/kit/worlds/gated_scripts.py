@@ -1,8 +1,6 @@
 """Jobs with a script that stands still after a step until the test opens its gate, and what a test wants to know of
 one."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

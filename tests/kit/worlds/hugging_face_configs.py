@@ -1,7 +1,5 @@
 """Small configs of every family of transformers, with what has an effect of its own (windows, norms of heads)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files in the storage of a job, as its workers collect them."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ are as shallow as the pipeline allows, and a step has as few micro-batches as ra
 processes share two cores. The deep model is for pipelines of 4 and 8 ranks only.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

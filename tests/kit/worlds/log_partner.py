@@ -3,8 +3,6 @@
 The tests of the log compare what the buddy replays with what this rank has. Gradients are drawn from the step's number.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Collection

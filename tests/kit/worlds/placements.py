@@ -1,7 +1,5 @@
 """Workers on nodes, without an attempt: cases for the order of the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shoal_service.core.attempt.placement import Candidate

@@ -5,8 +5,6 @@
 It plays the part of `run` with the global batch at once, in its micro-batches one after the other.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import runpy

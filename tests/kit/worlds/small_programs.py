@@ -3,8 +3,6 @@
 Pure: the page is made of these rows (tools/programs_page.py), and tests/dist/tasks/test_small_programs.py runs each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

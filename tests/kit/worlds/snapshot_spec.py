@@ -1,7 +1,5 @@
 """The spec of tests that re-form groups from snapshots in memory: one after each step, and no checkpoint on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -5,14 +5,13 @@ two arms, a sweep, drafts, a failed job, one that waits, one whose worker was ki
 say. For the tasks of a researcher (`kit/researcher`) and for pictures; every job has a name of its own.
 """
 
-from __future__ import annotations
-
 import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit.views import series_point
 from kit.worlds.written_service import CHECKPOINT, INCIDENT, OPENED, RUNNING, SPEC, Service, formed, worker
 from shoal_service.access_views import TokenRequest
 from shoal_service.artifact_views import ModelRequest
@@ -98,16 +97,13 @@ def _curve(
 ) -> tuple[SeriesPoint, ...]:
     """Every third step of the last hundred."""
     return tuple(
-        SeriesPoint(
-            step=one,
+        series_point(
+            one,
             at=at + one,
             loss=loss + 2 * (step - one) / step,
-            grad_norm=1.0,
             lr=1e-3,
             tokens_per_s=1000.0,
-            step_s=1.0,
             world_size=workers,
-            generation=1,
             metrics={} if accuracy is None else {"accuracy": accuracy * one / step},
         )
         for one in range(max(1, step - 99), step + 1, 3)

@@ -1,7 +1,5 @@
 """Jobs of the tiny task on a real server, and what a test wants to know of one."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ metaspace     a mark in place of spaces, and a token that begins a text
 wordpiece     words in small letters without spaces, and tokens that begin and end a text
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Each pair is tested by request (no step is lost) and by kill (a rank dies within
 `make test` runs the pairs in `sample`; `make test-all` runs all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel

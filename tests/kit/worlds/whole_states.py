@@ -1,7 +1,5 @@
 """The state of a whole group, assembled from the parts that its ranks have dumped, to be compared bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 supervisor does: for the command line, and for pages of states that no real run reaches at once.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.served_app import served
+from kit.views import incident_view, series_point, worker_view
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
 from shoal_service.control.token_files import ensure_admin_token
@@ -24,7 +23,7 @@ from shoal_service.core.events.workers import IncidentOpened
 from shoal_service.fleet_views import NodeView
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store, driving, reporting, submissions
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, JobView, WorkerView
+from shoal_service.views import CheckpointView, JobStatus, JobView, WorkerView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
@@ -111,15 +110,10 @@ RUNNING = JobStatus(
     num_parameters=1000,
     layout="fsdp4",
 )
-INCIDENT = IncidentView(
-    id=1,
-    cause=IncidentCause.WORKER_DIED,
-    witness="ray",
+INCIDENT = incident_view(
     ranks=(2,),
     worker_ids=("worker-2",),
-    generation=1,
     at=AT,
-    from_workers=4,
     to_workers=3,
     detect_s=0.03,
     recovery_s=1.5,
@@ -168,23 +162,11 @@ OPENED = IncidentOpened(
 
 
 def point(step: int, loss: float) -> SeriesPoint:
-    return SeriesPoint(
-        step=step, at=AT + step, loss=loss, grad_norm=1, lr=1e-3, tokens_per_s=100, step_s=1, world_size=4, generation=1
-    )
+    return series_point(step, at=AT + step, loss=loss, lr=1e-3, tokens_per_s=100, world_size=4)
 
 
 def worker(rank: int) -> WorkerView:
-    return WorkerView(
-        worker_id=f"worker-{rank}",
-        rank=rank,
-        state="training",
-        node_id="a" * 56,
-        node_ip="127.0.0.1",
-        pid=1000 + rank,
-        generation=1,
-        phase="forward",
-        step=10,
-    )
+    return worker_view(rank, worker_id=f"worker-{rank}", node_id="a" * 56, pid=1000 + rank, step=10)
 
 
 @contextmanager

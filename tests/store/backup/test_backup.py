@@ -1,7 +1,5 @@
 """A database is backed up while it is written, and restored and checked, on SQLite and on a real PostgreSQL."""
 
-from __future__ import annotations
-
 import contextlib
 import stat
 import threading

@@ -1,7 +1,5 @@
 """What people delete, and what a verification finds, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +29,7 @@ def _states(store: Store, job_id: str) -> dict[int, CheckpointState]:
     return {one.step: one.state for one in store.reading(checkpoint_rows.read_checkpoints)(job_id)}
 
 
-def test_an_older_one_can_be_deleted_and_its_row_stays(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_an_older_one_can_be_deleted_and_its_row_stays(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(checkpoints=(_checkpoint(10, bytes=5), _checkpoint(20)))
     assert store.reading(checkpoint_rows.check_deletion)(job_id, _name(10)).bytes == 5
     for _ in range(2):
@@ -48,10 +44,8 @@ def test_an_older_one_can_be_deleted_and_its_row_stays(store: Store, submit: Sub
 
 
 def test_the_newest_of_a_job_that_has_not_ended_and_a_pinned_one_are_kept(
-    store: Store, submit: Submit, begin: Begin
+    store: Store, job_id: str, attempt: Any
 ) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
     attempt.report(checkpoints=(_checkpoint(10),))
     with pytest.raises(CheckpointKept, match="it is the only one, and the job"):
         store.reading(checkpoint_rows.check_deletion)(job_id, _name(10))
@@ -70,9 +64,7 @@ def test_the_newest_of_a_job_that_has_not_ended_and_a_pinned_one_are_kept(
         store.reading(checkpoint_rows.check_deletion)(job_id, _name(99))
 
 
-def test_the_status_of_an_ended_job_names_the_newest_that_is_left(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_the_status_of_an_ended_job_names_the_newest_that_is_left(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(checkpoints=(_checkpoint(10), _checkpoint(30)), status_checkpoint_step=30, end=END)
     assert store.get_job(job_id).status.checkpoint_step == 30
     store.writing(checkpoint_rows.note_deletion)(job_id, _name(30), now=50.0)
@@ -81,8 +73,7 @@ def test_the_status_of_an_ended_job_names_the_newest_that_is_left(store: Store, 
     assert store.get_job(job_id).status.checkpoint_step is None
 
 
-def test_damage_that_a_verification_finds_is_kept(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_damage_that_a_verification_finds_is_kept(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(_checkpoint(10, bytes=5), _checkpoint(20, CheckpointState.DELETED)))
     for _ in range(2):
         store.writing(checkpoint_rows.note_damage)(job_id, _name(10), message="shard-00000.bin differs", now=50.0)

@@ -1,7 +1,5 @@
 """The registry of models and the lineage of checkpoints, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +27,7 @@ def _register(store: Store, job_id: str, step: int | None = None, name: str = "s
     return store.writing(models.register)(name, request, data="d1", by="ann", now=50.0)
 
 
-def test_versions_count_up_and_an_alias_moves(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_versions_count_up_and_an_alias_moves(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(_checkpoint(10), _checkpoint(20)))
     first, second = _register(store, job_id, 10), _register(store, job_id)
     assert [(one.version, one.step, one.registered_by) for one in (first, second)] == [(1, 10, "ann"), (2, 20, "ann")]
@@ -51,8 +48,7 @@ def test_versions_count_up_and_an_alias_moves(store: Store, submit: Submit, begi
         store.writing(models.set_alias)("default", "speech", "prod", 3)
 
 
-def test_nothing_deletes_a_registered_checkpoint(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_nothing_deletes_a_registered_checkpoint(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(_checkpoint(10), _checkpoint(20), _checkpoint(30)))
     _register(store, job_id, 10)
     [row] = store.reading(driving.to_drive)()
@@ -65,9 +61,7 @@ def test_nothing_deletes_a_registered_checkpoint(store: Store, submit: Submit, b
     assert _register(store, job_id, 20).version == 2, "the number of a removed version is not given again"
 
 
-def test_a_registered_checkpoint_and_its_lineage_outlive_the_job(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_registered_checkpoint_and_its_lineage_outlive_the_job(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(checkpoints=(_checkpoint(10),))
     _register(store, job_id, 10)
     attempt.report(JobState.SUCCEEDED, end=AttemptEnd(reason=EndReason.FINISHED, step=10, message=""))
@@ -94,8 +88,7 @@ def test_lineage_follows_what_a_job_goes_on_from(store: Store, submit: Submit, b
     assert weights is not None and (weights.job_id, weights.url) == ("", "/weights")
 
 
-def test_only_a_committed_checkpoint_can_be_registered(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_only_a_committed_checkpoint_can_be_registered(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DAMAGED),))
     with pytest.raises(CheckpointConflict, match="only a committed one can be registered"):
         _register(store, job_id, 10)

@@ -1,7 +1,5 @@
 """Pins of checkpoints, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -28,9 +26,7 @@ def _pinned(store: Store, job_id: str) -> list[int]:
     return [one.step for one in store.reading(checkpoint_rows.read_checkpoints)(job_id) if one.pinned]
 
 
-def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(checkpoints=(_checkpoint(10), _checkpoint(20), _checkpoint(30)))
     pinned = store.writing(checkpoint_rows.pin)(job_id, CheckpointName(20, 1, 1), is_pinned=True, now=50.0)
     assert (pinned.step, pinned.pinned, pinned.name) == (20, True, "step-000000000020-a1-g1")
@@ -47,8 +43,7 @@ def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, subm
     assert types == ["checkpoint.pinned", "checkpoint.pinned", "checkpoint.unpinned"], "a repeated pin is none"
 
 
-def test_only_a_committed_checkpoint_of_the_job_can_be_pinned(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_only_a_committed_checkpoint_of_the_job_can_be_pinned(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DELETED),))
     with pytest.raises(CheckpointConflict, match="is deleted: only a committed one"):
         store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=50.0)

@@ -1,7 +1,5 @@
 """Reports of gateways and orders to them, on both databases."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

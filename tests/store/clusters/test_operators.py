@@ -1,7 +1,5 @@
 """What operators see and change of clusters, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs that go on from another job's checkpoint, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -147,10 +145,8 @@ def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_wha
 
 
 def test_the_series_of_a_job_that_begins_at_a_later_step_has_every_step(
-    store: Store, submit: Submit, begin: Begin
+    store: Store, job_id: str, attempt: Any
 ) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
     for steps in ((6, 7), (8, 9, 10, 11, 12, 13, 14), tuple(range(15, 26))):
         attempt.report(series=tuple(_point(step) for step in steps))
     assert [point.step for point in store.reading(histories.read_series)(job_id)] == list(range(6, 26))

@@ -1,6 +1,4 @@
-"""Jobs that go on in place, on both databases: to more steps, or after a failure."""
-
-from __future__ import annotations
+"""Jobs that go on in place, their labels and the versions of their code, on both databases."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +7,17 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.job import CodeRefused, CodeRolledBack
+from shoal_service.core.selection import LabelSelector
 from shoal_service.fleet_views import ProjectRules
-from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, quotas, submissions
-from shoal_service.store.errors import LifecycleConflict, QueueFull
-from shoal_service.store.job_deletion import BEGINNING
-from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
+from shoal_service.reports import PendingEvent
+from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, job_lists, quotas, submissions
+from shoal_service.store.errors import LifecycleConflict, QueueFull, RequestConflict
+from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
+from shoal_service.store.job_lists import FleetQuery
+from shoal_service.store.submissions import merged_labels
+from shoal_service.views import CheckpointState, CheckpointView, CodePatch, JobPatch, SchedulePatch, ValidationPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 from shoal_workers.contract.marker import CheckpointName
@@ -28,8 +32,7 @@ FAILED = AttemptEnd(reason=EndReason.USER_ERROR, message="no", step=40, failure=
 LAST = CheckpointView(step=100, url="/c/x", state=CheckpointState.COMMITTED, attempt=1, generation=1)
 
 
-def test_a_finished_job_goes_on_in_place(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_a_finished_job_goes_on_in_place(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(checkpoints=(LAST,), status_checkpoint_step=100, end=DONE, now=50.0)
     job = store.writing(submissions.extend)(job_id, steps=150, now=90.0)
 
@@ -40,9 +43,7 @@ def test_a_finished_job_goes_on_in_place(store: Store, submit: Submit, begin: Be
     assert begin(job_id).number == 2
 
 
-def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_running_job_goes_on_without_leaving_its_state(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(status_step=70)
     job = store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     assert (job.status.state, job.spec.stop.steps) == (JobState.RUNNING, 150)
@@ -52,9 +53,9 @@ def test_a_running_job_goes_on_without_leaving_its_state(store: Store, submit: S
             store.writing(submissions.extend)(job_id, steps=steps, now=21.0)
 
 
-def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(
+    store: Store, begin: Begin, job_id: str, attempt: Any
+) -> None:
     attempt.report(status_observed_generation=1, status_step=99)
     store.writing(submissions.extend)(job_id, steps=150, now=20.0)
     attempt.report(status_observed_generation=1, status_step=100, checkpoints=(LAST,), end=DONE)
@@ -64,17 +65,14 @@ def test_an_end_that_did_not_know_of_the_extension_is_not_the_jobs(store: Store,
     assert store.get_job(job_id).status.state is JobState.SUCCEEDED
 
 
-def test_an_end_that_did_not_know_of_another_change_stays(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_an_end_that_did_not_know_of_another_change_stays(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(status_observed_generation=1)
     store.writing(submissions.patch)(job_id, JobPatch(priority=5), if_match=None, now=20.0)
     attempt.report(status_observed_generation=1, end=DONE)
     assert store.get_job(job_id).status.state is JobState.SUCCEEDED
 
 
-def test_a_job_without_a_checkpoint_is_not_silently_begun_again(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_a_job_without_a_checkpoint_is_not_silently_begun_again(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(end=DONE)
     with pytest.raises(LifecycleConflict, match="has no checkpoint any more, so its 100 steps would begin again"):
         store.writing(submissions.extend)(job_id, steps=150, now=90.0)
@@ -93,8 +91,7 @@ def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Su
     assert "Not retried: " in ended.status.message
 
 
-def test_only_a_failed_job_is_tried_again(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
+def test_only_a_failed_job_is_tried_again(store: Store, begin: Begin, job_id: str) -> None:
     with pytest.raises(LifecycleConflict, match="it has not failed"):
         store.writing(submissions.retry)(job_id, now=1.0)
     store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
@@ -195,3 +192,104 @@ def test_a_preempted_script_has_lost_nothing_that_is_known(store: Store, begin: 
     begin(job_id).report(status_step=40, end=end)
     status = store.get_job(job_id).status
     assert (status.state, status.step, status.lost) == (JobState.QUEUED, 40, None)
+
+
+def test_null_removes_and_what_is_not_named_stays() -> None:
+    before = {"a": "1", "b": "2"}
+    assert merged_labels(before, {"b": None, "c": "3", "d": None}) == {"a": "1", "c": "3"}
+    assert before == {"a": "1", "b": "2"}
+
+
+def test_a_job_is_found_by_its_new_labels_only(store: Store, submit: Submit) -> None:
+    job_id, other = submit(labels={"a": "1", "b": "2"}), submit(labels={"a": "1"})
+    store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "9", "b": None, "c": "3"}), if_match=None, now=5.0)
+
+    def found(text: str) -> set[str]:
+        return {job.id for job in store.reading(job_lists.page)(FleetQuery(labels=(LabelSelector.parse(text),))).items}
+
+    assert [found(text) for text in ("a=1", "a=9", "b", "c=3")] == [{other}, {job_id}, set(), {job_id}]
+    assert store.get_job(job_id).spec.labels == {"a": "9", "c": "3"}
+
+
+def test_the_same_labels_again_are_no_change(store: Store, submit: Submit) -> None:
+    job_id = submit(labels={"a": "1"})
+    again = store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1", "b": None}), if_match=None, now=5.0)
+    assert (again.spec_version, len(store.reading(histories.read_events)(job_id))) == (1, 1)
+
+
+def test_an_ended_job_keeps_its_end(store: Store, job_id: str) -> None:
+    ended = store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+    labelled = store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
+    assert (labelled.status, labelled.ended_at) == (ended.status, 2.0)
+    assert (labelled.spec.labels, labelled.spec_version) == ({"a": "1"}, 2)
+
+
+def test_a_job_that_is_being_deleted_cannot_be_labelled(store: Store, job_id: str) -> None:
+    store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
+    store.writing(job_deletion.begin)(job_id, DeletionRequest(root="/data/job", by="ada"), now=3.0)
+    with pytest.raises(RequestConflict, match="it is being deleted"):
+        store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "1"}), if_match=None, now=5.0)
+
+
+OLD, NEW, OTHER = "a" * 64, "b" * 64, "c" * 64
+
+
+def change(store: Store, job_id: str, version: str) -> None:
+    store.writing(submissions.patch)(job_id, JobPatch(code=CodePatch(archive=version)), if_match=None, now=5.0)
+
+
+def ended_by(event: JobEvent) -> tuple[PendingEvent, ...]:
+    return (PendingEvent.of(event, 6.0),)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        CodeRefused(version=NEW, before=OLD, reason="another model"),
+        CodeRolledBack(version=NEW, before=OLD, step=7, reason="it raised"),
+    ],
+)
+def test_code_that_has_failed_is_not_that_of_the_next_attempt(
+    store: Store, submit: Submit, begin: Begin, event: JobEvent
+) -> None:
+    job_id = submit(code={"archive": OLD, "env": {"A": "1"}})
+    supervisor = begin(job_id)
+    change(store, job_id, NEW)
+    assert store.get_job(job_id).spec.code.archive == NEW
+    supervisor.report(events=ended_by(event))
+    job = store.get_job(job_id)
+    assert (job.spec.code.archive, job.spec.code.env, job.spec_version) == (OLD, {"A": "1"}, 3)
+    supervisor.repeat(events=ended_by(event))
+    assert store.get_job(job_id).spec_version == 3
+
+
+def test_a_version_that_was_requested_since_stays(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit(code={"archive": OLD})
+    supervisor = begin(job_id)
+    change(store, job_id, NEW)
+    change(store, job_id, OTHER)
+    supervisor.report(events=ended_by(CodeRefused(version=NEW, before=OLD, reason="another model")))
+    assert store.get_job(job_id).spec.code.archive == OTHER
+
+
+def test_code_of_a_running_job_with_gpus_cannot_be_changed_and_of_a_queued_one_it_can(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    job_id = submit(code={"archive": OLD}, worker={"gpus": 1})
+    change(store, job_id, NEW)
+    begin(job_id)
+    with pytest.raises(RequestConflict, match=r"hold GPUs\. Pause it, change the code, and resume it"):
+        change(store, job_id, OTHER)
+    assert store.get_job(job_id).spec.code.archive == NEW
+
+
+def test_a_job_without_code_of_its_own_gets_none(store: Store, submit: Submit) -> None:
+    with pytest.raises(RequestConflict, match="not from code of its own"):
+        change(store, submit(), NEW)
+
+
+def test_the_change_is_in_the_history_with_its_version(store: Store, submit: Submit) -> None:
+    job_id = submit(code={"archive": OLD})
+    change(store, job_id, NEW)
+    [patched] = [event for event in store.reading(histories.read_events)(job_id) if event.type == "job.patched"]
+    assert patched.data["code"] == {"archive": NEW} and patched.message == "spec changed to version 2: code"

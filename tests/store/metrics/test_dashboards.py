@@ -3,8 +3,6 @@
 The service shows a job with everything that a job can have, a webhook and a backup; promtool loads what it exposes.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +15,15 @@ from dashboards import BOARDS
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.requirements import require
 from kit.scrapes import scrape
+from kit.views import worker_view
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.fleet_views import NodeView
 from shoal_service.store import Store
 from shoal_service.store.backup import mark_backup
 from shoal_service.telemetry.tallies import DeliveryOutcome, Limit, RequestMetrics, WebhookTallies
-from shoal_service.views import CheckpointView, Condition, ConditionType, WorkerView
-from shoal_workers.contract.messages import Phase, StepPart, WorkerUse
+from shoal_service.views import CheckpointView, Condition, ConditionType
+from shoal_workers.contract.messages import StepPart, WorkerUse
 
 _OF_PROMETHEUS = {("scrape_duration_seconds", frozenset[tuple[str, str]]()): 0.1}
 """Made by Prometheus itself."""
@@ -53,18 +52,7 @@ def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], 
         written_bytes_s=1.0,
         phases={StepPart.FORWARD: 0.9, StepPart.COMMUNICATION: 0.1},
     )
-    worker = WorkerView(
-        worker_id="w-0",
-        rank=0,
-        state="training",
-        node_id="n1",
-        node_ip="127.0.0.1",
-        pid=1,
-        generation=1,
-        phase=Phase.FORWARD,
-        step=1,
-        use=use,
-    )
+    worker = worker_view(use=use)
     # Whether a rank waits for others is known of those without a GPU.
     without_gpu = worker.model_copy(
         update={"worker_id": "w-1", "rank": 1, "use": use.model_copy(update={"gpu_bytes": 0, "gpu_busy": None})}

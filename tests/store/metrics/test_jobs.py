@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +6,7 @@ import pytest
 
 from kit.requirements import require
 from kit.scrapes import NOW, exposition_of, scrape, value_of
+from kit.views import worker_view
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
@@ -17,7 +16,7 @@ from shoal_service.store import Store, checkpoint_rows, submissions
 from shoal_service.store.metrics_snapshot import GRACE_S
 from shoal_service.views import CheckpointView, WorkerView
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import Phase, WorkerUse
+from shoal_workers.contract.messages import WorkerUse
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -41,18 +40,7 @@ def test_promtool_accepts_what_is_exposed(store: Store, submit: Submit, begin: B
 
 
 def _worker(rank: int | None, node: str, **use: Any) -> WorkerView:
-    return WorkerView(
-        worker_id=f"w-{rank}",
-        rank=rank,
-        state="training",
-        node_id=node,
-        node_ip="127.0.0.1",
-        pid=1,
-        generation=1,
-        phase=Phase.FORWARD,
-        step=1,
-        use=WorkerUse(**use) if use else None,
-    )
+    return worker_view(rank, node_id=node, use=WorkerUse(**use) if use else None)
 
 
 def test_the_series_of_a_running_job_have_the_values_of_its_status(store: Store, submit: Submit, begin: Begin) -> None:
@@ -146,10 +134,8 @@ def test_metrics_of_a_task_are_one_family_with_name_and_split(store: Store, subm
 
 
 def test_the_final_values_of_a_job_stay_for_some_scrapes_and_then_vanish(
-    store: Store, submit: Submit, begin: Begin
+    store: Store, job_id: str, attempt: Any
 ) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
     attempt.report(status_step=30, status_loss=1.5, checkpoints=(_checkpoint(10),))
     attempt.report(end=AttemptEnd(reason=EndReason.FINISHED, message="", step=30), now=NOW, status_loss=1.5)
     last = scrape(store, clock=lambda: NOW + GRACE_S - 1)
@@ -160,9 +146,7 @@ def test_the_final_values_of_a_job_stay_for_some_scrapes_and_then_vanish(
     assert value_of(after, "shoal_checkpoint_seconds_count") == 1
 
 
-def test_a_deleted_or_damaged_checkpoint_stays_in_the_counts(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_deleted_or_damaged_checkpoint_stays_in_the_counts(store: Store, job_id: str, attempt: Any) -> None:
     attempt.report(checkpoints=(_checkpoint(10), _checkpoint(20)))
     before = scrape(store)
     attempt.report(checkpoints=(_checkpoint(10, "deleted"), _checkpoint(20, "damaged", message="crc")))
@@ -175,10 +159,8 @@ def test_a_deleted_or_damaged_checkpoint_stays_in_the_counts(store: Store, submi
 
 
 def test_step_times_are_counted_over_all_attempts_each_step_once(
-    store: Store, submit: Submit, begin: Begin, points: Points
+    store: Store, begin: Begin, points: Points, job_id: str, attempt: Any
 ) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
     attempt.report(series=points({1: 0.5, 2: 0.4}))  # one second each
     validated = points({2: 0.4})[0].model_copy(update={"val_loss": 0.3})
     attempt.report(series=(validated,))
@@ -192,10 +174,7 @@ def test_step_times_are_counted_over_all_attempts_each_step_once(
     assert value_of(samples, f"{name}_bucket", job_id=job_id, le="1.0") == 4
 
 
-def test_workers_show_what_they_use_and_nodes_the_newest_measurement(
-    store: Store, submit: Submit, begin: Begin
-) -> None:
-    job_id = submit()
+def test_workers_show_what_they_use_and_nodes_the_newest_measurement(store: Store, begin: Begin, job_id: str) -> None:
     fresh = {"at": 3.0, "shm_bytes": 100, "shm_free_bytes": 40, "disk_bytes": 50, "disk_free_bytes": 5}
     begin(job_id).report(
         workers=(
@@ -218,7 +197,6 @@ def test_workers_show_what_they_use_and_nodes_the_newest_measurement(
 
 
 @pytest.mark.parametrize("desired", [Desired.PAUSE, Desired.CANCEL])
-def test_a_job_without_an_attempt_has_no_series(store: Store, submit: Submit, desired: Desired) -> None:
-    job_id = submit()
+def test_a_job_without_an_attempt_has_no_series(store: Store, desired: Desired, job_id: str) -> None:
     store.writing(submissions.request)(job_id, desired, now=NOW)
     assert not any(("job_id", job_id) in labels for _, labels in scrape(store))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from doubles.fake_cluster_source import FakeClusterSource
 from kit.scrapes import NOW, exposition_of, samples_of, scrape, value_of
+from kit.views import incident_view
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
@@ -28,9 +27,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def _incident(number: int, cause: IncidentCause, **fields: Any) -> IncidentView:
-    return IncidentView(
-        id=number, cause=cause, witness="w", ranks=(), worker_ids=(), generation=1, at=1.0, from_workers=2, **fields
-    )
+    return incident_view(number, cause=cause, witness="w", ranks=(), worker_ids=(), from_workers=2, **fields)
 
 
 def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit, begin: Begin) -> None:
@@ -89,10 +86,7 @@ def test_an_incident_counts_once_it_is_over_so_that_no_counter_falls_when_its_ca
     assert value_of(after, "shoal_incidents_total", cause="collective_failed") == 0
 
 
-def test_the_newest_incident_of_a_cause_is_the_exemplar_of_its_bucket(
-    store: Store, submit: Submit, begin: Begin
-) -> None:
-    job_id = submit()
+def test_the_newest_incident_of_a_cause_is_the_exemplar_of_its_bucket(store: Store, begin: Begin, job_id: str) -> None:
     begin(job_id).report(incidents=(_incident(3, IncidentCause.WORKER_DIED, closed=True, recovery_s=0.7),))
     exposition = exposition_of(store)
     body, media_type = exposition.render(OPENMETRICS)
@@ -262,9 +256,8 @@ def test_queue_wait_moves_and_shares_of_projects_are_shown(
 
 
 def test_a_job_that_returns_to_the_queue_waits_from_then_on(
-    store: Store, submit: Submit, begin: Begin, lease: Lease
+    store: Store, begin: Begin, lease: Lease, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id)
     store.writing(driving.requeue, lease.epoch)(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", now=60.0)
     assert value_of(scrape(store), "shoal_queue_longest_wait_seconds", project="default") == NOW - 60

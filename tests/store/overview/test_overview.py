@@ -1,7 +1,5 @@
 """What the pages show, on both databases: roll-ups against a scan, samples, labels, search, order and pages."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -9,27 +7,17 @@ from typing import Any
 
 import pytest
 
+from kit.views import series_point, worker_view
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.selection import LabelSelector
 from shoal_service.store import Store, histories, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
-from shoal_service.views import WorkerView
 from shoal_workers.contract.job import JobState
 
 
 def point(step: int, loss: float, generation: int = 1) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=10.0 + step,
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=float(step),
-        step_s=0.1,
-        world_size=2,
-        generation=generation,
-    )
+    return series_point(step, at=10.0 + step, loss=loss, tokens_per_s=float(step), step_s=0.1, generation=generation)
 
 
 def report_steps(attempt: Any, losses: dict[int, float], *, at_once: int, generation: int = 1) -> None:
@@ -40,9 +28,8 @@ def report_steps(attempt: Any, losses: dict[int, float], *, at_once: int, genera
 
 @pytest.mark.parametrize(("num_steps", "at_once"), [(200, 1), (600, 7), (4_700, 500)])
 def test_a_long_series_is_read_from_roll_ups_as_if_every_step_were_read(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any], num_steps: int, at_once: int
+    store: Store, begin: Callable[..., Any], num_steps: int, at_once: int, job_id: str
 ) -> None:
-    job_id = submit()
     draw = random.Random(at_once)
     losses = {step: draw.random() for step in range(1, num_steps + 1)}
     report_steps(begin(job_id), losses, at_once=at_once)
@@ -57,11 +44,7 @@ def test_a_long_series_is_read_from_roll_ups_as_if_every_step_were_read(
     assert all(one.at == 10.0 + one.step for one in found), "step and time are those of the last step of a bucket"
 
 
-def test_steps_that_are_computed_again_change_the_roll_ups(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
-) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_steps_that_are_computed_again_change_the_roll_ups(store: Store, job_id: str, attempt: Any) -> None:
     report_steps(attempt, dict.fromkeys(range(1, 4801), 1.0), at_once=400)
     report_steps(attempt, dict.fromkeys(range(4001, 4801), 3.0), at_once=90, generation=2)
     found = store.reading(histories.read_series)(job_id, after_step=-1, max_points=6)
@@ -71,9 +54,8 @@ def test_steps_that_are_computed_again_change_the_roll_ups(
 
 
 def test_metrics_of_a_task_are_kept_in_the_series_in_roll_ups_and_in_columns(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+    store: Store, begin: Callable[..., Any], job_id: str
 ) -> None:
-    job_id = submit()
     own = {step: {"acc": step / 5000, **({"rare": 4.0} if step == 9 else {})} for step in range(1, 4801)}
     points = tuple(
         point(step, 1.0).model_copy(
@@ -100,24 +82,19 @@ def test_metrics_of_a_task_are_kept_in_the_series_in_roll_ups_and_in_columns(
     assert [value for value in columns.val_metrics["acc"] if value is not None] == [0.5] * 4
 
 
-def test_a_job_without_metrics_has_none(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
-    job_id = submit()
+def test_a_job_without_metrics_has_none(store: Store, begin: Callable[..., Any], job_id: str) -> None:
     report_steps(begin(job_id), dict.fromkeys(range(1, 20), 1.0), at_once=19)
     assert store.reading(histories.series_columns)(job_id).metrics == {}
     assert {one.val_metrics == one.metrics == {} for one in store.reading(histories.read_series)(job_id)} == {True}
 
 
-def test_a_range_of_steps_is_read_finer(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
-    job_id = submit()
+def test_a_range_of_steps_is_read_finer(store: Store, begin: Callable[..., Any], job_id: str) -> None:
     report_steps(begin(job_id), {step: float(step) for step in range(1, 301)}, at_once=300)
     found = store.reading(histories.read_series)(job_id, after_step=99, until_step=120, max_points=100)
     assert [one.step for one in found] == list(range(100, 121))
 
 
-def test_losses_that_are_not_finite_stay_visible(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
-) -> None:
-    job_id = submit()
+def test_losses_that_are_not_finite_stay_visible(store: Store, begin: Callable[..., Any], job_id: str) -> None:
     losses = {step: math.nan if step == 5 else 1.0 for step in range(1, 5001)}
     report_steps(begin(job_id), losses, at_once=1000)
     columns = store.reading(histories.series_columns)(job_id, max_points=100)
@@ -177,22 +154,8 @@ def test_jobs_are_searched_filtered_ordered_and_paged(
         assert len(found(order=order)) == 6
 
 
-def test_what_runs_on_each_node_is_known(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
-    job_id = submit()
-    workers = tuple(
-        WorkerView(
-            worker_id=f"w{rank}",
-            rank=rank,
-            state="training",
-            node_id="n1",
-            node_ip="",
-            pid=1,
-            generation=1,
-            phase="forward",
-            step=1,
-        )
-        for rank in (1, 0, None)
-    )
+def test_what_runs_on_each_node_is_known(store: Store, begin: Callable[..., Any], job_id: str) -> None:
+    workers = tuple(worker_view(rank, worker_id=f"w{rank}", node_ip="") for rank in (1, 0, None))
     begin(job_id).report(workers=workers)
     [on_node] = store.reading(job_lists.jobs_by_node)()["n1"]
     assert (on_node.job_id, on_node.ranks, on_node.num_workers) == (job_id, (0, 1), 3)

@@ -1,19 +1,17 @@
 """The fleet over time: the workers of each job, who gave what to whom, and the worker-seconds of projects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from kit.views import incident_view
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.worker_changes import ChangeKind
 from shoal_service.fleet_views import WorkerFlow
 from shoal_service.store import Lease, Store, driving, timeline
-from shoal_service.views import IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]
@@ -120,13 +118,9 @@ def test_a_worker_that_is_known_to_be_lost_only_after_its_incident_opened_is_a_c
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
     job = submit()
-    incident = IncidentView(
-        id=1,
-        cause=IncidentCause.WORKER_DIED,
+    incident = incident_view(
         witness="rank 0",
-        ranks=(1,),
         worker_ids=("worker-1",),
-        generation=1,
         at=20.0,
         from_workers=2,
         closed=False,

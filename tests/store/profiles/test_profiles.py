@@ -1,7 +1,5 @@
 """Requests for profiles and their ends, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +30,7 @@ def _types(store: Store, job_id: str) -> list[str]:
     return [event.type for event in store.reading(histories.read_events)(job_id) if event.type.startswith("profile.")]
 
 
-def test_a_request_is_passed_to_the_attempt_until_its_result_is_stored(
-    store: Store, submit: Submit, begin: Begin
-) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_request_is_passed_to_the_attempt_until_its_result_is_stored(store: Store, job_id: str, attempt: Any) -> None:
     asked = store.writing(profile_requests.create)(job_id, BODY, now=50.0)
     assert (asked.number, asked.state, asked.rank, asked.steps) == (1, ProfileState.REQUESTED, 1, 2)
     [row] = store.reading(driving.to_drive)()
@@ -53,9 +47,7 @@ def test_a_request_is_passed_to_the_attempt_until_its_result_is_stored(
     assert store.writing(profile_requests.create)(job_id, BODY, now=60.0).number == 2
 
 
-def test_a_failed_profile_keeps_its_reason(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_a_failed_profile_keeps_its_reason(store: Store, job_id: str, attempt: Any) -> None:
     store.writing(profile_requests.create)(job_id, BODY, now=50.0)
     attempt.report(profiles=(Profiled(generation=3, number=1, rank=1, error="the worker was lost"),))
     view = store.reading(profile_requests.view)(job_id, 1)
@@ -76,8 +68,7 @@ def test_the_end_of_the_attempt_ends_an_open_request_and_keeps_a_result_that_com
     assert len(_types(store, job_id)) == 2
 
 
-def test_only_a_job_with_workers_can_be_profiled(store: Store, submit: Submit) -> None:
-    job_id = submit()
+def test_only_a_job_with_workers_can_be_profiled(store: Store, job_id: str) -> None:
     with pytest.raises(RequestConflict, match="is QUEUED: it cannot be profiled"):
         store.writing(profile_requests.create)(job_id, BODY, now=50.0)
     with pytest.raises(JobNotFound):
@@ -88,9 +79,8 @@ def test_only_a_job_with_workers_can_be_profiled(store: Store, submit: Submit) -
 
 
 def test_a_request_that_nobody_answers_is_given_up_when_the_next_one_comes(
-    store: Store, submit: Submit, begin: Begin
+    store: Store, begin: Begin, job_id: str
 ) -> None:
-    job_id = submit()
     begin(job_id)
     store.writing(profile_requests.create)(job_id, BODY, now=50.0)
     second = store.writing(profile_requests.create)(job_id, BODY, now=50.0 + UNANSWERED_S)
@@ -100,9 +90,7 @@ def test_a_request_that_nobody_answers_is_given_up_when_the_next_one_comes(
     assert row.profile is not None and row.profile.number == 2
 
 
-def test_the_newest_profiles_are_kept(store: Store, submit: Submit, begin: Begin) -> None:
-    job_id = submit()
-    attempt = begin(job_id)
+def test_the_newest_profiles_are_kept(store: Store, job_id: str, attempt: Any) -> None:
     for number in range(1, KEPT_PROFILES + 3):
         store.writing(profile_requests.create)(job_id, BODY, now=50.0)
         attempt.report(profiles=(RESULT.model_copy(update={"number": number}),))

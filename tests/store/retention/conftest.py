@@ -1,7 +1,5 @@
 """Jobs that have ended, with a history."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Packages of `code.pip` in retention: asked for once a day and by users, removed from their nodes, and kept for ever
 if the setting says so."""
 
-from __future__ import annotations
-
 import asyncio
 
 from doubles.fake_cluster import FakeCluster

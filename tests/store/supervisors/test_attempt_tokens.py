@@ -1,7 +1,5 @@
 """Reports of supervisors are fenced by token, attempt, life and number, on both databases."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Directives for supervisors: written by the holder of the lease only, numbered per attempt, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

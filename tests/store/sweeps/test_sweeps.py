@@ -1,12 +1,11 @@
 """Pruning in the store: what is compared, who is ended, and what a user reads; on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from kit.store_calls import replace_call
+from kit.views import series_point
 from shoal_service.control.sweeps import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
@@ -22,18 +21,7 @@ SWEEP = {"name": "lr", "prune": "median", "warmup_steps": 8}
 
 
 def point(step: int, loss: float, val_loss: float | None = None) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=float(step),
-        loss=loss,
-        grad_norm=1.0,
-        lr=1e-3,
-        tokens_per_s=10.0,
-        step_s=0.1,
-        world_size=1,
-        generation=1,
-        val_loss=val_loss,
-    )
+    return series_point(step, loss=loss, lr=1e-3, tokens_per_s=10.0, step_s=0.1, world_size=1, val_loss=val_loss)
 
 
 def curve(last: int, loss: float, *, validated: bool = True) -> tuple[SeriesPoint, ...]:

@@ -1,7 +1,5 @@
 """A lease in wall-clock time, and waiting for a state of the delivery."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

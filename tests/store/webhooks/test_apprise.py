@@ -1,7 +1,5 @@
 """Events to mail and chat through apprise, shown with its json:// plug-in and a real receiver."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import time

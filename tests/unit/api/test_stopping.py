@@ -1,18 +1,28 @@
-"""What a signal means to `shoal serve`, and what it says while jobs are saved. With a real store, the clock by hand."""
-
-from __future__ import annotations
+"""What a signal means to `shoal serve`, what its console reports, and the address that it listens on."""
 
 import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
 
+import pytest
+
+from shoal_api.console import JobConsole
+from shoal_api.serve import _listen, _netloc
 from shoal_api.stopping import SavingProgress, StopRequest
+from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.reports import SupervisorReports
+from shoal_service.core.events.training import CheckpointCommitted
+from shoal_service.core.events.workers import IncidentOpened
+from shoal_service.reports import PendingEvent, SupervisorReports
 from shoal_service.store import driving, reporting, submissions
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 
 class Training:
@@ -119,3 +129,102 @@ def test_without_a_job_only_the_cluster_is_named(store: Store) -> None:
     progress.show([])
     progress.close(())
     assert said == ["Stopping the Ray cluster."]
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 here"))]
+)
+def test_a_server_listens_on_addresses_of_both_kinds(host: str) -> None:
+    with _listen(host, 0) as listener, socket.create_connection(listener.getsockname()[:2]) as connection:
+        assert connection.getpeername()[0] == host
+
+
+def test_the_words_name_what_is_wrong() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SystemExit, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*Choose another with --port"):
+            _listen("127.0.0.1", port)
+    with pytest.raises(SystemExit, match=r"cannot listen on 192\.0\.2\.1:0: .*Is --host an address of this machine\?"):
+        _listen("192.0.2.1", 0)
+
+
+def test_an_address_with_colons_has_brackets_in_a_url() -> None:
+    assert (_netloc("::1", 8265), _netloc("127.0.0.1", 80)) == ("[::1]:8265", "127.0.0.1:80")
+
+
+SPEC = parse_spec({"name": "byte-lm", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 30}})
+OPENED = IncidentOpened(
+    id=1, cause=IncidentCause.WORKER_DIED, witness="port", ranks=(2,), message="killed", generation=1, workers=4, step=9
+)
+
+
+class Reported:
+    def __init__(self, store: Store, since: float = 0.0) -> None:
+        self.lines: list[tuple[int, str, str]] = []
+        self.console = JobConsole(store, since=since, log=self._add)
+
+    def _add(self, level: int, event: str, fields: Mapping[str, object]) -> None:
+        self.lines.append((level, event, f"{fields['job_name']}: {fields['text']}"))
+
+    def round(self) -> list[tuple[int, str, str]]:
+        self.lines.clear()
+        self.console.report_changed()
+        return list(self.lines)
+
+
+def test_jobs_incidents_and_ends_are_reported_once_each(store: Store) -> None:
+    lease = store.acquire_lease("me", ttl_s=100.0, now=0.0)
+    assert lease is not None
+    reported = Reported(store)
+    job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
+    assert reported.round() == [(logging.INFO, "job.created", "byte-lm: job created as byte-lm")]
+    store.writing(driving.begin_attempt, lease.epoch)(job_id, workers=4, now=2.0)
+    assert reported.round() == []
+
+    def report(seq: int, *events: PendingEvent, end: AttemptEnd | None = None) -> None:
+        running = JobStatus(state=JobState.RUNNING, attempt=1, step=9)
+        reports = SupervisorReports(attempt=1, seq=seq, status=running, events=events, end=end)
+        store.writing(reporting.apply, lease.epoch)(job_id, reports, now=3.0)
+
+    report(1)
+    assert reported.round() == [(logging.INFO, "job.state", "byte-lm: job STARTING -> RUNNING")]
+    report(2, PendingEvent.of(CheckpointCommitted(name="s", step=9, generation=1), 3.0), PendingEvent.of(OPENED, 3.0))
+    assert reported.round() == [(logging.ERROR, "incident.opened", "byte-lm: incident worker_died of rank 2: killed")]
+    report(3, end=AttemptEnd(reason=EndReason.FINISHED, message="done", step=30))
+    assert reported.round() == [(logging.INFO, "job.state", "byte-lm: job RUNNING -> SUCCEEDED (finished): done")]
+    assert reported.round() == []
+
+
+def test_what_happened_before_the_server_started_is_not_reported(store: Store) -> None:
+    job_id = store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)[0].id
+    reported = Reported(store, since=5.0)
+    store.writing(submissions.request)(job_id, Desired.PAUSE, now=6.0)
+    assert [event for _, event, _ in reported.round()] == ["job.state"]
+
+
+def test_closing_reports_what_is_left(store: Store) -> None:
+    reported = Reported(store)
+    reported.console.start()
+    store.writing(submissions.create)(SPEC, idempotency_key=None, now=1.0)
+    reported.console.close()
+    assert [event for _, event, _ in reported.lines] == ["job.created"]
+
+
+_HIDDEN = """
+import ctypes
+from shoal_service.process_memory import hide_process
+print(ctypes.CDLL(None).prctl(3), hide_process(), ctypes.CDLL(None).prctl(3))  # 3: PR_GET_DUMPABLE
+"""
+
+
+def test_the_kernel_lets_only_root_read_a_hidden_process() -> None:
+    shown = subprocess.run([sys.executable, "-c", _HIDDEN], check=True, capture_output=True, text=True)
+    assert shown.stdout == "1 True 0\n"

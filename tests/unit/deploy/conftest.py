@@ -1,7 +1,5 @@
 """The files of deploy/, parsed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

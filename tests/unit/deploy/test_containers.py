@@ -1,7 +1,5 @@
 """The Dockerfile and the compose file pass their validators, and name only what exists."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

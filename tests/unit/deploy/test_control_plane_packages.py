@@ -1,7 +1,5 @@
 """The control plane runs with what its image installs: without Ray, torch, and what belongs to workers."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts of the gateway's container and of its node's, with stubs in place of Ray and Shoal."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

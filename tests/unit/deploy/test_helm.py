@@ -3,8 +3,6 @@
 Helm comes as a library in a Python package (decision 0041).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

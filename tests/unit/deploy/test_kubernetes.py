@@ -1,7 +1,5 @@
 """The manifests pass the schemas of Kubernetes and the field check of RayCluster, and their pods are restricted."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every setting, option, port and path that the files of deploy/ and the installation page use exists in the code."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 Whatever starts a Ray node runs code of users: a job starts an actor without CPUs on any node of its cluster.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The files and functions that the pages name exist: `store/driving.py`, `store/driving.py::begin_attempt`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Every relative link in the pages leads to a file that exists, and every anchor to a heading of that file."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,14 +1,11 @@
 """Each fake, and each real implementation that needs no cluster, passes its contract tests."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from doubles import event_loop
 from doubles.fake_agents import FakeAgentProcess, FakeAgents
 from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
@@ -112,12 +109,6 @@ class TestFakeAgents(AgentsContract):
     async def kill_agent(self) -> None:
         self.processes[self.node].die()
 
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        async def coroutine() -> None:
-            await main()
-
-        event_loop.run(coroutine())
-
 
 class TestFakeFleet(FleetContract):
     @pytest.fixture(autouse=True)
@@ -138,9 +129,3 @@ class TestFakeFleet(FleetContract):
 
     def end_process(self, info: WorkerInfo) -> None:
         self.workers.by_name[info.worker_id].die()
-
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        async def coroutine() -> None:
-            await main()
-
-        event_loop.run(coroutine())

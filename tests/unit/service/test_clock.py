@@ -1,7 +1,5 @@
 """WallClockWatch: a jump of the wall clock, and what is none."""
 
-from __future__ import annotations
-
 from doubles.fake_clock import FakeClock
 from shoal_service.clock import WallClockWatch
 

@@ -1,8 +1,6 @@
 """The garbage collector is paused within the block, and afterwards as it was before, also if the block fails; it leaves
 out what is kept of many jobs."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

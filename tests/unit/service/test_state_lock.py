@@ -1,7 +1,5 @@
 """Two servers on one state directory: the second one is refused in words, and a dead one's lock is taken over."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

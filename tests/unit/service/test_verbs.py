@@ -1,7 +1,5 @@
 """The table of verbs: each has a row, and what carries it out has the same parameters."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

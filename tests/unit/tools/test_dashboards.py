@@ -1,7 +1,5 @@
 """deploy/grafana: the files are what tools/dashboards.py makes, and show what is exported."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The drawing of tasks: a seed is one task, every kind is drawn, and shrinking comes to an end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

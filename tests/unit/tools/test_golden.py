@@ -1,7 +1,5 @@
 """What each release has put on the wire and into its stores is read by today's code; today's is written down."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

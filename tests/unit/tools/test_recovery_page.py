@@ -1,18 +1,28 @@
-"""The tables are made from trials alone, and so is the page that shows them."""
-
-from __future__ import annotations
+"""Pages that are made from figures of benchmarks, the definitions behind them, and the example trace."""
 
 import dataclasses
 import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from measurements.disturbance import Aftermath, Control
+import trace_generator
+from measurements.disturbance import (
+    Aftermath,
+    Control,
+    aftermath,
+    control,
+    is_over,
+    longest_gap_s,
+    measure,
+    measure_switch,
+)
 from measurements.recovery_tables import TITLES, node_losses, ratios, rows, spread, table
+from measurements.stamps import StepEnd
 from measurements.trial import (
     Event,
     EventFailed,
@@ -25,6 +35,7 @@ from measurements.trial import (
     strike_all,
     with_aftermath,
 )
+from shoal_service.simulator.traces import read_trace
 
 
 def _trial(
@@ -148,3 +159,142 @@ def test_the_committed_page_and_picture_are_made_from_the_committed_trials(monke
     assert module.with_results(page, trials, module.machine()) == page, "run `python tools/recovery_page.py`"
     assert module.with_matrix(page) == page, "run `python tools/recovery_page.py`"
     assert module.PICTURE.read_text(encoding="utf-8") == module.picture(trials)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    before = list(sys.path)
+    found = runpy.run_path(str(ROOT / "tools" / "layouts_page.py"))
+    sys.path[:] = before
+    return found
+
+
+def test_pages_show_the_committed_figures(page: dict[str, Any]) -> None:
+    if not page["FIGURES"].exists():  # none were ever taken
+        return
+    figures = json.loads(page["FIGURES"].read_text(encoding="utf-8"))
+    for name in page["_PAGES"]:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert page["with_tables"](name, text, figures) == text
+
+
+def test_a_table_is_replaced_and_the_rest_of_the_page_stays(page: dict[str, Any]) -> None:
+    layout = {
+        "name": "tp2",
+        "world_size": 2,
+        "predicted_bytes": 90 << 20,
+        "measured_bytes": 100 << 20,
+        "memory_error": -0.1,
+        "predicted_s": 0.5,
+        "measured_s": 0.25,
+    }
+    reality = {"layouts": [layout], "memory_error_largest": 0.1, "memory_error_median": 0.1}
+    machine = {"cpu": "2 cores", "memory": "24 GiB", "system": "Linux", "software": "torch"}
+    begin = page["_BEGIN"].format(name="reality")
+    text = f"before\n{begin}\nold\n{page['_END']}\nafter\n"
+    made = page["with_tables"]("planner.md", text, {"machine": machine, "reality": reality})
+    assert "| 2 | tp2 | 90.0 MiB | 100.0 MiB | -10.0 % | 500 ms | 250 ms |" in made
+    assert made.startswith("before\n") and made.endswith("\nafter\n") and "old" not in made
+
+
+def _steps(first: int, at: list[float], *, world_size: int = 4, life: str = "a") -> list[StepEnd]:
+    return [StepEnd(first + index, moment, world_size, life) for index, moment in enumerate(at)]
+
+
+BEFORE = _steps(11, [11.0, 12.0, 13.0])
+
+
+def test_a_restart_from_a_checkpoint_costs_its_pause_and_the_steps_that_are_done_again() -> None:
+    after = _steps(11, [20.0, 20.5, 21.0, 21.5, 22.0, 22.5, 23.0], world_size=3, life="b")
+    cost = measure([*BEFORE, *after], signal_at=13.4)
+
+    assert cost.pause_s == pytest.approx(20.0 - 13.4 - 0.5)
+    assert cost.next_step_s == pytest.approx(20.0 - 13.4)
+    assert cost.steps_lost == 3
+    assert cost.regain_s == pytest.approx(21.5 - 13.4), "the end of step 14"
+    assert (cost.from_world_size, cost.to_world_size, cost.step_s) == (4, 3, 0.5)
+
+
+def test_an_interrupted_step_that_is_redone_is_not_a_lost_one() -> None:
+    after = _steps(14, [15.5, 16.5, 17.5, 18.5, 19.5, 20.5, 21.5], life="b")
+    cost = measure([*BEFORE, *after], signal_at=13.5)
+
+    assert cost.steps_lost == 0
+    assert cost.pause_s == pytest.approx(1.0)
+    assert cost.regain_s == pytest.approx(2.0)
+
+
+def test_a_step_that_the_hit_group_still_completes_is_not_a_recovery() -> None:
+    last = _steps(14, [13.6])
+    after = _steps(14, [20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0], life="b")
+    assert not is_over([*BEFORE, *last, *after[:1]], 13.5)
+    cost = measure([*BEFORE, *last, *after], signal_at=13.5)
+
+    assert cost.pause_s == pytest.approx(20.0 - 13.5 - 1.0)
+    assert cost.regain_s == pytest.approx(21.0 - 13.5), "the end of step 15"
+    assert cost.steps_lost == 1
+
+
+def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_step_time_is_known() -> None:
+    after = _steps(12, [20.0 + index for index in range(8)], life="b")
+    assert not is_over(BEFORE, 13.5)
+    assert not is_over([*BEFORE, *after[:2]], 13.5), "step 13 was complete before the signal"
+    assert not is_over([*BEFORE, *after[:5]], 13.5)
+    assert is_over([*BEFORE, *after], 13.5)
+
+
+def test_training_continues_until_a_requested_change() -> None:
+    old = _steps(14, [14.0, 15.0, 16.0])
+    new = _steps(17, [17.8, 19.0, 20.0, 21.0, 22.0], world_size=3, life="b")
+    assert measure_switch([*BEFORE, *old], 13.5, to_world_size=3) is None
+
+    cost = measure_switch([*BEFORE, *old, *new], 13.5, to_world_size=3)
+    assert cost is not None
+    assert cost.pause_s == pytest.approx(1.8 - 1.0)
+    assert cost.regain_s == pytest.approx(17.8 - 13.5)
+    assert cost.steps_lost == 0
+
+
+def test_the_longest_gap_counts_from_the_moment_itself() -> None:
+    steps = _steps(1, [1.0, 2.0, 2.5, 6.0])
+    assert longest_gap_s(steps, since=2.0, until=6.0) == 3.5
+    assert longest_gap_s(steps, since=6.0, until=10.0) == 4.0
+
+
+def test_the_window_after_a_signal_counts_new_steps_once_and_knows_when_the_group_is_whole_again() -> None:
+    small = _steps(12, [15.0, 16.0, 17.0], world_size=3, life="b")
+    whole = _steps(15, [20.0, 21.0], life="c")
+    seen = aftermath([*BEFORE, *small, *whole], signal_at=13.5, window_s=7.0)
+
+    assert seen.full_strength_s == pytest.approx(20.0 - 13.5)
+    assert seen.new_sizes == (3, 4), "step 14 and step 15; 12 and 13 were repeated, 16 is too late"
+    assert aftermath([*BEFORE, *small, *whole], 13.5, window_s=6.0).full_strength_s is None
+
+
+def test_an_undisturbed_window_shows_its_slowest_step() -> None:
+    steps = _steps(11, [11.0, 12.0, 13.0, 14.6, 15.6, 16.6])
+    found = control(steps, since=12.2, window_s=4.0)
+
+    assert found.longest_gap_s == pytest.approx(1.6)
+    assert (found.step_s, found.new_steps) == (pytest.approx(1.0), 3)
+
+
+def test_the_committed_example_is_up_to_date() -> None:
+    made = trace_generator.generate(trace_generator.NUM_JOBS, trace_generator.SEED)
+    assert made == trace_generator.EXAMPLE.read_text(encoding="utf-8"), "run `make docs`"
+
+
+def test_the_example_has_what_a_trace_can_have() -> None:
+    jobs = read_trace(trace_generator.EXAMPLE).jobs
+    assert len(jobs) == trace_generator.NUM_JOBS
+    assert {job.project for job in jobs} == {"vision", "speech"}
+    assert {job.priority for job in jobs} == {0, 50}
+    assert {job.min_workers for job in jobs} == {1, 2} and {job.max_workers for job in jobs} == {4, 8}
+    assert all(job.curve.rate(job.max_workers) > job.curve.rate(1) for job in jobs)
+
+
+def test_another_seed_makes_another_trace() -> None:
+    assert trace_generator.generate(3, 1) != trace_generator.generate(3, 2)

@@ -1,7 +1,5 @@
 """Which failed tests `make test` runs again, and what it makes of the second result."""
 
-from __future__ import annotations
-
 import datetime
 import tomllib
 

@@ -1,7 +1,5 @@
 """`make test-versions`, the ranges of pyproject.toml and the table of docs/install.md agree."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

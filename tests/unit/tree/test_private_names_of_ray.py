@@ -1,7 +1,5 @@
 """One module has all names of Ray that are not a part of its public interface, and says of each why."""
 
-from __future__ import annotations
-
 import ast
 import re
 

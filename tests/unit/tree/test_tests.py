@@ -1,7 +1,5 @@
 """The rules of the test suite itself: where files are, what they may import, and that pytest leaves no folder out."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Private names of torch are in one module, where each says why it is used and what would replace it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

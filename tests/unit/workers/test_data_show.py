@@ -29,8 +29,8 @@ def _shown(folder: Path, task: str, records: list[Any], model: Any = LLAMA, **da
     file = folder / "lines.jsonl"
     file.write_text("\n".join(map(json.dumps, records)))
     given = {"paths": [str(file)], "cache_dir": str(folder / "cache"), "validation_fraction": 0, **data}
-    shown = show(parse_spec({"task": task, "model": model, "data": given, "stop": {"steps": 1}}), 5)
-    return shown, describe_data(json.loads(json.dumps(shown)))
+    preview = show(parse_spec({"task": task, "model": model, "data": given, "stop": {"steps": 1}}), 5)
+    return preview.model_dump(mode="json"), describe_data(preview)
 
 
 def test_answers_are_marked_and_what_is_left_out_and_cut_is_counted(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_answers_are_marked_and_what_is_left_out_and_cut_is_counted(tmp_path: Pa
     assert (train["samples"], train["num_cut"], train["tokens"], train["in_loss"]) == (2, 1, [11, 11, 13], [4, 4, 6])
     assert train["left_out"] == {"lines without an answer within model.seq_len 12": 1}
     assert {str(row["texts"][0]["spans"]) for row in train["rows"]} == {
-        "[('is it? ', False), ('yes<end>', True)]",
-        "[('is it? ', False), ('it is ', True)]",
+        "[['is it? ', False], ['yes<end>', True]]",
+        "[['is it? ', False], ['it is ', True]]",
     }
     assert "    is it? [[yes<end>]]" in text.splitlines()
     assert "  left out: 1 lines without an answer within model.seq_len 12" in text.splitlines()
@@ -53,8 +53,8 @@ def test_budgets_of_tokens_and_packed_samples_are_shown(tmp_path: Path) -> None:
     file.write_text("\n".join(map(json.dumps, LINES)))
     data = {"paths": [str(file)], "cache_dir": str(tmp_path / "cache"), "validation_fraction": 0}
     for more in ({"max_tokens": 24}, {"packing": True}):
-        rows = show(parse_spec({**spec, "data": {**data, **more}}), 5)["splits"]["train"]["rows"]
-        assert sorted(row["in_loss"] for row in rows) == [4, 6]
+        train = show(parse_spec({**spec, "data": {**data, **more}}), 5).splits["train"]
+        assert train is not None and sorted(row.in_loss for row in train.rows) == [4, 6]
 
 
 def test_both_answers_of_a_preference_are_shown(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_other_built_in_tasks_are_shown(tmp_path: Path, name: str) -> None:
     write_data(tmp_path)
     (tmp_path / "text.txt").write_text("two and two make four. " * 40)
     shown = show(parse_spec(small_spec(name, tmp_path)), 2)
-    train = shown["splits"]["train"]
-    assert train["samples"] and (name == "vit" or len(train["rows"]) == 2)
+    train = shown.splits["train"]
+    assert train is not None and train.samples and len(train.rows) == 2
     if name == "bert, classes":
-        assert set(train["labels"]) == {"0", "1", "2"} and sum(train["labels"].values()) == pytest.approx(1)
+        assert set(train.labels) == {"0", "1", "2"} and sum(train.labels.values()) == pytest.approx(1)
     if name == "t5":
-        assert [text["title"] for text in train["rows"][0]["texts"]] == ["source", "target"]
+        assert [text.title for text in train.rows[0].texts] == ["source", "target"]
     if name == "bert":
         assert "<mask>" in describe_data(shown)
 
@@ -91,6 +91,6 @@ def test_what_is_probably_not_meant_is_said(tmp_path: Path) -> None:
     spec = small_spec("bert, classes", tmp_path)
     file = Path(spec["data"]["paths"][0])
     file.write_text("".join(line + "\n" for line in file.read_text().splitlines() if '"label": 1' in line))
-    assert "all 18 examples of the train split have the label 1." in show(parse_spec(spec), 0)["remarks"]
+    assert "all 18 examples of the train split have the label 1." in show(parse_spec(spec), 0).remarks
     shown, _ = _shown(tmp_path, SFT_TASK, [{"prompt": "is it?", "completion": ""}])
     assert "1 train samples have one token in the loss." in shown["remarks"]

@@ -1,7 +1,5 @@
 """The directory of a job on a node, and what of it is collected into the job's storage and restored from there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from kit.views import assignment
 from shoal_workers.checkpoint.storage import open_job_directory
 from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import Assignment
@@ -269,17 +268,7 @@ def test_the_first_worker_of_a_node_collects_after_a_checkpoint_and_at_the_end(n
 
 
 def _assignment(local_rank: int) -> Assignment:
-    return Assignment(
-        job_id="job-1",
-        attempt=1,
-        generation=1,
-        rank=local_rank,
-        local_rank=local_rank,
-        layout=replicated(2),
-        store_host="127.0.0.1",
-        store_port=1,
-        restore_from=None,
-    )
+    return assignment(job_id="job-1", rank=local_rank, local_rank=local_rank, layout=replicated(2))
 
 
 def test_a_hostile_storage_leads_nowhere(node: Callable[..., Node], tmp_path: Path) -> None:

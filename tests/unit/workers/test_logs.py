@@ -1,7 +1,5 @@
 """One line per log event, with its fields, in both formats."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

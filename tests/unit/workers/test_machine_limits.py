@@ -1,7 +1,5 @@
 """The cores and the memory that a process may use: the least of what the machine has and its control groups allow."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sets of packages on a node: never removed while a process uses them, however it ends, and found again when old."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

@@ -206,7 +206,8 @@ class ExamplesConfig(Frozen):
     """Examples as JSON lines: what all tasks that learn from answers have in their data section."""
 
     paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
-    """Files and globs: a JSON object in each line, or rows of `*.parquet`. Every node must be able to read them."""
+    """Files and globs: a JSON object in each line, or rows of Parquet, Arrow and CSV. Every node must be able to read
+    them."""
     validation_paths: tuple[str, ...] = Field((), max_length=10_000)
     """Files of the validation split. Without any, `validation_fraction` of the lines are taken for it."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)
@@ -228,9 +229,9 @@ class AnswersConfig(ExamplesConfig):
     """Prompts with answers, or conversations, as JSON lines: the loss is over the tokens of the answers."""
 
     paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
-    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "completion": text},
-    {"messages": [{"role": ..., "content": ...}, ...]}, or prompt and completion as lists of messages. Every node must
-    be able to read them."""
+    """Files and globs. A JSON object in each line, or a row of Parquet, Arrow or CSV: {"prompt": text, "completion":
+    text}, {"messages": [{"role": ..., "content": ...}, ...]}, or prompt and completion as lists of messages. Every node
+    must be able to read them."""
     packing: bool = False
     """Several examples in one sample, which do not see each other. Otherwise a sample has one example, and padding."""
 
@@ -239,6 +240,6 @@ class PreferencesConfig(ExamplesConfig):
     """Prompts with a chosen and a rejected answer, as JSON lines."""
 
     paths: tuple[str, ...] = Field(min_length=1, max_length=10_000)
-    """Files and globs. A JSON object in each line, or a row of `*.parquet`: {"prompt": text, "chosen": text,
+    """Files and globs. A JSON object in each line, or a row of Parquet, Arrow or CSV: {"prompt": text, "chosen": text,
     "rejected": text}, or all three as lists of messages; without prompt it is what both answers begin with. Every node
     must be able to read them."""

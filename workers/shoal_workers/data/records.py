@@ -83,7 +83,7 @@ def records_of(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | B
     for row in read_rows(source, fields, way_out):
         found = row.values
         values = () if isinstance(found, Fault) else tuple(value_at(found, field, way_out) for field in fields)
-        fault = next((value for value in (found, *values) if isinstance(value, Fault)), None) or _not_utf8(values)
+        fault = next((value for value in (found, *values) if isinstance(value, Fault)), None) or not_utf8(values)
         if fault is None:
             yield Record(values, row.place, source.place)
         else:
@@ -101,7 +101,7 @@ def read_rows(
     are surrogates in the values.
 
     Args:
-        fields: columns, or paths in them; the other columns may be missing in the rows.
+        fields: columns, or paths in them; the other columns may be missing in the rows. None: all columns.
         way_out: what to do about a missing column, as the begin of a sentence.
         check: gets the schema of Parquet and Arrow; raises BadRowError.
 
@@ -140,7 +140,8 @@ def listed(names: Sequence[str]) -> str:
     return (", ".join(map(str, names[:_SHOWN_FIELDS])) or "none") + more
 
 
-def _not_utf8(values: Sequence[Any]) -> Fault | None:
+def not_utf8(values: Sequence[Any]) -> Fault | None:
+    """What is wrong with texts that have bytes or characters that UTF-8 has not."""
     for value in values:
         if isinstance(value, str):
             try:
@@ -162,6 +163,8 @@ class _File:
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Those that the fields are in. Raises BadRowError if the file lacks one."""
+        if not self.fields:
+            return list(names)
         columns = [field if field in names else field.split(".")[0] for field in self.fields]
         for field, column in zip(self.fields, columns, strict=True):
             if column not in names:

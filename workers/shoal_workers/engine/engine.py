@@ -127,6 +127,7 @@ class Engine:
                 profiling=self._profiling,
                 snapshot_store=snapshot_store,
                 host=store.host,
+                recorder=self._recorder,
                 node_directory=node_directory,
                 may_change_data=may_change_data,
             )
@@ -290,13 +291,13 @@ class Engine:
         """Form, enter, run. When this returns, nothing on the stack refers to a process group any more."""
         try:
             self.prepare()
-            self._form(assignment, group)
             self._recorder.begin(
                 attempt=assignment.attempt,
                 generation=assignment.generation,
                 rank=assignment.rank,
                 is_over=lambda: self._fence.is_fenced(assignment.generation),
             )
+            self._form(assignment, group)
             with logging_to(self._recorder, self._position):
                 return self._program.run()
         except BaseException as error:

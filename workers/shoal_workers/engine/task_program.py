@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from shoal_workers.contract.data_preview import DATA_FILE
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ModelShape, ParallelPlan
 from shoal_workers.contract.spec import JobSpec, plan_of
 from shoal_workers.contract.training_settings import with_settings
 from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.model.build import build_runtime, shape_of, warm_up
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
@@ -32,6 +34,7 @@ from shoal_workers.engine.proof.before_training import proof_of
 from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.batch_readers import BatchReaders
+from shoal_workers.engine.step.data_preview import OF_JOB, describe
 from shoal_workers.engine.step.generation import Generation, Membership
 from shoal_workers.engine.task.data_identity import RankData, parts_of, refused_change
 from shoal_workers.engine.task.task import LoadedTask, load_task
@@ -66,6 +69,7 @@ class TaskProgram:
         profiling: Profiling,
         snapshot_store: SnapshotStore | None,
         host: str,
+        recorder: Recorder,
         node_directory: Path | None,
         may_change_data: bool,
     ) -> None:
@@ -77,6 +81,7 @@ class TaskProgram:
         self._profiling = profiling
         self._snapshot_store = snapshot_store
         self._host = host
+        self._recorder = recorder
         self._node_directory = node_directory
         self._may_change_data = may_change_data
         self._remarks = Remarks()
@@ -167,6 +172,8 @@ class TaskProgram:
         start = time.perf_counter()
         membership.position.enter(Phase.BUILDING)
         generation = self._generation(membership, self._task)
+        if generation.rank == 0 and not is_restoring(membership.assignment):
+            self._preview_data(self._task)
         proof = proof_of(generation, group)
         if self.runtime is not None and not self.runtime.revive(membership.meshes):
             self.runtime = None  # freed before another one is built
@@ -198,6 +205,13 @@ class TaskProgram:
             data_before=restored.data_change.before if restored.data_change is not None else "",
             proof=proof,
         )
+
+    def _preview_data(self, task: LoadedTask) -> None:
+        """Store what training reads, for people, before there is a model that may fail."""
+        try:
+            self._recorder.store(DATA_FILE, lambda: describe(task, self._spec, OF_JOB).model_dump_json().encode())
+        except Exception as error:  # of a sample that is never trained, perhaps: not a reason to end the job
+            self._outbox.log_text(f"the data could not be described for the page: {type(error).__name__}: {error}")
 
     def run(self) -> GenerationEnd:
         """Trains until the end. The trainer is dropped then: it refers to the generation's groups."""

@@ -16,6 +16,7 @@ fills best. Called by the task.
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from bisect import bisect_left, insort
 from collections import Counter
@@ -35,11 +36,11 @@ from torch.utils.data import Dataset
 from shoal_workers.contract.text_data import ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
 from shoal_workers.data.tokenizer import Split, split_of
-from shoal_workers.tasks.conversations import Encoder, Example, files_of, lines_of
+from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_in
 
 NO_LABEL = -100
 NO_ANSWER = "lines without an answer"
-_VERSION = "2"
+_VERSION = "3"
 _NOTE_EVERY = 10_000
 
 
@@ -62,8 +63,8 @@ class Examples:
         return self.tokens[part], self.is_answer[part]
 
 
-Encode = Callable[[Encoder, bytes, str], tuple[Example, ...]]
-"""Makes the examples of a line."""
+Encode = Callable[[Encoder, dict[str, Any], str], tuple[Example, ...]]
+"""Makes the examples of a row."""
 
 
 def prepare_examples(
@@ -99,20 +100,21 @@ def _fingerprint(config: ExamplesConfig, encoder: Encoder, train: Sequence[Path]
 
 def _encoded(
     config: ExamplesConfig,
-    encode: Callable[[bytes, str], tuple[Example, ...]],
+    encode: Callable[[dict[str, Any], str], tuple[Example, ...]],
     train: Sequence[Path],
     validation: Sequence[Path],
     progress: Callable[[str], None],
 ) -> Iterator[tuple[Example, bool]]:
     """Every example, and whether it is for validation."""
     for files in (train, validation):
-        for number, (line, place) in enumerate(lines_of(files)):
+        for number, (row, place) in enumerate(rows_in(files)):
             if config.max_examples is not None and number >= config.max_examples:
                 break
             if number % _NOTE_EVERY == 0:
                 progress(f"reading examples: {number:,} so far")
+            line = json.dumps(row, default=str).encode()
             is_held_back = not validation and split_of(line, config.validation_fraction) is Split.VALIDATION
-            for example in encode(line, place):
+            for example in encode(row, place):
                 yield example, files is validation or is_held_back
 
 

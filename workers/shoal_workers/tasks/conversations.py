@@ -1,4 +1,4 @@
-"""Prompts with answers, conversations and preferences, from JSON lines or rows of Parquet to tokens with a mask of
+"""Prompts with answers, conversations and preferences, from JSON lines or rows of other files to tokens with a mask of
 those that are answers.
 
     {"prompt": text, "completion": text}           the text of both, and the token that ends a text; the completion and
@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from shoal_workers.contract.hugging_face import TOKENIZER_NAME
-from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextFormat
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
+from shoal_workers.data.records import Fault, not_utf8, read_rows
+from shoal_workers.data.sources import format_of, local_source
 from shoal_workers.data.tokenizer import JsonTokenizer
 
 _ANSWERING = "assistant"
-_ROWS_PER_BATCH = 256
 _MARKED = "{% generation %}"
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "*.jinja", "*/*.jinja")
@@ -86,38 +87,27 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def lines_of(files: Sequence[Path]) -> Iterator[tuple[bytes, str]]:
-    """Each line that is not empty, and where it stands. A row of Parquet is the line with the same content."""
+def rows_in(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each row of the files, and where it stands. A file whose name says nothing is JSON lines. DataError: a file is
+    damaged, or a row cannot be read."""
     for file in files:
-        if file.suffix == ".parquet":
-            yield from _rows_of(file)
-            continue
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield line.strip(), f"{file}:{number}"
+        is_plain = format_of(file.name, TextFormat.AUTO) is TextFormat.TEXT
+        source = local_source(file, chosen=TextFormat.JSONL if is_plain else TextFormat.AUTO)
+        is_empty = True
+        for row in read_rows(source, (), ""):
+            is_empty = False
+            values = row.values if isinstance(row.values, Fault) else not_utf8(tuple(row.values.values())) or row.values
+            if isinstance(values, Fault):
+                raise DataError(f"{row.place} {values.reason}. {values.way_out}.")
+            yield values, row.place
+        if is_empty:
+            raise DataError(f"{file} has no rows. Write it again, or remove it.")
 
 
-def _rows_of(file: Path) -> Iterator[tuple[bytes, str]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        number = 0
-        for batch in parquet.ParquetFile(file).iter_batches(_ROWS_PER_BATCH):
-            for row in batch.to_pylist():
-                number += 1
-                yield json.dumps(row, default=str).encode(), f"{file}, row {number}"
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file} cannot be read as Parquet: {error}. Write the file again.") from error
-
-
-def answer_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example]:
-    """DataError: the line has none of the forms of an answer; `place` names it."""
-    record = _record(line, place)
-    variables = _variables(record, place)
+def answer_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
+    """DataError: the row has none of the forms of an answer; `place` names it."""
     if _are_messages(record.get("messages")):
-        return (encoder.example([], record["messages"], place, variables),)
+        return _examples(encoder, record, place, [], record["messages"])
     prompt: Any = record.get("prompt")
     completion: Any = record.get("completion")
     if not _is_one_form(prompt, completion):
@@ -127,12 +117,11 @@ def answer_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example]:
             '{"prompt": text, "completion": text}, or {"messages": [{"role": ..., "content": ...}, ...]}, or prompt '
             "and completion are lists of messages.",
         )
-    return (encoder.example(prompt, completion, place, variables),)
+    return _examples(encoder, record, place, prompt, completion)
 
 
-def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, Example]:
-    """The chosen and the rejected answer. DataError: the line is no preference; `place` names it."""
-    record = _record(line, place)
+def preference_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
+    """The chosen and the rejected answer. DataError: the row is no preference; `place` names it."""
     parts: list[Any] = [record.get(key) for key in ("prompt", "chosen", "rejected")]
     prompt, chosen, rejected = parts
     if prompt is None and _is_one_form(chosen, rejected):
@@ -145,9 +134,18 @@ def preference_of(encoder: Encoder, line: bytes, place: str) -> tuple[Example, E
             '{"prompt": text, "chosen": text, "rejected": text}, or all three are lists of messages; without prompt '
             "it is what both answers begin with, and each must go on after it.",
         )
+    return _examples(encoder, record, place, prompt, chosen, rejected)
+
+
+def _examples(
+    encoder: Encoder, record: dict[str, Any], place: str, prompt: Text, *answers: Text
+) -> tuple[Example, ...]:
+    """An example of the prompt with each answer."""
     variables = _variables(record, place)
-    first, second = (encoder.example(prompt, answer, place, variables) for answer in (chosen, rejected))
-    return first, second
+    try:
+        return tuple(encoder.example(prompt, answer, place, variables) for answer in answers)
+    except (TypeError, UnicodeEncodeError) as error:  # \ud800 alone is valid JSON
+        raise DataError(f"{place} has a text that is not valid Unicode ({error}). Correct it.") from error
 
 
 def _num_shared(chosen: Any, rejected: Any) -> int:
@@ -161,10 +159,14 @@ def _num_shared(chosen: Any, rejected: Any) -> int:
 def _variables(record: dict[str, Any], place: str) -> dict[str, Any]:
     """What the chat template gets besides the messages, as TRL passes it."""
     given = {name: record[name] for name in ("tools", "documents") if record.get(name) is not None}
-    given = {
-        name: _parsed(value, f"{place}: {name}") if isinstance(value, str) else value for name, value in given.items()
-    }
-    return {**(record.get("chat_template_kwargs") or {}), **given}
+    try:
+        given = {name: json.loads(value) if isinstance(value, str) else value for name, value in given.items()}
+    except ValueError as error:
+        raise DataError(f"{place}: {' or '.join(given)} is not JSON: {error}") from error
+    more = record.get("chat_template_kwargs") or {}
+    if not isinstance(more, dict):
+        raise DataError(f"{place}: chat_template_kwargs is {type(more).__name__}, not an object. Correct it.")
+    return {**more, **given}
 
 
 def load_encoder(tokenizer: str) -> Encoder:
@@ -326,25 +328,8 @@ def _changes(number: int, place: str) -> DataError:
     )
 
 
-def _record(line: bytes, place: str) -> dict[str, Any]:
-    record = _parsed(line, place)
-    return record if isinstance(record, dict) else {_NO_KEYS: type(record).__name__}
-
-
-def _parsed(text: bytes | str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{place} is not JSON: {error}") from error
-
-
 def _of_no_form(record: dict[str, Any], place: str, forms: str) -> DataError:
-    found = record.get(_NO_KEYS) or f"the keys {', '.join(map(repr, record))}"
-    return DataError(f"{place} has {found}. A line is {forms}")
-
-
-_NO_KEYS = ""
-"""The type of a line that is no object stands under it."""
+    return DataError(f"{place} has the keys {', '.join(map(repr, record))}. A line is {forms}")
 
 
 def _is_one_form(*parts: Any) -> bool:

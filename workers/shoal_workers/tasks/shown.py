@@ -5,8 +5,8 @@
         {"texts": [{"title": "", "spans": [["The sky. Answer:", false], [" yes", true]], "in_loss": 1}, ...],
          "tokens": 9, "in_loss": 1, "label": "good"}
 
-A span is true if its tokens count in the loss; `label` is there if the sample has a class. Each kind of task has one
-function; those of media add theirs. Called by `shoal_workers.data_show`.
+The keys are those of `SamplePreview`. Those of an image have `pixels` besides, height x width x channels in bytes, as
+they were before they were normalised. Each kind of task has one function. Called by `engine.step.data_preview`.
 """
 
 from __future__ import annotations
@@ -112,11 +112,19 @@ def _spans(tokens: list[int], in_loss: list[bool], decode: Decode) -> list[tuple
 def images(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Images with classes, of a task `ImageClassification`."""
     names, _ = task.classes()
+    settings = task.pixel_settings()
     for number in numbers:
         sample = dataset[number]
-        label = int(sample["label"])
-        texts = [_text("pixels", describe_values(sample["pixels"])), _text("", draw(sample["pixels"]))]
-        yield {"texts": texts, "tokens": 0, "in_loss": 0, "label": names[label] if names else str(label)}
+        pixels, label = sample["pixels"], int(sample["label"])
+        stored = (pixels.movedim(0, -1) * torch.tensor(settings.std) + torch.tensor(settings.mean)) / settings.scale
+        yield {
+            "texts": [_text("pixels", describe_values(pixels))],
+            "tokens": 0,
+            "in_loss": 0,
+            "label": names[label] if names else str(label),
+            "drawn": draw(pixels),
+            "pixels": stored.round().clamp(0, 255).byte(),
+        }
 
 
 def speech(task: Any, dataset: Any, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:

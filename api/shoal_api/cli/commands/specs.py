@@ -8,7 +8,7 @@ import sys
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,6 +34,7 @@ from shoal_service.core.quantities import count_text
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.contract.checks.consistency import remarks
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
+from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.spec import JobSpec
 
@@ -220,35 +221,36 @@ def show(
     )
     if ran.returncode:
         raise CliError("the data cannot be shown", hint="see the lines above", exit_code=ExitCode.FAILED)
-    session.show(json.loads(ran.stdout), describe_data)
+    session.show(DataPreview.model_validate_json(ran.stdout), describe_data)
 
 
-def describe_data(shown: dict[str, Any]) -> str:
+def describe_data(preview: DataPreview) -> str:
     """Say what training will read."""
-    lines = [f"task {shown['task']}"]
-    for name, split in shown["splits"].items():
+    lines = [f"task {preview.task}"]
+    for name, split in preview.splits.items():
         if split is None:
             lines.append(f"{name}: no samples")
             continue
-        drawn = (
-            f", {split['validated']:,} of them are read in each validation" if split["validated"] is not None else ""
-        )
-        lines.append(f"{name}: {count_text(split['samples'], 'sample')}{drawn}")
-        lines += [f"  left out: {number:,} {reason}" for reason, number in split["left_out"].items()]
-        if split["num_cut"]:
-            lines.append(f"  cut at model.seq_len: {split['num_cut']:,}")
-        for key, title in (("tokens", "tokens"), ("in_loss", "tokens in the loss")):
-            if any(split.get(key, ())):
-                lines.append("  {}: {:,} to {:,}, median {:,}".format(title, *(split[key][at] for at in (0, 2, 1))))
-        lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split["labels"].items()]
-        for number, row in enumerate(split["rows"], 1):
-            label = f", label {row['label']}" if "label" in row else ""
-            tokens = f"{row['tokens']:,} tokens, {row['in_loss']:,} in the loss" if row["tokens"] else "as it arrives"
+        drawn = f", {split.validated:,} of them are read in each validation" if split.validated is not None else ""
+        lines.append(f"{name}: {count_text(split.samples, 'sample')}{drawn}")
+        lines += [f"  left out: {number:,} {reason}" for reason, number in split.left_out.items()]
+        if split.num_cut:
+            lines.append(f"  cut at model.seq_len: {split.num_cut:,}")
+        for title, (least, median, most) in (("tokens", split.tokens), ("tokens in the loss", split.in_loss)):
+            if most:
+                lines.append(f"  {title}: {least:,} to {most:,}, median {median:,}")
+        lines += [f"  label {label}: {100 * share:.1f} %" for label, share in split.labels.items()]
+        if split.num_labels > len(split.labels):
+            lines.append(f"  and {split.num_labels - len(split.labels):,} rarer labels")
+        for number, row in enumerate(split.rows, 1):
+            label = f", label {row.label}" if row.label is not None else ""
+            tokens = f"{row.tokens:,} tokens, {row.in_loss:,} in the loss" if row.tokens else "as it arrives"
             lines.append(f"  sample {number}: {tokens}{label}")
-            for text in row["texts"]:
-                marked = "".join(f"[[{part}]]" if counts else part for part, counts in text["spans"])
-                lines += [f"    {line}" for line in f"{text['title'] and text['title'] + ': '}{marked}".splitlines()]
-    return "\n".join([*lines, *(f"note: {remark}" for remark in shown["remarks"])])
+            for text in row.texts:
+                marked = "".join(f"[[{part}]]" if counts else part for part, counts in text.spans)
+                lines += [f"    {line}" for line in f"{text.title and text.title + ': '}{marked}".splitlines()]
+            lines += [f"    {line}" for line in row.drawn.splitlines()]
+    return "\n".join([*lines, *(f"note: {remark}" for remark in preview.remarks)])
 
 
 def describe_spec(spec: JobSpec) -> str:

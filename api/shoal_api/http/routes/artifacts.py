@@ -33,6 +33,7 @@ from shoal_service.core.access import Permission, Principal
 from shoal_service.store import JobNotFound, NotFound, ProjectNotFound, models
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
 from shoal_service.views import Page
+from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES
 from shoal_workers.contract.outputs import MAX_FILES, is_file_name
@@ -79,6 +80,18 @@ async def media(
     """Returns all steps that have media, and the records of one step, or the newest ones. They are read from the
     job's storage; a step that was done again after a failure has what it has logged the last time."""
     return await context.storage.media(job, step, limit, is_spread=spread)
+
+
+@router.route(
+    "GET /jobs/{job_id}/data",
+    Permission.JOBS_READ,
+    "What a job reads",
+    raises=[JobNotFound],
+)
+async def data(context: AppContext, job: Job) -> DataPreview:
+    """Returns samples with the tokens in the loss, lengths, labels, and what is left out, of each split. Rank 0 of a
+    job with a task stores it before the first step, unless `media.enabled` is false; until then there is no split."""
+    return await context.storage.data_preview(job)
 
 
 @router.route(

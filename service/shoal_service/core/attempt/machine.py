@@ -64,7 +64,6 @@ from shoal_service.core.attempt.events import (
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
-from shoal_service.core.attempt.time_shifts import extend_after_suspend, moved
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.layout_plan import PlanLayout
 from shoal_workers.contract.job import EndReason
@@ -110,7 +109,7 @@ def step_all(
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:
-            extend_after_suspend(turn, is_reopened=any(isinstance(event, Reopened) for event in events))
+            deadlines.extend_after_suspend(turn, is_reopened=any(isinstance(event, Reopened) for event in events))
         if isinstance(event, ProgressReported):
             _progressed(turn, together)
         else:
@@ -131,7 +130,7 @@ def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
 
 
 def _moved(turn: Turn, jump: ClockJumped) -> Turn:
-    after = Turn(moved(turn.state, jump.by_s), turn.now, turn.plan)
+    after = Turn(deadlines.moved(turn.state, jump.by_s), turn.now, turn.plan)
     after.commands = turn.commands
     return after
 

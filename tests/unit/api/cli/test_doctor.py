@@ -1,9 +1,18 @@
-"""The doctor judges what it measured, and says what it checks before it knows the result."""
+"""The doctor, Ctrl-C while the command line is loaded, a follower without its server, and options that act."""
 
-from __future__ import annotations
+import ast
+import inspect
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal_api.cli import commands
 from shoal_api.cli.commands.doctor import examine
 from shoal_api.cli.doctor import (
     GIB,
@@ -16,7 +25,12 @@ from shoal_api.cli.doctor import (
     list_checks,
     worst,
 )
+from shoal_api.cli.follow import meanwhile
+from shoal_api.cli.main import COMMANDS, load_function
 from shoal_api.cli.output import Output
+from shoal_service.views import JobStatus, JobView
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import JobState
 
 
 def test_an_old_python_fails_and_one_that_was_not_tried_warns() -> None:
@@ -62,3 +76,89 @@ def test_each_check_is_named_before_it_begins(capsys: pytest.CaptureFixture[str]
     found = list(examine(Output(as_json=True), ((name, check) for name in names)))
     assert said == [f"checking {name} ...\n" for name in names] and len(found) == len(names)
     assert capsys.readouterr().out == "", "standard output holds the result only"
+
+
+INTERRUPTED = f"""
+import os, signal, sys
+
+INTERRUPTED_AT = sys.argv[1]
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == INTERRUPTED_AT:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), {signal.SIGINT:d})
+        return None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+from shoal_api.cli.entry import main
+sys.argv = ["shoal", "version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "shoal_api.cli.main", "shoal_api.cli.commands.doctor"])
+def test_an_interrupt_while_the_command_line_is_loaded_is_no_traceback(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_entry_runs_the_command_line_and_gives_ctrl_c_back_its_meaning() -> None:
+    look = "\nimport signal; sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+    program = INTERRUPTED.replace("main()\n", "try:\n    main()\nexcept SystemExit:\n    pass\n") + look
+    done = subprocess.run([sys.executable, "-c", program, "-"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("shoal "), done.stderr
+
+
+def job(state: JobState, reason: str = "") -> JobView:
+    spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 30}})
+    status = JobStatus(state=state, reason=reason)
+    return JobView(id="j", name="n", spec=spec, spec_version=1, etag="e", created_at=0.0, updated_at=0.0, status=status)
+
+
+def test_a_job_that_trains_continues_with_its_cluster_not_without_any() -> None:
+    assert meanwhile(job(JobState.RUNNING)) == "the job continues as long as its Ray cluster runs"
+    assert meanwhile(None) == "the job continues as long as its Ray cluster runs"
+
+
+def test_a_server_that_has_stopped_in_order_is_said_to_have_saved_the_job() -> None:
+    for state in (JobState.PAUSING, JobState.QUEUED):
+        assert "the next server continues the job from its last step" in meanwhile(job(state, "server_stopped"))
+
+
+def test_a_job_that_does_not_train_does_not_continue() -> None:
+    assert meanwhile(job(JobState.QUEUED, "capacity")) == "the job is QUEUED"
+
+
+def unread(function: Callable[..., Any]) -> list[str]:
+    """Parameters that the function never reads. The decorator of commands reads --url and --json."""
+    function = inspect.unwrap(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    read = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+    return [name for name in inspect.signature(function).parameters if name not in (*read, "session")]
+
+
+def test_every_option_of_every_command_is_read() -> None:
+    ignored = {name: unread(load_function(name)) for name in COMMANDS}
+    assert {name: options for name, options in ignored.items() if options} == {}
+    assert len(COMMANDS) > 75
+
+
+def test_a_parameter_that_is_not_read_is_seen() -> None:
+    def command(job: str, project: str) -> str:
+        return job
+
+    assert unread(command) == ["project"]
+
+
+def test_every_command_has_a_line_in_the_table() -> None:
+    folder = Path(commands.__file__).parent
+    decorated = {
+        f"{module.stem}.{node.name}"
+        for module in folder.glob("*.py")
+        for node in ast.parse(module.read_bytes()).body
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(decorator).startswith(("command(", "_for_each_job(")) for decorator in node.decorator_list)
+    }
+    assert decorated == set(COMMANDS.values())

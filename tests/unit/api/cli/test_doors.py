@@ -1,7 +1,5 @@
 """What `shoal check` says of a script: which door it can use, what a lost worker costs, what stands in the way."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Programs on the command line become job specs; options of launchers are read or refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demo ends every process of its server, also one whose parent has ended."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

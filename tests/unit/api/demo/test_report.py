@@ -1,35 +1,35 @@
-"""The report and its plot."""
-
-from __future__ import annotations
+"""The demo: its spec, its checks, its report and its plot."""
 
 import io
+import json
+import math
+from pathlib import Path
 
+import yaml
 from rich.console import Console
 
-from shoal_api.demo.outcome import DemoOutcome, compare_losses
+from kit.views import series_point
+from shoal_api.demo.outcome import (
+    DemoOutcome,
+    compare_losses,
+    contains_in_order,
+    failed_checks,
+    mean_tokens_per_s,
+    world_sizes,
+)
 from shoal_api.demo.report import Run, plot_losses, report, sizes_by_step
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.views import IncidentView
+from shoal_service.core.events.base import Severity
+from shoal_service.views import EventView, IncidentView
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 
 CURVE = {step: 5.0 - step / 10 for step in range(1, 41)}
 
 
 def series(*sizes: int) -> tuple[SeriesPoint, ...]:
-    return tuple(
-        SeriesPoint(
-            step=step,
-            at=step,
-            loss=5 / step,
-            grad_norm=1,
-            lr=1,
-            tokens_per_s=1,
-            step_s=1,
-            world_size=size,
-            generation=1,
-        )
-        for step, size in enumerate(sizes, start=1)
-    )
+    return tuple(series_point(step, loss=5 / step, lr=1, world_size=size) for step, size in enumerate(sizes, start=1))
 
 
 def shown(incident: IncidentView, broken: tuple[str, ...] = ()) -> str:
@@ -98,3 +98,118 @@ def test_marks_are_drawn_on_the_axis() -> None:
 def test_without_points_there_are_no_lines() -> None:
     assert plot_losses({}, {1: float("nan")}, marks={}, width=40, height=10) == []
     assert plot_losses({1: 2.0}, {}, marks={}, width=40, height=10)
+
+
+def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
+    return series_point(step, at=step if at is None else at, loss=loss, lr=1, world_size=4)
+
+
+def event(seq: int, type_: str, data: dict[str, int]) -> EventView:
+    return EventView(seq=seq, at=0, type=type_, severity=Severity.INFO, message="", data=data)
+
+
+def formed(seq: int, workers: int) -> EventView:
+    return event(seq, "generation.formed", {"workers": workers, "generation": seq})
+
+
+def outcome(incident: IncidentView, **changes: object) -> DemoOutcome:
+    values: dict[str, object] = {
+        "state": JobState.SUCCEEDED,
+        "steps": 2,
+        "world_sizes": (4, 3, 4),
+        "layouts": ("pp2 x tp2", "fsdp3", "pp2 x tp2"),
+        "survivors": (11, 12, 13),
+        "incidents": (incident,),
+        "comparison": compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.5)]),
+        "val_bits_per_byte": 2.5,
+        "tokens_per_s": 100.0,
+    }
+    return DemoOutcome(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_world_sizes_are_one_entry_per_change_in_the_order_of_the_events() -> None:
+    events = [formed(1, 4), formed(5, 4), formed(3, 3), formed(2, 4), event(4, "job.state", {})]
+    assert world_sizes(events) == (4, 3, 4)
+
+
+def test_a_subsequence_may_have_gaps_but_keeps_its_order() -> None:
+    assert contains_in_order((4, 3, 2, 3, 4), (4, 3, 4))
+    assert not contains_in_order((3, 4), (4, 3, 4))
+
+
+def test_the_comparison_finds_the_worst_step() -> None:
+    compared = compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.25)])
+    assert (compared.max_abs_diff, compared.worst_step, compared.missing) == (0.25, 2, ())
+
+
+def test_a_step_that_only_one_run_has_fails_the_demo(incident: IncidentView) -> None:
+    compared = compare_losses([point(1, 1.0)], [point(1, 1.0), point(2, 0.5)])
+    assert compared.missing == (2,)
+    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
+
+
+def test_a_loss_that_is_not_finite_cannot_be_compared(incident: IncidentView) -> None:
+    compared = compare_losses([point(1, math.nan)], [point(1, 1.0)])
+    assert compared.max_abs_diff is None
+    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
+
+
+def test_a_run_that_meets_every_check_passes(incident: IncidentView) -> None:
+    assert failed_checks(outcome(incident), workers=4, tolerance=1e-4) == ()
+
+
+def test_each_deviation_fails_one_check(incident: IncidentView) -> None:
+    for change in ({"state": JobState.FAILED}, {"world_sizes": (4,)}, {"incidents": ()}):
+        assert len(failed_checks(outcome(incident, **change), workers=4, tolerance=1e-4)) == 1
+
+
+def test_the_json_document_has_the_documented_keys_on_one_line(incident: IncidentView) -> None:
+    document = outcome(incident).document()
+    assert list(document) == [
+        "state",
+        "steps",
+        "world_sizes",
+        "layouts",
+        "surviving_pids",
+        "incidents",
+        "max_abs_loss_diff",
+        "val_bits_per_byte",
+        "tokens_per_s",
+    ]
+    assert list(document["incidents"][0]) == [
+        "cause",
+        "detect_s",
+        "recovery_s",
+        "steps_lost",
+        "from_workers",
+        "to_workers",
+    ]
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_throughput_counts_from_the_first_step_to_the_last() -> None:
+    assert mean_tokens_per_s([point(1, 1.0, at=10), point(3, 1.0, at=12)], 50) == 50.0
+    assert mean_tokens_per_s([point(1, 1.0)], 50) is None
+
+
+EXAMPLE = Path(__file__).parents[4] / "examples" / "byte-lm.yaml"
+
+
+def test_the_demo_is_the_example_with_more_checkpoints() -> None:
+    example = yaml.safe_load(EXAMPLE.read_text())
+    assert {**example, "checkpoint": None} == {**DEMO_SPEC, "checkpoint": None}
+    assert DEMO_SPEC["checkpoint"]["every_steps"] < example["checkpoint"]["every_steps"]
+
+
+def test_the_demo_spec_is_accepted_and_the_kill_is_within_the_run() -> None:
+    spec = parse_spec(DEMO_SPEC)
+    assert spec.stop.steps is not None
+    assert spec.checkpoint.every_steps is not None
+    assert spec.checkpoint.every_steps < KILL_AT_STEP < spec.stop.steps // 2
+    assert 0 < KILL_RANK < WORKERS - 1
+
+
+def test_the_number_of_steps_can_be_given_and_more_of_them_change_no_learning_rate() -> None:
+    spec = make_script(Scenario.RELAYOUT, 60).spec
+    assert spec["stop"] == {"steps": 60}
+    assert parse_spec(spec).schedule.steps == 60

@@ -1,7 +1,5 @@
 """Accounts of `shoal serve --isolate`: what is refused, and in which words."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A supervisor that dials home, with a real store on the other side of a link that fails when a test says so."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -1,14 +1,12 @@
 """The control loop with several clusters: where jobs start, one that does not answer, moves, and jobs of a lost one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from doubles.control_bench import ControlBench, node
-from doubles.event_loop import Hangs, run, settle
+from doubles.event_loop import Hangs, settle
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
 from shoal_service.cluster.errors import RayCallFailed
 from shoal_service.core.desired import Desired
@@ -74,89 +72,78 @@ def events(store: Store, job_id: str, kind: str) -> list[dict[str, Any]]:
 Scenario = Callable[[ControlBench, str, FakeSupervisor], Coroutine[Any, Any, None]]
 
 
-def with_a_job_in_west(scenario: Scenario) -> Callable[[Store], None]:
+def with_a_job_in_west(scenario: Scenario) -> Callable[[Store], Coroutine[Any, Any, None]]:
     """The scenario begins when a job trains in the cluster west, beside the service's own cluster."""
 
-    def test(store: Store) -> None:
-        async def main() -> None:
-            bench = two(store)
-            job_id = submit(bench, "west")
-            async with bench.running():
-                await scenario(bench, job_id, await training(bench, job_id))
-
-        run(main())
+    async def test(store: Store) -> None:
+        bench = two(store)
+        job_id = submit(bench, "west")
+        async with bench.running():
+            await scenario(bench, job_id, await training(bench, job_id))
 
     return test
 
 
-def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        here, there = submit(bench, "default"), submit(bench, "west")
-        async with bench.running():
-            assert set(bench.cluster.supervisors) == {(here, 1)}
-            assert set(of_west(bench).supervisors) == {(there, 1)}
-            assert store.get_job(there).status.cluster == "west"
-            view = bench.loop.snapshot()
-            assert [(one.name, one.connected, one.num_nodes) for one in view.clusters] == [
-                ("default", True, 1),
-                ("west", True, 1),
-            ]
-            assert {one.node_id: one.cluster for one in view.nodes} == {"d1": "default", "w1": "west"}
-            assert view.cpus_total == 4.0
-            await bench.clock.advance(2.0)
-            assert [one.num_jobs for one in bench.loop.snapshot().clusters] == [1, 1]
-
-    run(main())
+@pytest.fixture
+def bench(store: Store) -> ControlBench:
+    return two(store)
 
 
-def test_a_cluster_that_joins_later_is_used_without_a_restart(store: Store) -> None:
-    async def main() -> None:
-        bench = ControlBench(store, node("d1"))
-        job_id = submit(bench, "west")
-        async with bench.running():
-            await bench.clock.advance(3.0)
-            assert bench.state(job_id) is JobState.QUEUED
-            bench.clusters.join("west", bench.make_cluster(node("w1")), labels={"region": "eu"})
-            await bench.clock.advance(3.0)
-            assert (job_id, 1) in of_west(bench).supervisors
-            [of_node] = [one for one in bench.loop.snapshot().nodes if one.node_id == "w1"]
-            assert of_node.labels == {"region": "eu"}
-
-    run(main())
-
-
-def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in_ray(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        bench.clusters.join("west", of_west(bench), labels={"region": "eu"})
-        job_id = bench.submit(worker={"cluster": "west", "selector": {"region": "eu"}})
-        async with bench.running():
-            supervisor = of_west(bench).supervisors[job_id, 1]
-            assert supervisor.config.spec.worker.selector == {}
-
-    run(main())
+async def test_a_job_starts_in_the_cluster_that_it_names_and_is_driven_there(store: Store, bench: ControlBench) -> None:
+    here, there = submit(bench, "default"), submit(bench, "west")
+    async with bench.running():
+        assert set(bench.cluster.supervisors) == {(here, 1)}
+        assert set(of_west(bench).supervisors) == {(there, 1)}
+        assert store.get_job(there).status.cluster == "west"
+        view = bench.loop.snapshot()
+        assert [(one.name, one.connected, one.num_nodes) for one in view.clusters] == [
+            ("default", True, 1),
+            ("west", True, 1),
+        ]
+        assert {one.node_id: one.cluster for one in view.nodes} == {"d1": "default", "w1": "west"}
+        assert view.cpus_total == 4.0
+        await bench.clock.advance(2.0)
+        assert [one.num_jobs for one in bench.loop.snapshot().clusters] == [1, 1]
 
 
-def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        there = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, there)
-            of_west(bench).cut_off(with_supervisors=False)
-            here = submit(bench, "default")
-            await bench.clock.advance(3.0)
-            assert bench.state(here) is JobState.STARTING and bench.state(there) is JobState.RUNNING
-            [west] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
-            assert (west.connected, west.why_away) == (False, "the gateway of the cluster is silent")
-            await bench.clock.advance(3 * WAIT_S)
-            assert bench.state(there) is JobState.RUNNING, "its supervisor reports by itself"
-            store.writing(submissions.request)(there, Desired.PAUSE, now=bench.clock.time())
-            await bench.clock.advance(2.0)
-            assert supervisor.directives[-1].desired is Desired.PAUSE, "it is directed"
+async def test_a_cluster_that_joins_later_is_used_without_a_restart(store: Store) -> None:
+    bench = ControlBench(store, node("d1"))
+    job_id = submit(bench, "west")
+    async with bench.running():
+        await bench.clock.advance(3.0)
+        assert bench.state(job_id) is JobState.QUEUED
+        bench.clusters.join("west", bench.make_cluster(node("w1")), labels={"region": "eu"})
+        await bench.clock.advance(3.0)
+        assert (job_id, 1) in of_west(bench).supervisors
+        [of_node] = [one for one in bench.loop.snapshot().nodes if one.node_id == "w1"]
+        assert of_node.labels == {"region": "eu"}
 
-    run(main())
+
+async def test_a_selector_may_name_labels_of_the_cluster_which_its_nodes_lack_in_ray(bench: ControlBench) -> None:
+    bench.clusters.join("west", of_west(bench), labels={"region": "eu"})
+    job_id = bench.submit(worker={"cluster": "west", "selector": {"region": "eu"}})
+    async with bench.running():
+        supervisor = of_west(bench).supervisors[job_id, 1]
+        assert supervisor.config.spec.worker.selector == {}
+
+
+async def test_a_cluster_that_does_not_answer_keeps_its_jobs_and_others_are_scheduled(
+    store: Store, bench: ControlBench
+) -> None:
+    there = submit(bench, "west")
+    async with bench.running():
+        supervisor = await training(bench, there)
+        of_west(bench).cut_off(with_supervisors=False)
+        here = submit(bench, "default")
+        await bench.clock.advance(3.0)
+        assert bench.state(here) is JobState.STARTING and bench.state(there) is JobState.RUNNING
+        [west] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
+        assert (west.connected, west.why_away) == (False, "the gateway of the cluster is silent")
+        await bench.clock.advance(3 * WAIT_S)
+        assert bench.state(there) is JobState.RUNNING, "its supervisor reports by itself"
+        store.writing(submissions.request)(there, Desired.PAUSE, now=bench.clock.time())
+        await bench.clock.advance(2.0)
+        assert supervisor.directives[-1].desired is Desired.PAUSE, "it is directed"
 
 
 @with_a_job_in_west
@@ -224,29 +211,26 @@ async def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(
     assert not supervisor.directives[-1].is_preempted, "and stays, once it may"
 
 
-def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            supervisor = await training(bench, job_id)
-            of_west(bench).change_nodes()
-            store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
-            bench.cluster.sees_storage = refuse  # type: ignore[method-assign]
-            ended(supervisor, 7)
-            await bench.clock.advance(5.0)
-            assert bench.state(job_id) is JobState.QUEUED
-            note = store.get_job(job_id).status.note
-            assert "its checkpoints cannot be read there: this release knows no order" in note
-            del bench.cluster.sees_storage
-            await bench.clock.advance(20.0)
-            assert (job_id, 2) in bench.cluster.supervisors
-            assert store.get_job(job_id).status.note != note
-
+async def test_a_queued_job_starts_only_where_its_checkpoints_are_known_to_be_readable(store: Store) -> None:
     async def refuse(url: str, name: str) -> str:
         raise RayCallFailed("this release knows no order 'SeesStorage'")
 
-    run(main())
+    bench = two(store)
+    job_id = submit(bench, "west")
+    async with bench.running():
+        supervisor = await training(bench, job_id)
+        of_west(bench).change_nodes()
+        store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
+        bench.cluster.sees_storage = refuse  # type: ignore[method-assign]
+        ended(supervisor, 7)
+        await bench.clock.advance(5.0)
+        assert bench.state(job_id) is JobState.QUEUED
+        note = store.get_job(job_id).status.note
+        assert "its checkpoints cannot be read there: this release knows no order" in note
+        del bench.cluster.sees_storage
+        await bench.clock.advance(20.0)
+        assert (job_id, 2) in bench.cluster.supervisors
+        assert store.get_job(job_id).status.note != note
 
 
 @with_a_job_in_west
@@ -339,25 +323,23 @@ async def test_jobs_of_a_cluster_that_was_removed_go_on_elsewhere(
     assert [one.name for one in bench.loop.snapshot().clusters] == ["default"]
 
 
-def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        job_id = submit(bench, "west")
-        async with bench.running():
-            await training(bench, job_id)
-            store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
-            of_west(bench).cut_off()
-            await bench.clock.advance(WAIT_S - 5.0)
-        next_one = two(store, owner="another")
-        next_one.clusters.join("west", of_west(bench))
-        next_one.clock.take(bench.clock.time() - next_one.clock.time())
-        async with next_one.running():
-            await next_one.clock.advance(WAIT_S - 5.0)
-            assert next_one.state(job_id) is JobState.RUNNING, "this process has seen less silence"
-            await next_one.clock.advance(12.0)
-            assert (job_id, 2) in next_one.cluster.supervisors
-
-    run(main())
+async def test_a_new_control_plane_waits_anew_and_finds_the_jobs_in_their_clusters(
+    store: Store, bench: ControlBench
+) -> None:
+    job_id = submit(bench, "west")
+    async with bench.running():
+        await training(bench, job_id)
+        store.writing(submissions.move)(job_id, "any", now=bench.clock.time())
+        of_west(bench).cut_off()
+        await bench.clock.advance(WAIT_S - 5.0)
+    next_one = two(store, owner="another")
+    next_one.clusters.join("west", of_west(bench))
+    next_one.clock.take(bench.clock.time() - next_one.clock.time())
+    async with next_one.running():
+        await next_one.clock.advance(WAIT_S - 5.0)
+        assert next_one.state(job_id) is JobState.RUNNING, "this process has seen less silence"
+        await next_one.clock.advance(12.0)
+        assert (job_id, 2) in next_one.cluster.supervisors
 
 
 @with_a_job_in_west
@@ -373,42 +355,34 @@ async def test_nothing_is_added_in_a_cordoned_cluster_and_its_supervisors_know_w
     assert bench.state(other) is JobState.QUEUED
 
 
-def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        here, there = submit(bench, "default"), submit(bench, "west")
-        async with bench.running():
-            await training(bench, there)
-            own = await training(bench, here, "default")
-            shown: list[list[str]] = []
-            bench.loop.save_and_end(lambda rows: shown.append([row.id for row in rows]))
-            await bench.clock.advance(2.0)
-            assert own.directives[-1].server_stops
-            assert not of_west(bench).supervisors[there, 1].directives[-1].server_stops
-            own.end(AttemptEnd(reason=EndReason.SERVER_STOPPED, message="saved", step=7))
-            await bench.clock.advance(3.0)
-            await settle()
-            assert shown[0] == [here] and bench.state(there) is JobState.RUNNING
-
-    run(main())
+async def test_a_server_that_stops_ends_the_jobs_of_its_own_cluster_only(bench: ControlBench) -> None:
+    here, there = submit(bench, "default"), submit(bench, "west")
+    async with bench.running():
+        await training(bench, there)
+        own = await training(bench, here, "default")
+        shown: list[list[str]] = []
+        bench.loop.save_and_end(lambda rows: shown.append([row.id for row in rows]))
+        await bench.clock.advance(2.0)
+        assert own.directives[-1].server_stops
+        assert not of_west(bench).supervisors[there, 1].directives[-1].server_stops
+        own.end(AttemptEnd(reason=EndReason.SERVER_STOPPED, message="saved", step=7))
+        await bench.clock.advance(3.0)
+        await settle()
+        assert shown[0] == [here] and bench.state(there) is JobState.RUNNING
 
 
-def test_a_cluster_that_hangs_holds_up_no_pass(store: Store) -> None:
-    async def main() -> None:
-        bench = two(store)
-        west = of_west(bench)
+async def test_a_cluster_that_hangs_holds_up_no_pass(bench: ControlBench) -> None:
+    west = of_west(bench)
 
-        def hang(*, fresh: bool = False) -> Any:
-            raise Hangs
+    def hang(*, fresh: bool = False) -> Any:
+        raise Hangs
 
-        async with bench.running():
-            west.snapshot = hang  # type: ignore[method-assign]
-            await bench.clock.advance(3.0)
-            job_id = submit(bench, "default")
-            await bench.clock.advance(1.5)
-            assert bench.state(job_id) is JobState.STARTING
-            await bench.clock.advance(6.0)
-            [one] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
-            assert "no answer from the Ray head within 5 s" in one.why_away
-
-    run(main())
+    async with bench.running():
+        west.snapshot = hang  # type: ignore[method-assign]
+        await bench.clock.advance(3.0)
+        job_id = submit(bench, "default")
+        await bench.clock.advance(1.5)
+        assert bench.state(job_id) is JobState.STARTING
+        await bench.clock.advance(6.0)
+        [one] = [one for one in bench.loop.snapshot().clusters if one.name == "west"]
+        assert "no answer from the Ray head within 5 s" in one.why_away

@@ -1,12 +1,21 @@
-from __future__ import annotations
+"""What comes in: specs, submissions, measurements of hardware, and secrets and signatures of webhooks."""
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal_service.control.hardware_profiles import profile_of
 from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
-from shoal_workers.contract.checks.spec_errors import SpecError
+from shoal_service.control.submission import check_deadline
+from shoal_service.control.webhooks import JobFacts, Secrets, SecretUnusable, body_of, headers_of, message_id, signature
+from shoal_service.core.events.base import Severity
+from shoal_service.planner.gpus import PROFILES
+from shoal_service.views import EventView
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.spec import JobSpec, Precision
 
 GOOD = """\
 name: fish
@@ -196,3 +205,140 @@ def test_a_line_is_found_below_keys_with_dots_and_in_lists() -> None:
 
 def test_text_that_cannot_be_encoded_is_refused() -> None:
     assert "surrogate" in _problems("a: \ud800")
+
+
+NOW = 1_000_000.0
+
+
+def spec_of(finish_by: float | None, **changes: Any) -> JobSpec:
+    base = {"stop": {"steps": 1000}, "data": {"corpus": "python-stdlib"}, "elasticity": {"max_workers": 4}}
+    return parse_spec({**base, "finish_by": finish_by, **changes})
+
+
+def test_a_deadline_that_has_passed_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"finish_by was 2 min ago\. Set a later time"):
+        check_deadline(spec_of(NOW - 120), (), NOW)
+
+
+def test_a_deadline_that_all_workers_cannot_meet_is_said_with_the_way_out() -> None:
+    note = check_deadline(spec_of(NOW + 5, stop={"steps": 10**9}), (), NOW)
+    assert note.startswith("The deadline will probably be missed: finish_by is in 5 s, but ")
+    assert "Set a later finish_by, or a larger elasticity.max_workers (4 now)." in note
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec_of(None),
+        spec_of(NOW + 10 * 365 * 86400),
+        spec_of(NOW + 5, stop={"epochs": 1e9}),
+        spec_of(NOW + 5, task="mine:Task", data={}, stop={"steps": 10**9}),
+    ],
+    ids=["none", "far away", "an end that only the data decides", "a task of unknown sizes"],
+)
+def test_otherwise_nothing_is_said(spec: JobSpec) -> None:
+    assert check_deadline(spec, (), NOW) == ""
+
+
+def test_the_deadline_of_a_script_is_only_refused_if_it_has_passed() -> None:
+    script = {"script": {"file": "train.py"}}
+    assert check_deadline(parse_spec({**script, "finish_by": NOW + 5}), (), NOW) == ""
+    with pytest.raises(SpecError, match="finish_by was 2 min ago"):
+        check_deadline(parse_spec({**script, "finish_by": NOW - 120}), (), NOW)
+
+
+CPU: dict[str, Any] = {
+    "device": "cpu",
+    "name": "cpu",
+    "num_devices": 2,
+    "memory_bytes": 16e9,
+    "matmul_flops": {"fp32": 1e11, "bf16": 5e10, "fp16": 5e10},
+    "half_width": 12.0,
+    "attention_flops": 3e10,
+    "elementwise_bytes_per_s": 9e9,
+    "host_bytes_per_s": 8e9,
+    "groups": {"2": {"latency_s": 1e-4, "bytes_per_s": 2e9}, "4": {"latency_s": 3e-4, "bytes_per_s": 1e9}},
+}
+
+
+def test_a_cpus_ranks_share_its_cores_and_memory() -> None:
+    profile = profile_of(CPU)
+    assert (profile.name, profile.measured, profile.processors_per_node) == ("cpu", True, 2)
+    assert profile.memory_bytes == 8_000_000_000
+    assert profile.peak_flops[Precision.BF16] * profile.matmul_efficiency == 5e10
+    assert profile.inside.bandwidth == 2e9, "of the group that has a core for each"
+    assert profile.inside.latency(2) == 1e-4
+    assert profile.sharing(8) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("device", "like"),
+    [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA H100 80GB HBM3", "h100"), ("?", "h100")],
+)
+def test_a_gpu_profile_uses_the_data_sheet_for_what_cannot_be_measured(device: str, like: str) -> None:
+    measured = CPU | {"device": "cuda", "name": device, "num_devices": 1, "groups": {}}
+    measured["matmul_flops"] = {"fp32": 4e13, "bf16": 1.5e14, "fp16": 1.5e14}
+    profile = profile_of(measured)
+    assert profile.peak_flops == PROFILES[like].peak_flops
+    assert profile.matmul_efficiency == pytest.approx(1.5e14 / profile.peak_flops[Precision.BF16])
+    assert (profile.inside, profile.between) == (PROFILES[like].inside, PROFILES[like].between)
+    assert profile.name == f"{like}-measured"
+
+
+NAME = "env:SHOAL_WEBHOOK_SECRET_A"
+JOB = JobFacts(id="job-1", name="fish", project="sea", user="ada")
+
+
+def _secrets(value: str, directory: Path = Path("/nowhere")) -> Secrets:
+    return Secrets({"SHOAL_WEBHOOK_SECRET_A": value}, directory)
+
+
+def test_the_signature_is_that_of_the_published_example() -> None:
+    """The example is that of a library for Standard Webhooks."""
+    key = _secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").key(NAME)
+    body = b'{"test": 2432232314}'
+    found = signature("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body, key)
+    assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_the_headers_name_event_and_time() -> None:
+    event = EventView(seq=7, at=1.5, type="job.state", severity=Severity.INFO, message="é", data={"x": float("nan")})
+    body = body_of(event, JOB)
+    assert json.loads(body) == {
+        "id": "job-1_7",
+        "job": {"id": "job-1", "name": "fish", "project": "sea", "user": "ada"},
+        "seq": 7,
+        "at": 1.5,
+        "type": "job.state",
+        "severity": "info",
+        "message": "é",
+        "data": {"x": None},
+    }
+    headers = headers_of(message_id("job-1", 7), body, b"k" * 16, 99.9)
+    assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("job-1_7", "99")
+    assert headers["webhook-signature"] == signature("job-1_7", 99, body, b"k" * 16)
+
+
+def test_a_secret_is_text_or_base64() -> None:
+    assert _secrets(" sixteen letters! \n").key(NAME) == b"sixteen letters!"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("short", "fewer than 16 bytes"), ("whsec_%%", "not base64"), ("whsec_AAAA", "fewer than 16")]
+)
+def test_a_secret_that_cannot_be_used_is_named_and_not_shown(value: str, reason: str) -> None:
+    with pytest.raises(SecretUnusable, match=reason) as error:
+        _secrets(value).key(NAME)
+    assert str(error.value).startswith(f"secret {NAME}: ") and value not in str(error.value)
+    assert value not in repr(_secrets(value))
+
+
+def test_files_and_variables_that_are_not_there_are_named(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff" * 32)
+    secrets = Secrets({}, tmp_path)
+    with pytest.raises(SecretUnusable, match="no such environment variable"):
+        secrets.key(NAME)
+    with pytest.raises(SecretUnusable, match="file:a: the file in webhook_secrets_dir: No such file"):
+        secrets.key("file:a")
+    with pytest.raises(SecretUnusable, match="is not text"):
+        secrets.key("file:binary")

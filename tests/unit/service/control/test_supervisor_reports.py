@@ -1,16 +1,13 @@
 """Reports of many supervisors are stored in few transactions, each exactly once; an error is its own request's."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any
 
-from doubles.event_loop import run
+from kit.views import series_point
 from shoal_service.clock import SystemClock
 from shoal_service.control.supervisor_reports import ReportWriter, SupervisorLinks
 from shoal_service.core.access import hash_of
-from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import driving, histories, submissions, supervisor_links
@@ -53,61 +50,50 @@ def num_reads(store: Store) -> int:
 
 
 def step(number: int) -> SupervisorReports:
-    point = SeriesPoint(
-        step=number, at=1.0, loss=1.0, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=1, generation=1
-    )
+    point = series_point(number, at=1.0, world_size=1)
     return SupervisorReports(
         attempt=1, seq=number, series=(point,), status=JobStatus(state=JobState.RUNNING, step=number)
     )
 
 
-def test_what_arrives_while_one_transaction_is_written_is_the_next_one(store: Store) -> None:
-    async def main() -> None:
-        ids = running(store, 20)
-        writer = ReportWriter(store, SystemClock())
-        before = num_writes(store)
-        for number in (1, 2):
-            await asyncio.gather(*(writer.store(arrived(job_id, number)) for job_id in ids))
-        assert num_writes(store) - before == 2
-        for job_id in ids:
-            assert store.get_job(job_id).status.step == 2
-            assert [point.step for point in store.reading(histories.read_series)(job_id)] == [1, 2]
-
-    run(main())
+async def test_what_arrives_while_one_transaction_is_written_is_the_next_one(store: Store) -> None:
+    ids = running(store, 20)
+    writer = ReportWriter(store, SystemClock())
+    before = num_writes(store)
+    for number in (1, 2):
+        await asyncio.gather(*(writer.store(arrived(job_id, number)) for job_id in ids))
+    assert num_writes(store) - before == 2
+    for job_id in ids:
+        assert store.get_job(job_id).status.step == 2
+        assert [point.step for point in store.reading(histories.read_series)(job_id)] == [1, 2]
 
 
-def test_one_that_is_refused_does_not_keep_the_others_from_it(store: Store) -> None:
-    async def main() -> None:
-        ids = running(store, 4)
-        writer = ReportWriter(store, SystemClock())
-        await writer.store(arrived(ids[2], 1, life=2))
-        wanted = [
-            arrived(ids[0], 1),
-            arrived(ids[1], 1, token=ids[0]),
-            arrived("nothing", 1),
-            arrived(ids[2], 2, life=1),
-            arrived(ids[3], 1),
-        ]
-        results = await asyncio.gather(*map(writer.store, wanted), return_exceptions=True)
-        kinds = [ReportReceipt, AttemptTokenRefused, AttemptTokenRefused, SupervisorReplaced, ReportReceipt]
-        assert [type(result) for result in results] == kinds
-        assert [store.get_job(job_id).status.step for job_id in ids] == [1, 0, 1, 1]
-
-    run(main())
+async def test_one_that_is_refused_does_not_keep_the_others_from_it(store: Store) -> None:
+    ids = running(store, 4)
+    writer = ReportWriter(store, SystemClock())
+    await writer.store(arrived(ids[2], 1, life=2))
+    wanted = [
+        arrived(ids[0], 1),
+        arrived(ids[1], 1, token=ids[0]),
+        arrived("nothing", 1),
+        arrived(ids[2], 2, life=1),
+        arrived(ids[3], 1),
+    ]
+    results = await asyncio.gather(*map(writer.store, wanted), return_exceptions=True)
+    kinds = [ReportReceipt, AttemptTokenRefused, AttemptTokenRefused, SupervisorReplaced, ReportReceipt]
+    assert [type(result) for result in results] == kinds
+    assert [store.get_job(job_id).status.step for job_id in ids] == [1, 0, 1, 1]
 
 
-def test_reports_of_a_request_that_was_cancelled_are_stored_and_disturb_no_other(store: Store) -> None:
-    async def main() -> None:
-        [first, second] = running(store, 2)
-        writer = ReportWriter(store, SystemClock())
-        cancelled = asyncio.create_task(writer.store(arrived(first, 1)))
-        other = asyncio.create_task(writer.store(arrived(second, 1)))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        await other
-        assert store.get_job(second).status.step == 1
-
-    run(main())
+async def test_reports_of_a_request_that_was_cancelled_are_stored_and_disturb_no_other(store: Store) -> None:
+    [first, second] = running(store, 2)
+    writer = ReportWriter(store, SystemClock())
+    cancelled = asyncio.create_task(writer.store(arrived(first, 1)))
+    other = asyncio.create_task(writer.store(arrived(second, 1)))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await other
+    assert store.get_job(second).status.step == 1
 
 
 class SlowClock(SystemClock):
@@ -120,16 +106,12 @@ class SlowClock(SystemClock):
         return self.now_mono
 
 
-def test_drivers_that_ask_together_share_a_reading_of_the_links(store: Store) -> None:
+async def test_drivers_that_ask_together_share_a_reading_of_the_links(store: Store) -> None:
     """After a takeover every driver asks. Each of them read all links again, since those were old at its turn."""
-
-    async def main() -> None:
-        links, before = SupervisorLinks(store, SlowClock()), num_reads(store)
-        await asyncio.gather(*(links.of((f"job-{number}", 1), newest=True) for number in range(500)))
-        assert num_reads(store) - before == 2, "the first one, and one that all the others share"
-        await asyncio.gather(*(links.of((f"job-{number}", 1)) for number in range(500)))
-        assert num_reads(store) - before == 3, "drivers that look at the same time share one too"
-        [job_id] = running(store, 1)
-        assert await links.of((job_id, 1), newest=True) is not None, "what was committed since is seen"
-
-    run(main())
+    links, before = SupervisorLinks(store, SlowClock()), num_reads(store)
+    await asyncio.gather(*(links.of((f"job-{number}", 1), newest=True) for number in range(500)))
+    assert num_reads(store) - before == 2, "the first one, and one that all the others share"
+    await asyncio.gather(*(links.of((f"job-{number}", 1)) for number in range(500)))
+    assert num_reads(store) - before == 3, "drivers that look at the same time share one too"
+    [job_id] = running(store, 1)
+    assert await links.of((job_id, 1), newest=True) is not None, "what was committed since is seen"

@@ -1,26 +1,28 @@
-from __future__ import annotations
+"""Means of series, samples of what ranks measure, and quantities in text."""
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.views import series_point
 from shoal_service.core.downsampling import SeriesPoint, bucket_steps, downsample
+from shoal_service.core.quantities import count_text, duration_text, size_text
+from shoal_service.core.system_metrics import (
+    LEVELS,
+    MAX_BUCKETS,
+    VALUES,
+    SystemMetric,
+    level_for,
+    pace_s,
+    sample_of,
+)
+from shoal_workers.contract.messages import StepPart, WorkerUse
 
 
 def _point(step: int, loss: float = 1.0, val_loss: float | None = None) -> SeriesPoint:
-    return SeriesPoint(
-        step=step,
-        at=float(step),
-        loss=loss,
-        grad_norm=1.0,
-        lr=0.1,
-        tokens_per_s=5.0,
-        step_s=0.1,
-        world_size=2,
-        generation=1,
-        val_loss=val_loss,
-    )
+    return series_point(step, loss=loss, tokens_per_s=5.0, step_s=0.1, val_loss=val_loss)
 
 
 def test_a_bucket_holds_means_and_the_last_step() -> None:
@@ -75,3 +77,61 @@ def test_a_number_that_is_not_reported_survives_json() -> None:
     point = _point(1, math.nan).model_copy(update={"lr": math.nan})
     again = SeriesPoint.model_validate_json(point.model_dump_json())
     assert math.isnan(again.loss) and math.isnan(again.lr) and again.grad_norm == 1.0
+
+
+WAITS = {StepPart.COMMUNICATION: 0.75, StepPart.FORWARD: 0.25}
+
+
+def test_every_metric_has_a_value_and_every_part_of_a_step_is_a_metric() -> None:
+    assert set(VALUES) == set(SystemMetric)
+    assert {part.value for part in StepPart} <= {metric.value for metric in SystemMetric}
+
+
+def test_a_sample_is_the_mean_of_each_ranks_measurements() -> None:
+    uses = {
+        0: [WorkerUse(at=1.0, cpu_cores=1.0, phases=WAITS), WorkerUse(at=2.0, cpu_cores=2.0)],
+        2: [WorkerUse(at=1.0, cpu_cores=None, resident_bytes=1 << 30)],
+    }
+    found = sample_of(uses, num_ranks=3, generation=4, at=9.0)
+    assert (found.at, found.generation) == (9.0, 4)
+    assert found.values["cpu_cores"] == (1.5, None, None)
+    assert found.values["busy"] == (0.25, None, None) and found.values["communication"] == (0.75, None, None)
+    assert found.values["memory_bytes"] == (None, None, pytest.approx(1 << 30, rel=1e-4))
+    assert "gpu_watts" not in found.values, "no rank has it"
+
+
+def test_a_rank_on_a_gpu_has_no_busy_share_of_its_thread() -> None:
+    use = WorkerUse(at=1.0, phases=WAITS, gpu_bytes=100, gpu_free_bytes=40, gpu_busy=0.5, gpu_watts=300.0)
+    found = sample_of({0: [use]}, num_ranks=1, generation=1, at=1.0).values
+    assert "busy" not in found and found["gpu_memory_bytes"] == (60,) and found["gpu_watts"] == (300.0,)
+
+
+def test_the_finest_level_that_has_the_whole_range_is_read() -> None:
+    assert level_for(0.0, 10.0 * (MAX_BUCKETS - 1)) == 10.0
+    assert level_for(0.0, 10.0 * MAX_BUCKETS) == 40.0
+    assert level_for(0.0, 1e12) == LEVELS[-1]
+
+
+def test_more_ranks_are_sampled_less_often() -> None:
+    assert (pace_s(1), pace_s(128), pace_s(1024)) == (10.0, 10.0, 80.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "?"), (-1, "?"), (0.03, "30 ms"), (1.26, "1.3 s"), (42, "42 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_durations_are_rounded_for_people(value: float | None, text: str) -> None:
+    assert duration_text(value) == text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_not_a_duration(value: float) -> None:
+    assert duration_text(value) == "?"
+
+
+def test_sizes_have_binary_units() -> None:
+    assert [size_text(n) for n in (10, 2048, 5 * 2**20)] == ["10 B", "2.0 KiB", "5.0 MiB"]
+
+
+def test_one_of_a_kind_has_no_plural() -> None:
+    assert [count_text(n, "step") for n in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

@@ -1,7 +1,5 @@
 """Which gateway speaks for a cluster: every combination of who spoke and who reports."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

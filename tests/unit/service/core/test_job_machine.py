@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""The states of a job, the ends of its attempts, the starts of its supervisor, and the changes of its workers."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.endings import ENDINGS
+from shoal_service.core.endings import ENDINGS, REPEATED, FailureRecord, Retry, decide_retry
 from shoal_service.core.job_machine import (
     ACTIVE,
     ATTEMPT_STATES,
@@ -22,6 +22,15 @@ from shoal_service.core.job_machine import (
     Requeued,
     step,
 )
+from shoal_service.core.supervisor_starts import (
+    MAX_FAILED_STARTS,
+    MAX_UNRECORDED_STARTS,
+    ProcessEnd,
+    after_failure,
+    lack_of_memory,
+    while_unanswered,
+)
+from shoal_service.core.worker_changes import FRESH_S, Change, ChangeKind, connected
 from shoal_workers.contract.job import EndReason, JobState
 
 INPUTS: list[JobInput] = [
@@ -149,3 +158,167 @@ def _run(inputs: Iterable[JobInput], standing: JobStanding) -> JobStanding:
     for event in inputs:
         standing = step(standing, event) or standing
     return standing
+
+
+def left(job: str, at: float, workers: int, cluster: str = "") -> Change:
+    return Change(at=at, job=job, kind=ChangeKind.LEAVE, before=workers, after=0, cluster=cluster)
+
+
+def grew(job: str, at: float, workers: int, others: tuple[tuple[str, int], ...] = (), cluster: str = "") -> Change:
+    return Change(at=at, job=job, kind=ChangeKind.GROW, before=1, after=1 + workers, others=others, cluster=cluster)
+
+
+def test_a_job_grows_because_another_one_has_ended() -> None:
+    gone, grown = connected([grew("b", 12.0, 3), left("a", 10.0, 4)])
+    assert (gone.job, gone.free, gone.taken_by) == ("a", 4, (("b", 3),))
+    assert (grown.free, grown.freed_by) == (3, (("a", 3),))
+
+
+def test_workers_that_were_left_go_to_one_job_once() -> None:
+    _, first, second = connected([left("a", 10.0, 4), grew("b", 11.0, 3), grew("c", 12.0, 3)])
+    assert first.freed_by == (("a", 3),) and second.freed_by == (("a", 1),), "the other two were free before"
+
+
+def test_what_a_job_gives_by_a_decision_is_not_free() -> None:
+    gone, grown = connected([left("a", 10.0, 4), grew("b", 11.0, 3, others=(("c", 3),))])
+    assert grown.free == 0 and grown.freed_by == () and gone.taken_by == ()
+
+
+def test_the_newest_workers_go_first_and_old_ones_have_no_giver() -> None:
+    at = 10.0 + FRESH_S + 1
+    _, _, grown = connected([left("a", 10.0, 4), left("b", at, 1), grew("c", at + 1, 3)])
+    assert grown.freed_by == (("b", 1),)
+
+
+def test_workers_stay_in_their_cluster() -> None:
+    _, grown = connected([left("a", 10.0, 4, "east"), grew("b", 11.0, 2, cluster="west")])
+    assert grown.freed_by == () and grown.free == 2
+
+
+def test_an_incident_frees_no_worker() -> None:
+    lost = Change(at=10.0, job="a", kind=ChangeKind.LOST, before=4, after=2)
+    _, grown = connected([lost, grew("b", 11.0, 2)])
+    assert lost.free == 0 and grown.freed_by == ()
+
+
+def test_the_pauses_between_failed_starts_double_and_the_last_failure_is_final() -> None:
+    decisions = [after_failure(number, "no such module") for number in range(1, MAX_FAILED_STARTS + 1)]
+    assert [one.after_s for one in decisions] == [1.0, 2.0, 4.0, 8.0, 0.0]
+    assert [one.again for one in decisions] == [True] * 4 + [False]
+    assert all("no such module" in one.reason for one in decisions)
+
+
+def test_the_process_that_is_starting_now_does_not_count_as_dead() -> None:
+    assert while_unanswered(MAX_UNRECORDED_STARTS, 0).again
+    decision = while_unanswered(MAX_UNRECORDED_STARTS + 1, 0)
+    assert not decision.again and f"died {MAX_UNRECORDED_STARTS} times" in decision.reason
+
+
+def test_what_was_not_recorded_before_the_last_answer_is_forgiven() -> None:
+    assert while_unanswered(100 + MAX_UNRECORDED_STARTS, 100).again
+    assert not while_unanswered(101 + MAX_UNRECORDED_STARTS, 100).again
+
+
+KILLED = ProcessEnd(
+    True,
+    "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: fa53) was "
+    "22.90GB used / 23.54GB limit (0.972812)\nOOM kill reason: Memory usage 24588910592B exceeded threshold of "
+    "24012676915B (95.0% of 25276502016B limit)\nObject store memory usage: ...",
+)
+OTHER = ProcessEnd(False, "Worker unexpectedly exits with a connection error code 2. End of file.")
+
+
+def test_the_words_for_lack_of_memory_name_the_node_its_memory_and_what_to_do() -> None:
+    words = lack_of_memory([KILLED] * 7 + [OTHER])
+    assert "killed 7 of its last 8 processes" in words and "node 10.0.0.7 had no memory left" in words
+    assert "(22.90 of 23.54 GB in use, Ray allows 95.0 %)" in words
+    assert "worker.memory_gib" in words and "shoal drain" in words
+
+
+def test_other_deaths_are_not_explained_by_memory() -> None:
+    assert lack_of_memory([]) == "" and lack_of_memory([OTHER] * 4 + [KILLED] * 4) == ""
+    assert "had no memory left." in lack_of_memory([ProcessEnd(True, "other words")]), "of another release of Ray"
+
+
+BUDGETED = [reason for reason, ending in ENDINGS.items() if ending.retry is Retry.BUDGET]
+
+
+def test_every_end_reason_has_an_ending_with_words() -> None:
+    assert set(ENDINGS) == set(EndReason)
+    for ending in ENDINGS.values():
+        assert ending.words.endswith(".")
+        assert ending.state.ended or ending.state is JobState.PAUSED
+
+
+def test_only_failures_of_the_job_itself_are_charged() -> None:
+    assert set(BUDGETED) == {
+        EndReason.USER_ERROR,
+        EndReason.NON_FINITE,
+        EndReason.WORKERS_FAILED,
+        EndReason.INTERNAL,
+    }
+
+
+@pytest.mark.parametrize("reason", BUDGETED)
+def test_an_error_before_the_first_completed_step_is_final(reason: EndReason) -> None:
+    decision = decide_retry(reason, 0, FailureRecord(0, 0, 1000))
+    assert not decision.again
+    assert "no step was completed" in decision.reason
+
+
+def test_after_progress_another_attempt_follows_until_the_budget_is_used_up() -> None:
+    record = FailureRecord(failures=1, last_step=40, max_failures=2)
+    assert decide_retry(EndReason.USER_ERROR, 41, record).again
+    assert not decide_retry(EndReason.USER_ERROR, 40, record).again
+    spent = decide_retry(EndReason.USER_ERROR, 90, FailureRecord(2, 40, 2))
+    assert not spent.again
+    assert "retry.max_failures 2 is used up" in spent.reason
+
+
+def test_a_mistake_is_said_of_what_made_it() -> None:
+    record = FailureRecord(0, 0, 2)
+    of_task = decide_retry(EndReason.USER_ERROR, 0, record, mistake="refused").reason
+    of_script = decide_retry(EndReason.USER_ERROR, 0, record, mistake="exit_status").reason
+    assert of_task.startswith("The task cannot be trained as it is. Not retried")
+    assert of_script.startswith("The script has failed. Not retried")
+
+
+@pytest.mark.parametrize("reason", [EndReason.CLUSTER_LOST, EndReason.SUPERVISOR_LOST])
+def test_an_end_that_the_job_did_not_cause_is_not_charged(reason: EndReason) -> None:
+    decision = decide_retry(reason, 0, FailureRecord(9, 9, 0))
+    assert (decision.again, decision.charged) == (True, False)
+
+
+@given(st.lists(st.tuples(st.sampled_from(BUDGETED), st.integers(0, 50)), min_size=30, max_size=60), st.integers(0, 10))
+def test_no_sequence_of_failures_is_retried_more_often_than_the_budget(
+    failures: list[tuple[EndReason, int]], budget: int
+) -> None:
+    record = FailureRecord(0, 0, budget)
+    retries = 0
+    for reason, failed_step in failures:
+        decision = decide_retry(reason, failed_step, record)
+        if not decision.again:
+            break
+        retries += 1
+        record = FailureRecord(record.failures + 1, failed_step, budget)
+    assert retries <= budget
+
+
+def test_a_script_that_has_run_for_long_is_tried_again_without_a_step() -> None:
+    record = FailureRecord(failures=0, last_step=0, max_failures=2)
+    decision = decide_retry(EndReason.USER_ERROR, 0, record, has_run_long=True)
+    assert decision.again and "after a minute or more" in decision.reason
+    spent = FailureRecord(failures=2, last_step=0, max_failures=2)
+    assert not decide_retry(EndReason.USER_ERROR, 0, spent, has_run_long=True).again
+
+
+def test_an_end_that_repeats_itself_is_final_whatever_the_budget_is() -> None:
+    record = FailureRecord(failures=0, last_step=0, max_failures=5)
+    decision = decide_retry(EndReason.USER_ERROR, 15, record, mistake=REPEATED, has_run_long=True)
+    assert (decision.again, decision.charged) == (False, True)
+    assert decision.reason == "No other attempt: it would end in the same way again."
+
+
+def test_the_last_allowed_retry_is_said_as_one() -> None:
+    decision = decide_retry(EndReason.USER_ERROR, 40, FailureRecord(failures=1, last_step=20, max_failures=2))
+    assert decision.again and decision.reason.endswith("retry 2 of at most 2, 20 steps completed since the last.")

@@ -1,7 +1,5 @@
 """When a job is given up in a cluster that does not answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

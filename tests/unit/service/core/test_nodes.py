@@ -1,10 +1,20 @@
-from __future__ import annotations
+"""Nodes: suspicion and probation, silence, and the pauses before a dead one is started again."""
 
 from dataclasses import replace
 
 import pytest
 
+from shoal_service.core import reachability
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.node_restarts import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    STEADY_S,
+    NodeLife,
+    seen,
+    started,
+    starts_at,
+)
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
     Cordon,
@@ -19,6 +29,7 @@ from shoal_service.core.nodes import (
     usable,
     with_drains,
 )
+from shoal_service.core.reachability import PERIOD_S, Reach
 
 DRAIN = Drain(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
 ALONE = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0, job_ids=("j1",))
@@ -141,3 +152,129 @@ def test_tests_that_fail_are_repeated_later_and_later() -> None:
     assert [next_test_delay_s(600.0, failed) for failed in range(4)] == [600.0, 1200.0, 2400.0, 4800.0]
     assert next_test_delay_s(600.0, 500) == MAX_TEST_DELAY_S
     assert next_test_delay_s(10 * MAX_TEST_DELAY_S, 3) == 10 * MAX_TEST_DELAY_S
+
+
+def test_a_node_that_runs_is_not_started() -> None:
+    assert starts_at(NodeLife()) is None
+    assert starts_at(seen(NodeLife(), True, 10.0)) is None
+
+
+def test_a_dead_node_is_started_after_a_pause_from_its_death_on() -> None:
+    dead = seen(seen(NodeLife(), True, 10.0), False, 50.0)
+    assert starts_at(dead) == 50.0 + FIRST_PAUSE_S
+    assert seen(dead, False, 52.0) == dead, "further looks do not put it off"
+
+
+def test_the_pause_doubles_with_each_start_in_vain_up_to_a_limit() -> None:
+    life, pauses = seen(NodeLife(), False, 0.0), []
+    for _ in range(20):
+        at = starts_at(life)
+        assert at is not None and life.dead_since_mono is not None
+        pauses.append(at - life.dead_since_mono)
+        life = seen(started(life, at), False, at + 1.0)
+    assert pauses[:4] == [FIRST_PAUSE_S * factor for factor in (1, 2, 4, 8)]
+    assert pauses[-1] == LONGEST_PAUSE_S and pauses == sorted(pauses)
+
+
+def test_a_node_that_dies_soon_after_each_start_is_not_started_ever_faster() -> None:
+    life = seen(NodeLife(), False, 0.0)
+    life = seen(started(life, 5.0), True, 6.0)
+    life = seen(life, False, 8.0)
+    assert starts_at(life) == 8.0 + 2 * FIRST_PAUSE_S
+
+
+def test_a_steady_node_begins_with_the_first_pause_again() -> None:
+    life = seen(started(seen(NodeLife(), False, 0.0), 5.0), True, 6.0)
+    life = seen(seen(life, True, 6.0 + STEADY_S), False, 400.0)
+    assert starts_at(life) == 400.0 + FIRST_PAUSE_S
+
+
+TICK_S = 0.1
+
+
+def probe(reach: Reach, *, now: float, until: float, answer_s: float | None) -> tuple[Reach, float]:
+    """Connects as they are due; each is answered after `answer_s`. Stops when the host is silent."""
+    under_way: list[float] = []
+    while now < until and not reachability.is_silent(reach, now):
+        if reachability.next_probe_at(reach, now) <= now:
+            reach = reachability.probed(reach, now)
+            under_way.append(now)
+        if answer_s is not None:
+            for made_at in [at for at in under_way if at + answer_s <= now]:
+                reach = reachability.answered(reach, made_at, now)
+                under_way.remove(made_at)
+        now += TICK_S
+    return reach, now
+
+
+def healthy(answer_s: float = 0.0) -> Reach:
+    reach, now = probe(Reach(), now=0.0, until=20.0, answer_s=answer_s)
+    assert now >= 20.0
+    return reach
+
+
+def test_a_host_that_is_cut_off_is_silent_within_two_and_a_half_seconds() -> None:
+    cut_at = 20.0
+    reach, now = probe(healthy(), now=cut_at, until=60.0, answer_s=None)
+    assert reachability.is_silent(reach, now)
+    assert now - cut_at <= PERIOD_S + reachability.THRESHOLD_S + reachability.LATE_S + 2 * TICK_S
+
+
+def test_a_host_whose_answers_take_long_gets_more_time() -> None:
+    slow = healthy(answer_s=0.3)
+    reach, now = probe(slow, now=20.0, until=60.0, answer_s=None)
+    assert reachability.is_silent(reach, now) and now - 20.0 > 5.0
+
+
+def test_one_lost_packet_is_not_a_silence() -> None:
+    reach = reachability.probed(healthy(), 20.0)
+    reach, now = probe(reach, now=20.5, until=30.0, answer_s=0.0)
+    assert now >= 30.0 and not reachability.is_silent(reach, now)
+
+
+def test_a_prober_that_had_no_cpu_suspects_no_host() -> None:
+    reach = reachability.probed(healthy(), 20.0)
+    assert not reachability.is_silent(reach, 30.0), "one connect, made before the prober was away"
+    assert reachability.next_probe_at(reach, 30.0) <= 30.0
+
+
+def test_a_host_that_never_answered_is_not_judged() -> None:
+    reach, now = probe(Reach(), now=0.0, until=60.0, answer_s=None)
+    assert now >= 60.0 and reachability.silent_nodes({"a": reach}, now, own="me", head="me") == {}
+
+
+def test_a_silent_host_that_answers_is_not_silent_any_more() -> None:
+    reach = Reach(has_answered=True, silent_because="no answer", unanswered=(1.0, 2.0))
+    assert reachability.silent_nodes({"a": reach, "b": healthy()}, 20.0, own="me", head="b") == {"a": "no answer"}
+    back = reachability.answered(reach, 2.0, 2.1)
+    assert not reachability.is_silent(back, 20.0) and back.unanswered == ()
+
+
+def test_what_is_remembered_of_a_long_silence_is_bounded() -> None:
+    reach = healthy()
+    for number in range(1000):
+        reach = reachability.probed(reach, 20.0 + number)
+    assert len(reach.unanswered) < 20 and reachability.is_silent(reach, 1021.0)
+
+
+@pytest.mark.parametrize(
+    ("silent", "own", "head", "found"),
+    [
+        (("a",), "me", "h", ("a",)),
+        (("a", "h"), "me", "h", ("a", "h")),
+        (("a", "b", "h"), "me", "h", ()),  # this process's host is the one that is cut off
+        (("a", "b", "h"), "h", "h", ("a", "b", "h")),  # the part of the cluster with the head goes on
+    ],
+)
+def test_a_host_that_is_cut_off_itself_accuses_no_other(
+    silent: tuple[str, ...], own: str, head: str, found: tuple[str, ...]
+) -> None:
+    gone, _ = probe(healthy(), now=20.0, until=60.0, answer_s=None)
+    hosts = {name: gone if name in silent else healthy() for name in ("a", "b", "h")}
+    assert tuple(sorted(reachability.silent_nodes(hosts, 25.0, own=own, head=head))) == found
+
+
+def test_what_was_silent_before_stays_silent_while_this_host_is_cut_off() -> None:
+    gone, _ = probe(healthy(), now=20.0, until=60.0, answer_s=None)
+    known = Reach(has_answered=True, silent_because="no answer")
+    assert reachability.silent_nodes({"a": known, "h": gone}, 25.0, own="me", head="h") == {"a": "no answer"}

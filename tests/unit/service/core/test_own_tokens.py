@@ -1,7 +1,5 @@
 """Tokens that people make for themselves: no more rights, no longer, no further ones, and whose they are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A request for a profile goes to the worker of its rank once a group trains, and always ends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which checkpoints may be deleted, and what ended jobs leave behind for how long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """Conditions on labels: the four forms, what each one finds, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from shoal_service.core.selection import InvalidSelector, LabelSelector, search_words

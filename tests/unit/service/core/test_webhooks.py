@@ -1,7 +1,5 @@
 """Which events a hook gets, what webhooks of specs may reach, and the schedule of attempts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Small jobs to plan for, and hardware with round numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The candidates are all legal layouts, each once; pipelines are cut so that the slowest stage is fast."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any

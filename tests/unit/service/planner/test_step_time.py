@@ -1,7 +1,5 @@
 """Seconds of a step, by hand on hardware with round numbers: 1 TFLOP/s (half of it in products), 10 GB/s inside."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of a simulation: jobs, nodes over time and projects, and what is wrong with them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ undisturbed; then once for each of its commands, with a supervisor that dies jus
 again. Nothing else may differ: no other incident, no suspected node, no lost step, no state from storage.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

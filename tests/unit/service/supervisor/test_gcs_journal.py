@@ -1,7 +1,5 @@
 """The journal while the Ray head is away; the rest is in its contract (tests/kit/contracts/journal.py)."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Records of a journal. That random lives of an attempt lose nothing is checked by their world (`KeptJournal`)."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

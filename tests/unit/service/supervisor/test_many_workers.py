@@ -1,11 +1,8 @@
 """What arrives together is one turn: the work for each event does not grow with the number of workers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
-from doubles.event_loop import run
 from doubles.fake_clock import FakeClock
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.attempt import machine
@@ -45,94 +42,78 @@ async def lose_one(bench: SupervisorBench) -> None:
     await bench.advance_until(lambda: len(bench.workers.group) == NUM_WORKERS - 1)
 
 
-def test_the_loss_of_one_worker_of_many_takes_a_few_turns_and_a_few_journal_entries() -> None:
+async def test_the_loss_of_one_worker_of_many_takes_a_few_turns_and_a_few_journal_entries() -> None:
     turns: list[int] = []
 
-    async def main() -> None:
-        bench = many()
-        await bench.start_and_train()
-        turn, events = bench.executor._turn, Counter[str]()
+    bench = many()
+    await bench.start_and_train()
+    turn, events = bench.executor._turn, Counter[str]()
 
-        def counted(*happened: Any) -> None:
-            turns.append(len(happened))
-            events.update(type(one).__name__ for one in happened)
-            turn(*happened)
+    def counted(*happened: Any) -> None:
+        turns.append(len(happened))
+        events.update(type(one).__name__ for one in happened)
+        turn(*happened)
 
-        bench.executor._turn = counted  # type: ignore[method-assign]
-        written = len(bench.journal.written)
-        await lose_one(bench)
-        assert events["RunReturned"] >= NUM_WORKERS - 1 and events["InterruptAcknowledged"] >= NUM_WORKERS - 1
-        assert len(turns) <= 12, turns
-        assert len(bench.journal.written) - written <= 12
-        assert [worker.assignment.rank for worker in bench.workers.group if worker.assignment] == list(
-            range(NUM_WORKERS - 1)
-        )
-
-    run(main())
+    bench.executor._turn = counted  # type: ignore[method-assign]
+    written = len(bench.journal.written)
+    await lose_one(bench)
+    assert events["RunReturned"] >= NUM_WORKERS - 1 and events["InterruptAcknowledged"] >= NUM_WORKERS - 1
+    assert len(turns) <= 12, turns
+    assert len(bench.journal.written) - written <= 12
+    assert [worker.assignment.rank for worker in bench.workers.group if worker.assignment] == list(
+        range(NUM_WORKERS - 1)
+    )
 
 
-def test_more_events_than_a_turn_takes_are_several_turns_in_the_order_of_arrival() -> None:
-    async def main() -> None:
-        bench = many()
-        await bench.start_and_train()
-        turns: list[list[int]] = []
-        turn = bench.executor._turn
+async def test_more_events_than_a_turn_takes_are_several_turns_in_the_order_of_arrival() -> None:
+    bench = many()
+    await bench.start_and_train()
+    turns: list[list[int]] = []
+    turn = bench.executor._turn
 
-        def noted(*happened: Any) -> None:
-            turns.append([one.generation for one in happened if isinstance(one, InterruptAcknowledged)])
-            turn(*happened)
+    def noted(*happened: Any) -> None:
+        turns.append([one.generation for one in happened if isinstance(one, InterruptAcknowledged)])
+        turn(*happened)
 
-        bench.executor._turn = noted  # type: ignore[method-assign]
-        for number in range(1200):
-            bench.executor._post(InterruptAcknowledged(0, 1_000 + number))  # of no generation: it changes nothing
-        await bench.advance_until(lambda: sum(map(len, turns)) == 1200)
-        assert len([numbers for numbers in turns if numbers]) == 3 and max(map(len, turns)) == 512
-        assert [number for numbers in turns for number in numbers] == list(range(1_000, 2_200))
-
-    run(main())
+    bench.executor._turn = noted  # type: ignore[method-assign]
+    for number in range(1200):
+        bench.executor._post(InterruptAcknowledged(0, 1_000 + number))  # of no generation: it changes nothing
+    await bench.advance_until(lambda: sum(map(len, turns)) == 1200)
+    assert len([numbers for numbers in turns if numbers]) == 3 and max(map(len, turns)) == 512
+    assert [number for numbers in turns for number in numbers] == list(range(1_000, 2_200))
 
 
-def test_the_journal_has_the_source_of_a_generation_once_and_its_orders_come_back_whole() -> None:
-    async def main() -> None:
-        bench = many()
-        await bench.start_and_train()
-        await lose_one(bench)
-        entries = reversed(bench.journal.written)
-        entry = next(e for e in entries if any(isinstance(issued.order, Run) for issued in e.issued or ()))
-        source = entry.state.group.source
-        assert source is not None and len(source.parts) == NUM_WORKERS
-        assert entry.model_dump_json().count('"parts":[{') == 1
-        orders = [order for order in UnansweredOrders(entry).by_number.values() if isinstance(order, Run)]
-        assert len(orders) == NUM_WORKERS - 1
-        assert all(order.assignment.restore_snapshot == source for order in orders)
-
-    run(main())
+async def test_the_journal_has_the_source_of_a_generation_once_and_its_orders_come_back_whole() -> None:
+    bench = many()
+    await bench.start_and_train()
+    await lose_one(bench)
+    entries = reversed(bench.journal.written)
+    entry = next(e for e in entries if any(isinstance(issued.order, Run) for issued in e.issued or ()))
+    source = entry.state.group.source
+    assert source is not None and len(source.parts) == NUM_WORKERS
+    assert entry.model_dump_json().count('"parts":[{') == 1
+    orders = [order for order in UnansweredOrders(entry).by_number.values() if isinstance(order, Run)]
+    assert len(orders) == NUM_WORKERS - 1
+    assert all(order.assignment.restore_snapshot == source for order in orders)
 
 
-def test_a_worker_that_leaves_in_the_turn_in_which_the_group_is_lost_is_not_interrupted() -> None:
-    async def main() -> None:
-        bench = SupervisorBench(granted=3, spec=SPEC.model_copy(update={"elasticity": many().config.spec.elasticity}))
-        await bench.start_and_train()
-        first, second, third = bench.workers.group
-        first.leave(ExitKind.COLLECTIVE_FAILED)
-        second.leave(ExitKind.COLLECTIVE_FAILED)
-        await bench.advance_until(lambda: third.interrupts)
-        assert first.interrupts == second.interrupts == []
-
-    run(main())
+async def test_a_worker_that_leaves_in_the_turn_in_which_the_group_is_lost_is_not_interrupted() -> None:
+    bench = SupervisorBench(granted=3, spec=SPEC.model_copy(update={"elasticity": many().config.spec.elasticity}))
+    await bench.start_and_train()
+    first, second, third = bench.workers.group
+    first.leave(ExitKind.COLLECTIVE_FAILED)
+    second.leave(ExitKind.COLLECTIVE_FAILED)
+    await bench.advance_until(lambda: third.interrupts)
+    assert first.interrupts == second.interrupts == []
 
 
-def test_an_event_of_an_ended_attempt_changes_nothing_in_the_same_turn() -> None:
-    async def main() -> None:
-        bench = SupervisorBench()
-        await bench.start_and_train()
-        bench.direct(desired="cancel")
-        bench.workers.group[0].die()
-        await bench.end()
-        ended = bench.entry.state
-        assert machine.step_all(ended, (), bench.clock.time(), lambda *_: None) == (ended, ())  # type: ignore[arg-type,return-value]
-
-    run(main())
+async def test_an_event_of_an_ended_attempt_changes_nothing_in_the_same_turn(bench: SupervisorBench) -> None:
+    await bench.start_and_train()
+    bench.direct(desired="cancel")
+    bench.workers.group[0].die()
+    await bench.end()
+    ended = bench.entry.state
+    assert machine.step_all(ended, (), bench.clock.time(), lambda *_: None) == (ended, ())  # type: ignore[arg-type,return-value]
 
 
 def test_what_takes_long_is_done_so_rarely_that_it_takes_a_tenth_of_the_time() -> None:

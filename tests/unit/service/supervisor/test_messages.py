@@ -1,18 +1,16 @@
 """Messages between control plane and supervisor survive pickling and JSON."""
 
-from __future__ import annotations
-
 import pickle
 
+from kit.views import incident_view, series_point, worker_view
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.desired import Desired
-from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, WorkerView
+from shoal_service.views import CheckpointView, Condition, JobStatus
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.spec import JobSpec
@@ -44,53 +42,26 @@ def test_reports_survive_pickling_and_json() -> None:
         seq=(3 << 32) + 5,
         events=(PendingEvent(at=1.0, type="incident.opened", data={"ranks": [1], "cause": "stuck", "to": None}),),
         incidents=(
-            IncidentView(
-                id=1,
+            incident_view(
                 cause=IncidentCause.NODE_DIED,
                 witness="run call",
                 ranks=(1, 2),
                 worker_ids=("a", "b"),
                 node_id="n",
                 generation=3,
-                at=1.0,
-                from_workers=4,
                 to_workers=2,
                 steps_lost=1,
                 closed=True,
             ),
         ),
         checkpoints=(CheckpointView(step=8, url="s3://b/c", state="committed", attempt=2, generation=3, bytes=9),),
-        series=(
-            SeriesPoint(
-                step=8,
-                at=1.0,
-                loss=2.5,
-                grad_norm=1.0,
-                lr=1e-4,
-                tokens_per_s=1e6,
-                step_s=0.1,
-                world_size=4,
-                generation=3,
-            ),
-        ),
+        series=(series_point(8, at=1.0, loss=2.5, lr=1e-4, tokens_per_s=1e6, step_s=0.1, world_size=4, generation=3),),
         logs=(PendingLog(at=1.0, rank=None, worker_id="a", stream="stderr", text="é\x00"),),
         status=JobStatus(
             state=JobState.RECOVERING,
             conditions=(Condition(type="WorkersReady", status=False, reason="r", message="m", since=1.0),),
         ),
-        workers=(
-            WorkerView(
-                worker_id="a",
-                rank=0,
-                state="training",
-                node_id="n",
-                node_ip="10.0.0.1",
-                pid=7,
-                generation=3,
-                phase="forward",
-                step=8,
-            ),
-        ),
+        workers=(worker_view(worker_id="a", node_id="n", node_ip="10.0.0.1", pid=7, generation=3, step=8),),
         end=END,
     )
     assert pickle.loads(pickle.dumps(reports)) == reports

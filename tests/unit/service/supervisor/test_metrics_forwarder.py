@@ -1,12 +1,11 @@
 """The points of a job reach its metrics hook beside one worker, also over deaths; a hook that fails costs one event."""
 
-from __future__ import annotations
-
 import pytest
 
-from doubles.event_loop import run, until
+from doubles.event_loop import until
 from doubles.fake_workers import FakeWorker
 from doubles.supervisor_bench import SPEC, SupervisorBench
+from kit.views import series_point
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
@@ -23,90 +22,72 @@ def steps(worker: FakeWorker) -> list[int]:
     return list({point.seq: point.step for batch in worker.batches for point in batch.points}.values())
 
 
-def test_points_go_to_the_hook_of_rank_0_and_the_end_before_the_workers_are_released() -> None:
-    async def main() -> None:
-        bench = SupervisorBench(spec=WITH_HOOK)
-        await bench.start_and_train()
-        host, other = bench.workers.group
-        await bench.advance_until(lambda: steps(host) == [1])
-        assert host.batches[0].points[0].values["loss"] == bench.status.loss and host.batches[0].end == ""
-        bench.workers.train()
-        await bench.advance_until(lambda: steps(host) == [1, 2])
-        bench.direct(desired=Desired.CANCEL)
-        await bench.end()
-        assert host.batches[-1].end == "cancelled" and other.batches == []
-        assert "metrics.hook_failed" not in bench.events()
-
-    run(main())
+async def test_points_go_to_the_hook_of_rank_0_and_the_end_before_the_workers_are_released() -> None:
+    bench = SupervisorBench(spec=WITH_HOOK)
+    await bench.start_and_train()
+    host, other = bench.workers.group
+    await bench.advance_until(lambda: steps(host) == [1])
+    assert host.batches[0].points[0].values["loss"] == bench.status.loss and host.batches[0].end == ""
+    bench.workers.train()
+    await bench.advance_until(lambda: steps(host) == [1, 2])
+    bench.direct(desired=Desired.CANCEL)
+    await bench.end()
+    assert host.batches[-1].end == "cancelled" and other.batches == []
+    assert "metrics.hook_failed" not in bench.events()
 
 
-def test_without_a_hook_no_worker_gets_points() -> None:
-    async def main() -> None:
-        bench = SupervisorBench()
-        await bench.start_and_train()
-        await bench.clock.advance(5.0)
-        bench.direct(desired=Desired.CANCEL)
-        await bench.end()
-        assert all(worker.batches == [] for worker in bench.workers.created)
-
-    run(main())
+async def test_without_a_hook_no_worker_gets_points(bench: SupervisorBench) -> None:
+    await bench.start_and_train()
+    await bench.clock.advance(5.0)
+    bench.direct(desired=Desired.CANCEL)
+    await bench.end()
+    assert all(worker.batches == [] for worker in bench.workers.created)
 
 
-def test_after_the_death_of_its_worker_another_gets_what_was_not_logged() -> None:
-    async def main() -> None:
-        bench = SupervisorBench(spec=WITH_HOOK)
-        await bench.start_and_train()
-        host, survivor = bench.workers.group
-        host.hook_error = "ConnectionError: refused"
-        await bench.advance_until(lambda: steps(host) == [1])
-        host.die()
-        await bench.advance_until(lambda: bench.workers.group and bench.workers.group[0].assignment.generation == 2)
-        bench.workers.form(1)
-        bench.workers.train()
-        await bench.advance_until(lambda: steps(survivor) == [1, 2])
-
-    run(main())
+async def test_after_the_death_of_its_worker_another_gets_what_was_not_logged() -> None:
+    bench = SupervisorBench(spec=WITH_HOOK)
+    await bench.start_and_train()
+    host, survivor = bench.workers.group
+    host.hook_error = "ConnectionError: refused"
+    await bench.advance_until(lambda: steps(host) == [1])
+    host.die()
+    await bench.advance_until(lambda: bench.workers.group and bench.workers.group[0].assignment.generation == 2)
+    bench.workers.form(1)
+    bench.workers.train()
+    await bench.advance_until(lambda: steps(survivor) == [1, 2])
 
 
-def test_a_hook_that_fails_is_one_event_with_the_way_out_and_the_job_trains_on() -> None:
-    async def main() -> None:
-        bench = SupervisorBench(spec=WITH_HOOK)
-        await bench.start_and_train()
-        host = bench.workers.group[0]
-        host.hook_error = "ModuleNotFoundError: No module named 'mlflow'"
-        await bench.advance_until(lambda: len(host.batches) > 4)
-        bench.workers.train()
-        await until(lambda: bench.status.step == 2, "training goes on")
-        [event] = [event for event in bench.reports.events if event.type == "metrics.hook_failed"]
-        assert (
-            "hook m:hook logs nothing, 1 point waiting: ModuleNotFoundError" in describe(event.type, event.data).message
-        )
-        host.hook_error = ""
-        await bench.advance_until(lambda: host.hook_logged == 2)
-        assert bench.events().count("metrics.hook_failed") == 1
-
-    run(main())
+async def test_a_hook_that_fails_is_one_event_with_the_way_out_and_the_job_trains_on() -> None:
+    bench = SupervisorBench(spec=WITH_HOOK)
+    await bench.start_and_train()
+    host = bench.workers.group[0]
+    host.hook_error = "ModuleNotFoundError: No module named 'mlflow'"
+    await bench.advance_until(lambda: len(host.batches) > 4)
+    bench.workers.train()
+    await until(lambda: bench.status.step == 2, "training goes on")
+    [event] = [event for event in bench.reports.events if event.type == "metrics.hook_failed"]
+    assert "hook m:hook logs nothing, 1 point waiting: ModuleNotFoundError" in describe(event.type, event.data).message
+    host.hook_error = ""
+    await bench.advance_until(lambda: host.hook_logged == 2)
+    assert bench.events().count("metrics.hook_failed") == 1
 
 
-def test_a_worker_keeps_a_report_until_its_point_is_logged_so_a_restarted_supervisor_gets_it_again() -> None:
-    async def main() -> None:
-        bench = SupervisorBench(spec=WITH_HOOK)
-        await bench.start_and_train()
-        host = bench.workers.group[0]
-        host.hook_error = "ConnectionError: refused"
-        bench.outbox.pull(bench.outbox.seq, 0.0)  # the control plane has stored all
-        await bench.advance_until(lambda: len(host.batches) > 4)
-        assert host.acknowledged == 0
-        num_batches = len(host.batches)
-        host.hook_error = ""
-        await bench.restart()
-        await bench.advance_until(lambda: host.hook_logged > 0)
-        assert [point.step for batch in host.batches[num_batches:] for point in batch.points][:1] == [1]
-        bench.outbox.pull(bench.outbox.seq, 0.0)
-        bench.workers.train()
-        await bench.advance_until(lambda: host.acknowledged > 0)
-
-    run(main())
+async def test_a_worker_keeps_a_report_until_its_point_is_logged_so_a_restarted_supervisor_gets_it_again() -> None:
+    bench = SupervisorBench(spec=WITH_HOOK)
+    await bench.start_and_train()
+    host = bench.workers.group[0]
+    host.hook_error = "ConnectionError: refused"
+    bench.outbox.pull(bench.outbox.seq, 0.0)  # the control plane has stored all
+    await bench.advance_until(lambda: len(host.batches) > 4)
+    assert host.acknowledged == 0
+    num_batches = len(host.batches)
+    host.hook_error = ""
+    await bench.restart()
+    await bench.advance_until(lambda: host.hook_logged > 0)
+    assert [point.step for batch in host.batches[num_batches:] for point in batch.points][:1] == [1]
+    bench.outbox.pull(bench.outbox.seq, 0.0)
+    bench.workers.train()
+    await bench.advance_until(lambda: host.acknowledged > 0)
 
 
 def test_the_backlog_is_bounded_and_counts_what_it_drops() -> None:
@@ -146,6 +127,4 @@ def test_the_end_has_the_words_of_the_job(reason: EndReason, words: str) -> None
 
 
 def point(step: int) -> SeriesPoint:
-    return SeriesPoint(
-        step=step, at=1.0, loss=0.5, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=2, generation=1
-    )
+    return series_point(step, at=1.0, loss=0.5)

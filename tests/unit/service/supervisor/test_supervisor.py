@@ -1,27 +1,39 @@
-"""The supervisor without its actor: lease epochs, restarts, and errors that end the attempt with a report."""
+"""The supervisor without its actor: epochs, restarts and their limit, errors, an older release, code."""
 
-from __future__ import annotations
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from doubles.event_loop import until
 from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
 from doubles.fake_journal import FakeJournal, JournalStorage
+from doubles.fake_key_values import FakeKeyValueStore
 from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
+from doubles.supervisor_bench import SupervisorBench
 from kit.contracts.journal import CONFIG, entry
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.reports import StacksAnswer
+from shoal_service.supervisor.checkpoints import why_unreadable
 from shoal_service.supervisor.config import Directive, StacksRequest, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.copies import CodePackage, drop_unheld, version_of
+from shoal_service.supervisor.journal import GcsJournal, JournalEntry, NewerJournal, parse_entry
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, Supervisor, new_attempt
+from shoal_service.supervisor.supervisor import MAX_SHORT_RUNS, SHORT_RUN_S, Supervisor, is_crash_loop, new_attempt
 from shoal_service.views import JobStatus
+from shoal_workers.checkpoint.storage import open_job_directory
+from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.ray_internals import package_uri
 
 
 class Bench:
@@ -193,3 +205,165 @@ def test_an_attempt_of_a_script_looks_for_no_checkpoint_and_keeps_the_step_of_th
     task = config.model_copy(update={"spec": JobSpec.model_validate({"stop": {"steps": 80}})})
     state = new_attempt(task, 5.0)
     assert state.stage is Stage.OPENING and state.progress.step == 0, "its checkpoint says where it is"
+
+
+def starts(*durations_s: float) -> list[float]:
+    """When each run began, given how long each of the earlier ones lasted; the last one has just begun."""
+    return [1000.0 + sum(durations_s[:n]) for n in range(len(durations_s) + 1)]
+
+
+def test_a_first_start_is_not_a_crash_loop() -> None:
+    assert not is_crash_loop(starts())
+
+
+def test_many_short_runs_in_a_row_are_a_crash_loop() -> None:
+    assert not is_crash_loop(starts(*[2.0] * (MAX_SHORT_RUNS - 1)))
+    assert is_crash_loop(starts(*[2.0] * MAX_SHORT_RUNS))
+
+
+def test_one_long_run_resets_the_count_of_short_ones() -> None:
+    assert not is_crash_loop(starts(*[2.0] * 50, SHORT_RUN_S, *[2.0] * (MAX_SHORT_RUNS - 1)))
+
+
+def test_a_supervisor_that_is_killed_from_time_to_time_is_restarted_without_limit() -> None:
+    assert not is_crash_loop(starts(*[SHORT_RUN_S + 5] * 1000))
+
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / f"wire-{WIRE_VERSION}"
+OLDER = WIRE_VERSION - 1
+
+
+def journal(stage: str, **changes: Any) -> str:
+    document: dict[str, Any] = json.loads((GOLDEN / f"journal_{stage}.json").read_text("utf-8"))
+    return json.dumps(document["json"] | changes)
+
+
+def older_journal(stage: str) -> str:
+    entry = json.loads(journal(stage, version=OLDER))
+    for worker in entry["state"]["pool"]["workers"]:
+        if worker["info"] is not None:
+            worker["info"]["version"] = OLDER
+    return json.dumps(entry)
+
+
+@pytest.mark.parametrize("stage", ["opening", "starting", "forming", "running", "quiescing", "re_forming"])
+async def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(
+    stage: str, bench: SupervisorBench
+) -> None:
+    """Its workers speak the older version: they are replaced, and the attempt finishes."""
+
+    entry = older_journal(stage)
+    for known in json.loads(entry)["state"]["pool"]["workers"]:
+        old = bench.workers.create(known["worker_id"], node_id=f"n{known['index']}")
+        old.info = old.info.model_copy(update={"version": OLDER})
+    olds = list(bench.workers.by_name.values())
+    bench.storage.entries = {1: entry}
+    bench.storage.starts = [900.0]
+    bench._open()
+    bench.start()
+    bench.direct(granted=2)
+    await bench.advance_until(lambda: len(bench.workers.group) == 2, limit_s=120.0)
+    assert {worker.assignment.life for worker in bench.workers.group if worker.assignment} == {2}
+    assert all(worker not in olds for worker in bench.workers.group)
+    assert not any(old.is_alive for old in olds), "none is left over"
+    bench.workers.total_steps = 12
+    bench.workers.form()
+    bench.workers.train(12)
+    await until(lambda: bench.status.step == 12)
+    bench.workers.finish()
+    assert (await bench.end()).reason is EndReason.FINISHED
+
+
+def test_a_journal_of_a_newer_release_is_refused_with_the_way_out() -> None:
+    with pytest.raises(NewerJournal, match="Install the same release on every node"):
+        parse_entry(journal("running", version=WIRE_VERSION + 1, something="new"))
+    assert isinstance(parse_entry(journal("running")), JournalEntry)
+
+
+ARCHIVE = b"a zip archive"
+URI = package_uri(version_of(ARCHIVE))
+
+
+class Head:
+    def __init__(self) -> None:
+        self.packages, self.copies = FakeKeyValueStore(), FakeKeyValueStore()
+
+    def package(self, job_id: str = "job", attempt: int = 1) -> CodePackage:
+        return CodePackage(self.packages, self.copies, job_id, attempt, URI)
+
+    def end(self, job_id: str) -> None:
+        GcsJournal(self.copies, job_id, 1).delete()
+        drop_unheld(self.copies)
+
+
+def test_a_package_that_ray_has_deleted_is_there_again_before_the_next_worker() -> None:
+    head = Head()
+    head.package().store(ARCHIVE)
+    head.packages.delete(URI.encode())
+    head.package().restore()  # by a later supervisor
+    assert head.packages.get(URI.encode()) == ARCHIVE
+
+
+def test_equal_code_is_there_once_and_goes_with_the_last_attempt_that_has_it() -> None:
+    """The head kept a copy for each attempt: forty jobs of one sweep with 16 MiB were 640 MiB of its memory."""
+    head = Head()
+    jobs = [f"job-{number}" for number in range(40)]
+    for job_id in jobs:
+        head.package(job_id).store(ARCHIVE)
+    assert list(head.copies.values.values()).count(ARCHIVE) == 1
+    for job_id in jobs[1:]:
+        head.end(job_id)
+    head.packages.delete(URI.encode())
+    head.package(jobs[0]).restore()
+    assert head.packages.get(URI.encode()) == ARCHIVE, "another job still has it"
+    head.end(jobs[0])
+    assert head.copies.values == {}
+
+
+def test_an_attempt_whose_supervisor_has_deleted_its_journal_holds_no_code() -> None:
+    head = Head()
+    head.package("gone").store(ARCHIVE)
+    GcsJournal(head.copies, "gone", 1).delete()  # by its supervisor; its cluster was away when it was to be ended
+    head.end("other")
+    assert head.copies.values == {}
+
+
+def test_code_that_the_head_has_is_not_uploaded_again() -> None:
+    head = Head()
+    assert not head.package().hold()
+    head.package().store(ARCHIVE)
+    head.packages.delete(URI.encode())
+    assert head.package("other").hold() and head.packages.get(URI.encode()) == ARCHIVE
+    head.end("job")
+    assert head.package("third").hold(), "the other one keeps it"
+
+
+def test_an_attempt_that_has_not_begun_keeps_code_that_is_on_its_way() -> None:
+    head = Head()
+    assert not head.package("slow").hold()
+    head.end("other")
+    head.package("slow").store(ARCHIVE)
+    head.end("other")
+    assert head.package("slow").hold()
+
+
+def test_while_the_head_is_away_nothing_is_raised() -> None:
+    head = Head()
+    head.package().store(ARCHIVE)
+    head.packages.is_away = head.copies.is_away = True
+    head.package().restore()
+    drop_unheld(head.copies)
+
+
+def test_a_node_says_why_it_cannot_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    root, name = str(tmp_path / "ckpt" / "job-1"), str(CheckpointName(7, 1, 1))
+    assert why_unreadable(root, name) == f"{root}: it has no checkpoint, and the job has committed {name}"
+    assert why_unreadable(root, "") == f"{root} is not there"
+    place = open_job_directory(root).child(name)
+    place.create()
+    assert "it has no checkpoint" in why_unreadable(root, name), "it was never committed"
+    assert why_unreadable(root, "") == ""
+    place.write(MARKER_NAME, [b"{}"])
+    assert why_unreadable(root, name) == ""
+    assert "no-such-protocol" in why_unreadable("no-such-protocol://bucket/job-1", name)
+    assert "is not the name of a checkpoint" in why_unreadable(root, "../../etc")

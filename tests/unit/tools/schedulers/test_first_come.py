@@ -1,7 +1,5 @@
 """First come, first served: what is started, grown and refused, worked out by hand; and what always holds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

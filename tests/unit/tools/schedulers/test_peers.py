@@ -1,7 +1,5 @@
 """Peers, for elastic and for rigid jobs: how they divide a few workers, worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from kit.market_traces import FREE, market, trace_job

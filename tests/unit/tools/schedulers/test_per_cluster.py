@@ -1,7 +1,5 @@
 """Clusters around a policy that knows one, worked out by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from schedulers import first_come, max_min, per_cluster, with_rules

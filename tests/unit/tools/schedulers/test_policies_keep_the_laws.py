@@ -1,7 +1,5 @@
 """What holds for every policy on every trace: work is conserved, no worker is used twice, no job beats its curve."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Projects and priorities around a policy that knows neither, worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kit.market_traces import trace_job

@@ -1,7 +1,5 @@
 """The peers on the published traces have the mean completion times that another, independent simulator found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

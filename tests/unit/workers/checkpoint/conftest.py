@@ -1,7 +1,5 @@
 """Checkpoint roots on every kind of storage, and checkpoints made without torch."""
 
-from __future__ import annotations
-
 import uuid
 import zlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An attempt that was given up, and still trains and writes: every order of its accesses and those of the next one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path

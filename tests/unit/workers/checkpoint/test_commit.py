@@ -1,14 +1,22 @@
-"""The commit marker: a checkpoint exists once its marker exists, and only as it was written."""
-
-from __future__ import annotations
+"""The commit marker, the index and errors: a checkpoint exists once its marker exists, and only as a whole."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shoal_workers.checkpoint.commit import marker_in, newest_committed, read_marker, write_marker
-from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.errors import (
+    CheckpointError,
+    CommitConflict,
+    DamagedCheckpoint,
+    StateMismatch,
+    StorageUnusable,
+)
+from shoal_workers.checkpoint.index import IndexItem, ShardIndex, jsonable
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
 from shoal_workers.contract.worker_reports import SavedFile
@@ -108,3 +116,72 @@ def test_newest_committed_skips_torn_and_damaged(root: str) -> None:
 def test_marker_is_json_that_people_can_read(tmp_path: Path) -> None:
     content = json.loads((Path(_commit(str(tmp_path), 7)) / MARKER_NAME).read_text())
     assert content["marker"]["step"] == 7
+
+
+_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30)
+"""Other processes may use the cores, which must not fail the test."""
+
+_ITEM = IndexItem(
+    fqn="a.b", dtype="bfloat16", shape=(4, 2), offsets=(2, 0), sizes=(2, 2), file_offset=64, nbytes=8, crc32=5
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@_UNHURRIED
+@given(st.dictionaries(st.text(), _VALUES))
+def test_index_survives_storage(extra: dict[str, object]) -> None:
+    index = ShardIndex(rank=1, world_size=2, generation=3, step=4, items=(_ITEM,), extra=jsonable(extra))
+    assert ShardIndex.from_json(index.to_json()) == index
+
+
+def test_extra_comes_back_as_json_has_it() -> None:
+    assert jsonable({"a": (1, 2), "b": {3: None}}) == {"a": [1, 2], "b": {"3": None}}
+
+
+@pytest.mark.parametrize("extra", [{"a": float("nan")}, {"a": object()}, {"a": b"bytes"}])
+def test_what_json_lacks_is_refused(extra: dict[str, object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        jsonable(extra)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\x80\x04pickle"])
+def test_anything_else_is_not_an_index(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        ShardIndex.from_json(data)
+
+
+_ERRORS = [
+    DamagedCheckpoint("s3://b/step", "shard-00001.bin", "is missing"),
+    StateMismatch("/ckpt", [f"it has no tensor{i}" for i in range(9)]),
+    StorageUnusable("/nowhere", "PermissionError", "Use another directory."),
+    CommitConflict("/ckpt"),
+]
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: type(error).__name__)
+def test_error_survives_pickling(error: CheckpointError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+def test_codes_are_distinct_and_stable() -> None:
+    assert [error.code for error in _ERRORS] == [
+        "damaged_checkpoint",
+        "state_mismatch",
+        "storage_unusable",
+        "commit_conflict",
+    ]
+
+
+def test_damage_names_directory_file_and_problem() -> None:
+    assert str(_ERRORS[0]) == "Checkpoint s3://b/step is damaged: shard-00001.bin is missing."
+
+
+def test_mismatch_shows_the_first_few_problems_and_counts_the_rest() -> None:
+    assert "it has no tensor4; and 4 more" in str(_ERRORS[1])

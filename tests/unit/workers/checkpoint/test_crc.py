@@ -1,7 +1,5 @@
 """A checksum combined from the checksums of pieces equals the checksum of the whole file."""
 
-from __future__ import annotations
-
 import zlib
 
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """The code of a job writes below the job's directory: what it puts there leads no reader out of it."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable

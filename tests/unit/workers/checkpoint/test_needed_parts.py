@@ -1,7 +1,5 @@
 """Whatever the layout of the saved parts, what a rank needs is covered; in usual layouts, few parts are opened."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product

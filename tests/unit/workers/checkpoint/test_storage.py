@@ -1,7 +1,5 @@
 """Every kind of storage behaves the same."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

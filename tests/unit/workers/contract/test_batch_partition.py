@@ -1,11 +1,13 @@
-"""Every sample exactly once at any world size, and an order that is a pure function of seed, epoch and position."""
+"""The split of a batch, the orders of an assignment, micro-batches of a pipeline, and the pause before a retry."""
 
-from __future__ import annotations
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.batch_partition import micro_batches_of_rank, randomness_seed, sample_at, sample_positions
+from shoal_workers.contract.layout import Layout, Schedule, fed, fully_sharded, micro_batches_fed
+from shoal_workers.contract.messages import Assignment, later_to_form_s
 
 MICRO_BATCHES = st.integers(1, 300)
 WORLDS = st.integers(1, 40)
@@ -99,3 +101,57 @@ def test_randomness_seeds_fit_torch_and_differ_between_micro_batches_and_steps(s
     }
     assert here not in others
     assert len(others) == 3
+
+
+@pytest.mark.parametrize(("world_size", "later_s"), [(1, 0.0), (64, 0.0), (65, 0.05), (1024, 48.0), (16384, 816.0)])
+def test_the_deadlines_of_forming_grow_with_the_group(world_size: int, later_s: float) -> None:
+    assignment = Assignment(
+        job_id="job",
+        attempt=1,
+        generation=1,
+        rank=0,
+        layout=fully_sharded(world_size),
+        store_host="10.0.0.1",
+        store_port=1,
+        restore_from=None,
+        store_timeout_s=60.0,
+        connect_timeout_s=15.0,
+    )
+    assert later_to_form_s(world_size) == pytest.approx(later_s)
+    assert assignment.rendezvous_s == pytest.approx(60.0 + later_s)
+    assert assignment.connect_s == pytest.approx(15.0 + later_s)
+
+
+def test_without_a_pipeline_every_rank_is_fed_its_share() -> None:
+    assert micro_batches_fed(Layout(dp_shard=3), 8) == 3
+
+
+def test_1f1b_is_filled_up_to_its_stages() -> None:
+    assert micro_batches_fed(Layout(pp=4, dp_shard=4), 8) == 4
+    assert micro_batches_fed(Layout(pp=4, dp_shard=1), 8) == 8
+
+
+def test_gpipe_and_zbv_are_never_filled_up() -> None:
+    for schedule in (Schedule.GPIPE, Schedule.ZERO_BUBBLE_V):
+        assert fed(schedule, pp=8, stages=16, share=1) == 1
+
+
+def test_dualpipev_has_twice_as_many_stages_as_ranks() -> None:
+    assert fed(Schedule.DUAL_PIPE_V, pp=4, stages=8, share=3) == 8
+
+
+@given(st.integers(1, 64), st.integers(1, 400))
+def test_interleaved_is_fed_the_least_that_torch_accepts(pp: int, share: int) -> None:
+    """The rule is that of ScheduleInterleaved1F1B.__init__."""
+    accepted = next(n for n in range(share, share + 400) if n % max(1, n // pp) == 0)
+    assert fed(Schedule.INTERLEAVED, pp, 2 * pp, share) == accepted
+
+
+def test_the_pause_doubles_up_to_the_longest() -> None:
+    assert [backoff_s(failures, first_s=0.5, longest_s=3.0) for failures in range(1, 6)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff_s(10_000, first_s=1.0, longest_s=60.0) == 60.0
+
+
+@pytest.mark.parametrize(("spread", "pause_s"), [(0.0, 1.0), (0.5, 1.5), (1.0, 2.0)])
+def test_the_spread_shortens_it_by_up_to_a_half(spread: float, pause_s: float) -> None:
+    assert backoff_s(2, first_s=1.0, spread=spread) == pause_s

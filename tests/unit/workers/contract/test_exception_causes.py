@@ -1,10 +1,10 @@
-"""The class of an error follows from its type, number and text; its origin from the frames of its traceback."""
-
-from __future__ import annotations
+"""The class of an error, texts that a database does not store, and names of checkpoint directories."""
 
 import errno
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal_workers.contract.exception_causes import (
     ERRNOS,
@@ -17,6 +17,10 @@ from shoal_workers.contract.exception_causes import (
     error_class_of,
     origin_of,
 )
+from shoal_workers.contract.marker import CheckpointName, CommitMarker
+from shoal_workers.contract.messages import ErrorReport, LogLine, LogStream, Phase, Progress
+from shoal_workers.contract.plain_text import plain, plain_text
+from shoal_workers.contract.worker_reports import SavedFile, StepReport, ValidationReport
 
 TASK = Frame(FrameOwner.TASK)
 ENGINE = Frame(FrameOwner.ENGINE)
@@ -98,3 +102,79 @@ def test_the_innermost_frame_that_is_no_librarys_decides_the_origin(
     frames: list[Frame], in_task_call: bool, origin: Origin
 ) -> None:
     assert origin_of(frames, in_task_call=in_task_call) is origin
+
+
+ODD = "caf\udce9\x00"
+PLAIN = "caf\\udce9\\x00"
+
+
+@given(st.text(st.characters(categories=None)))
+def test_plain_text_has_a_utf_8_form_and_no_nul(text: str) -> None:
+    made = plain_text(text)
+    assert "\x00" not in made and made.encode().decode() == made
+    if "\x00" not in text and not any("\ud800" <= c <= "\udfff" for c in text):
+        assert made == text
+
+
+def test_keys_and_nested_values_are_made_plain_and_others_stay() -> None:
+    found = plain({ODD: [ODD, (ODD, 1.5, None)], "é": "日本"})
+    assert found == {PLAIN: [PLAIN, (PLAIN, 1.5, None)], "é": "日本"}
+
+
+def test_messages_of_a_task_are_plain_once_they_are_made() -> None:
+    error = ErrorReport(type=f"E{ODD}", message=ODD, traceback=ODD, phase=Phase.FORWARD, line=ODD)
+    assert (error.type, error.message, error.traceback, error.line) == (f"E{PLAIN}", PLAIN, PLAIN, PLAIN)
+    assert LogLine(at=0.0, stream=LogStream.STDOUT, text=ODD).text == PLAIN
+    assert Progress(generation=1, phase=Phase.IDLE, step=0, at=0.0, note=ODD).note == PLAIN
+
+
+@pytest.mark.parametrize("kind", [StepReport, ValidationReport])
+def test_names_of_metrics_are_plain(kind: type[StepReport] | type[ValidationReport]) -> None:
+    required = {name: 1 for name, field in kind.model_fields.items() if field.is_required()}
+    report = kind(**required, metrics={ODD: 1.0})
+    assert list(report.metrics) == [PLAIN] and report.model_dump_json()
+
+
+NAMES = st.builds(CheckpointName, st.integers(0, 10**15), st.integers(0, 10**6), st.integers(0, 10**6))
+
+
+@given(NAMES)
+def test_a_name_is_read_back(name: CheckpointName) -> None:
+    assert CheckpointName.parse(str(name)) == name
+
+
+@given(NAMES, NAMES)
+def test_names_sort_by_step_then_attempt_then_generation(one: CheckpointName, other: CheckpointName) -> None:
+    keys = [(n.step, n.attempt, n.generation) for n in (one, other)]
+    assert (one < other) == (keys[0] < keys[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "step-1-a1-g1",
+        "step-000000000001-a1-g1\n",
+        "step-000000000001-a1-g1.tmp",
+        "x-step-000000000001-a1-g1",
+        "step-000000000001-a01-g1",
+        "step-0000000000001-a1-g1",
+        "step-00000000000١-a1-g1",
+        "COMMIT.json",
+    ],
+)
+def test_no_other_name_is_a_checkpoint(text: str) -> None:
+    assert CheckpointName.parse(text) is None
+
+
+@given(st.text())
+def test_any_text_is_a_valid_argument(text: str) -> None:
+    parsed = CheckpointName.parse(text)
+    assert parsed is None or str(parsed) == text
+
+
+def test_a_marker_survives_json_and_adds_up_its_files() -> None:
+    files = (SavedFile(name="shard-00000.bin", bytes=10, crc32=1), SavedFile(name="shard-00000.json", bytes=5, crc32=2))
+    marker = CommitMarker(job_id="j", attempt=1, generation=2, step=3, world_size=1, committed_at=4.5, files=files)
+    assert CommitMarker.model_validate_json(marker.model_dump_json()) == marker
+    assert marker.total_bytes == 15

@@ -1,7 +1,5 @@
 """Which weights of a mixture hold from which step: as planned, unless the steps were trained before it was known."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

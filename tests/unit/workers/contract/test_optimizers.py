@@ -1,7 +1,5 @@
 """Which optimizers a spec may name, what it may say of each, and which group a parameter belongs to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

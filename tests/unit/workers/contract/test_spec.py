@@ -1,6 +1,4 @@
-"""Sections of a spec: what they accept, and what their messages say."""
-
-from __future__ import annotations
+"""Sections of a spec, those of code and webhooks among them: what they accept, and what their messages say."""
 
 import json
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from pydantic import TypeAdapter
 
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.spec import KEYS_OF_TASKS, JobSpec, Precision
+from shoal_workers.contract.webhooks import WebhookSpec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 
@@ -215,3 +214,91 @@ def test_module_precision_is_written_only_where_it_is_set_and_survives_json() ->
     assert "module_precision" not in parse_spec(LEAST).model_dump()
     with pytest.raises(SpecError, match="module_precision fp8_e4m3 is not supported"):
         parse_spec(LEAST | {"module_precision": {"*": "fp8_e4m3"}})
+
+
+BASE = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}
+
+
+def test_variables_and_secrets_are_part_of_a_spec() -> None:
+    secrets = {"HUB": {"file": "/run/secrets/hub"}, "KEY": {"env": "NODE_KEY"}}
+    spec = parse_spec(BASE | {"code": {"env": {"COLOUR": "green"}}, "secrets": secrets})
+    assert spec.code.env == {"COLOUR": "green"}
+    assert spec.model_dump(mode="json", exclude_none=True)["secrets"] == secrets
+
+
+def test_the_variables_of_the_service_that_are_for_jobs_can_be_set() -> None:
+    variables = {"SHOAL_TENSORBOARD": "runs", "SHOAL_RAY_DATA_POSITION": "0", "SHOAL_WARM_IMPORTS": "0"}
+    assert parse_spec(BASE | {"code": {"env": variables}}).code.env == variables
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"code": {"env": {"SHOAL_PRELOAD": "x"}}}, "the service sets"),
+        ({"code": {"env": {"RAY_AUTH_TOKEN": "x"}}}, "the service sets"),
+        ({"secrets": {"RAY_X": {"env": "X"}}}, "the service sets"),
+        ({"secrets": {"X": {"env": "SHOAL_DATABASE_URL"}}}, "the service sets"),
+        ({"code": {"env": {"A=B": "x"}}}, "not the name of a variable"),
+        ({"code": {"env": {"1A": "x"}}}, "not the name of a variable"),
+        ({"code": {"env": {"A": "x\0"}}}, "null character"),
+        ({"code": {"env": {"A": "x" * 40_000}}}, "32768 are allowed"),
+        ({"secrets": {"A": {}}}, "exactly one of file and env"),
+        ({"secrets": {"A": {"env": "B", "file": "/c"}}}, "exactly one of file and env"),
+        ({"secrets": {"A": {"file": "relative"}}}, "absolute path"),
+        ({"secrets": {"A": {"value": "in the spec"}}}, "value"),
+        ({"code": {"env": {"A": "x"}}, "secrets": {"A": {"env": "B"}}}, "in code.env and in secrets"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_spec(BASE | change)
+
+
+HOOK = {"url": "https://example.org:8443/hooks/token?x=1", "secret": "file:team-a"}
+
+
+def _spec(*hooks: dict[str, Any]) -> JobSpec:
+    return parse_spec({"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}, "webhooks": list(hooks)})
+
+
+def test_a_hook_needs_a_url_and_a_secret() -> None:
+    [hook] = _spec(HOOK).webhooks
+    assert hook.events == ("job.state", "incident.*")
+    assert hook.receiver == "https://example.org:8443", "without the path, which may contain a token"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"url": "ftp://example.org/"}, "webhooks.0.url", "http:// or https://"),
+        ({"url": "file:///etc/passwd"}, "webhooks.0.url", "http:// or https://"),
+        ({"url": "http:///path"}, "webhooks.0.url", "with a host"),
+        ({"url": "http://host:99999/"}, "webhooks.0.url", "is not a valid URL"),
+        ({"url": "http://host/a b"}, "webhooks.0.url", "no spaces"),
+        ({"url": "http://host/\r\nX: y"}, "webhooks.0.url", "is not a valid URL"),
+        ({"url": "http://ada:pw@host/"}, "webhooks.0.url", "user name or a password"),
+        ({"events": []}, "webhooks.0.events", "at least 1"),
+        ({"events": ["Job State"]}, "webhooks.0.events", "must be a type of event"),
+        ({"secret": "s3cret-itself"}, "webhooks.0.secret", "must be env:SHOAL_WEBHOOK_SECRET_NAME or file:NAME"),
+        ({"secret": "env:HOME"}, "webhooks.0.secret", "must be env:"),
+        ({"secret": "file:../shoal.db"}, "webhooks.0.secret", "file:NAME"),
+        ({"evnts": []}, "webhooks.0.evnts", "Did you mean 'events'?"),
+    ],
+)
+def test_each_mistake_is_named_with_its_place(change: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(SpecError) as error:
+        _spec({**HOOK, **change})
+    [problem] = error.value.problems
+    assert problem.path == path and words in problem.message
+
+
+def test_a_job_has_at_most_eight() -> None:
+    assert len(_spec(*[HOOK] * 8).webhooks) == 8
+    with pytest.raises(SpecError, match="at most 8"):
+        _spec(*[HOOK] * 9)
+
+
+def test_hooks_survive_json() -> None:
+    spec = _spec(HOOK)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert spec.webhooks == (WebhookSpec.model_validate(HOOK),)

@@ -1,7 +1,5 @@
 """How validations are judged: the best ones, and when a job stops early."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A corpus of small text files, and a config that reads it into a cache of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

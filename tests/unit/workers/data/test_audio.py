@@ -1,7 +1,5 @@
 """Audio of a row: WAV files, their content and lists of samples are the same samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,19 +1,35 @@
-"""Tokens take the smallest dtype, splits follow the text alone, files are whole or absent."""
-
-from __future__ import annotations
+"""Tokens, corpora and samples: the smallest dtype, splits by the text alone, and the right slices across shards."""
 
 import hashlib
+import importlib.util
+import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from shoal_workers.data.corpus import ShardEntry, Written, file_crc32, load_entry, write_durably, write_shard
+from shoal_workers.contract.text_data import TextDataConfig
+from shoal_workers.data.corpus import Corpus, ShardEntry, Written, file_crc32, load_entry, write_durably, write_shard
+from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.documents import Document, Position
-from shoal_workers.data.tokenizer import ByteTokenizer, DocumentEncoder, Lookahead, Split, split_of, token_dtype
+from shoal_workers.data.errors import CorpusTooSmallError, TokenizerError
+from shoal_workers.data.prepare import prepare_corpus
+from shoal_workers.data.tokenizer import (
+    ByteTokenizer,
+    DocumentEncoder,
+    Lookahead,
+    Split,
+    load_tokenizer,
+    split_of,
+    token_dtype,
+)
 
 
 def _documents(*texts: bytes) -> list[Document]:
@@ -96,3 +112,158 @@ def test_the_checksum_of_a_write_is_that_of_the_file(
     assert write_durably(path, parts) == Written(zlib.crc32(whole), hashlib.blake2b(whole, digest_size=16).hexdigest())
     assert file_crc32(path) == zlib.crc32(whole)
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+ConfigOf = Callable[..., TextDataConfig]
+
+
+class WideTokenizer:
+    """One token per byte, numbered so high that it takes four bytes; no end of document."""
+
+    fingerprint = "wide"
+    vocab_size = 200_000
+    end_of_document = None
+    bytes_per_process = None
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        return np.frombuffer(text, dtype=np.uint8).astype(np.uint32) + 100_000
+
+
+def _tokens(corpus: Corpus, split: Split) -> NDArray[Any]:
+    """The split's tokens, read the plain way."""
+    parts = []
+    for number, entry in enumerate(corpus.index.shards):
+        tokens = np.fromfile(corpus.shard_path(number), dtype=corpus.index.dtype)
+        num_train = entry.num_tokens[Split.TRAIN]
+        parts.append(tokens[:num_train] if split is Split.TRAIN else tokens[num_train:])
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 4096, 1])
+@pytest.mark.parametrize("seq_len", [1, 7, 5000])
+def test_samples_are_slices_of_the_split_for_any_shards(
+    text_dir: Path, config_of: ConfigOf, shard_bytes: int, seq_len: int
+) -> None:
+    corpus = prepare_corpus(config_of(text_dir, validation_fraction=0.3), lambda _: None, shard_bytes=shard_bytes)
+    assert len(corpus.index.shards) >= {1 << 20: 1, 4096: 20, 1: 40}[shard_bytes]
+    for split in Split:
+        tokens = _tokens(corpus, split)
+        data = TokenDataset(corpus, split, seq_len)
+        assert len(data) == (len(tokens) - 1) // seq_len
+        for index in {0, len(data) // 2, len(data) - 1} if len(data) else set():
+            sample = data[index]
+            assert sample.dtype == torch.int64
+            assert sample.tolist() == tokens[index * seq_len : index * seq_len + seq_len + 1].tolist()
+
+
+def test_a_sample_is_a_copy_and_an_index_outside_is_refused(text_dir: Path, config_of: ConfigOf) -> None:
+    data = TokenDataset(prepare_corpus(config_of(text_dir), lambda _: None), Split.TRAIN, 8)
+    before = data[0].tolist()
+    data[0].zero_()
+    assert data[0].tolist() == before
+    for index in (-1, len(data)):
+        with pytest.raises(IndexError, match=f"of {len(data)}"):
+            data[index]
+
+
+def test_wide_vocabularies_are_stored_in_four_bytes(text_dir: Path, config_of: ConfigOf) -> None:
+    corpus = prepare_corpus(config_of(text_dir), lambda _: None, tokenizer=WideTokenizer())
+    assert corpus.index.dtype == "<u4"
+    assert corpus.bytes_per_token == 1.0
+    assert int(TokenDataset(corpus, Split.TRAIN, 8)[0][0]) == 100_000 + ord("d")
+
+
+def test_too_little_text_is_refused_with_the_arithmetic(text_dir: Path, config_of: ConfigOf) -> None:
+    corpus = prepare_corpus(config_of(text_dir / "000.txt", validation_fraction=0), lambda _: None)
+    num_tokens = (text_dir / "000.txt").stat().st_size + 1
+    assert len(TokenDataset(corpus, Split.TRAIN, num_tokens - 1)) == 1
+    with pytest.raises(CorpusTooSmallError, match=rf"{num_tokens:,} tokens, .*seq_len \+ 1 = {num_tokens + 1:,}\."):
+        TokenDataset(corpus, Split.TRAIN, num_tokens)
+
+
+def test_an_empty_validation_split_has_no_samples(text_dir: Path, config_of: ConfigOf) -> None:
+    corpus = prepare_corpus(config_of(text_dir, validation_fraction=0), lambda _: None)
+    assert len(TokenDataset(corpus, Split.VALIDATION, 8)) == 0
+
+
+@given(fraction=st.floats(0, 0.9), shard_bytes=st.integers(1, 10_000))
+def test_no_document_is_lost_or_doubled_by_the_split(
+    fraction: float, shard_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("split")
+    for number in range(5):
+        (directory / f"{number}.txt").write_text(f"{number} " * 50 * (number + 1))
+    config = TextDataConfig(
+        paths=(str(directory / "*.txt"),), cache_dir=str(directory / "cache"), validation_fraction=fraction
+    )
+    index = prepare_corpus(config, lambda _: None, shard_bytes=shard_bytes).index
+    assert sum(index.num_documents(split) for split in Split) == 5
+    assert sum(index.num_tokens(split) for split in Split) == index.text_bytes + 5
+
+
+_WORD_LEVEL = """{"version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+"added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+"model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1, "world": 2, "</s>": 3}, "unk_token": "[UNK]"}}"""
+
+
+def test_bytes_are_tokens() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert isinstance(tokenizer, ByteTokenizer)
+    assert tokenizer.encode("é\0".encode()).tolist() == [0xC3, 0xA9, 0]
+    assert (tokenizer.vocab_size, tokenizer.end_of_document) == (257, 256)
+
+
+@pytest.mark.parametrize("name", ["no/such/tokenizer.json", "null\0byte", ""])
+def test_a_missing_tokenizer_file_is_named(name: str) -> None:
+    with pytest.raises(TokenizerError, match=r'cannot be read: .* must be "bytes" or the path') as caught:
+        load_tokenizer(name)
+    assert f"data.tokenizer {name!r}" in str(caught.value)
+
+
+def test_a_tokenizer_file_is_used_or_the_missing_extra_named(tmp_path: Path) -> None:
+    """Both are right, depending on whether the optional package is installed where the tests run."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(_WORD_LEVEL)
+    if importlib.util.find_spec("tokenizers") is None:
+        with pytest.raises(TokenizerError, match=r"pip install 'shoal\[hf\]'"):
+            load_tokenizer(str(path))
+    else:
+        tokenizer = load_tokenizer(str(path))
+        assert tokenizer.encode(b"hello big world").tolist() == [1, 0, 2]
+        assert (tokenizer.vocab_size, tokenizer.end_of_document) == (4, 3)
+        path.write_text("{}")
+        with pytest.raises(TokenizerError, match="is not a tokenizers JSON file"):
+            load_tokenizer(str(path))
+
+
+def test_the_end_of_a_document_is_what_the_files_of_the_tokenizer_name(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    named = {
+        "by its name": ({}, 3),
+        "in the tokenizer's settings": ({"tokenizer_config.json": {"eos_token": "hello"}}, 1),
+        "with its settings": ({"tokenizer_config.json": {"eos_token": {"content": "world"}}}, 2),
+        "in the map of special tokens": ({"special_tokens_map.json": {"eos_token": "world"}}, 2),
+        "not in the vocabulary": ({"tokenizer_config.json": {"eos_token": "<end>"}}, 3),
+        "null": ({"tokenizer_config.json": {"eos_token": None}, "config.json": {"eos_token_id": 1}}, 3),
+        "damaged": ({"tokenizer_config.json": []}, 3),
+    }
+    no_name = _WORD_LEVEL.replace("</s>", "<over>")
+    only_here = {
+        "in the model's config": ({"config.json": {"eos_token_id": 3}}, 3),
+        "the first of several": ({"config.json": {"eos_token_id": [2, 3]}}, 2),
+        "nowhere": ({}, None),
+    }
+    failures, fingerprints = [], set()
+    for text, cases in ((_WORD_LEVEL, named), (no_name, only_here)):
+        for name, (files, expected) in cases.items():
+            directory = tmp_path / name.replace(" ", "-")
+            directory.mkdir()
+            (directory / "tokenizer.json").write_text(text)
+            for file, content in files.items():
+                (directory / file).write_text(json.dumps(content))
+            tokenizer = load_tokenizer(str(directory / "tokenizer.json"))
+            fingerprints.add((tokenizer.fingerprint, tokenizer.end_of_document))
+            if tokenizer.end_of_document != expected:
+                failures.append((name, tokenizer.end_of_document))
+    assert failures == []
+    assert len({fingerprint for fingerprint, _ in fingerprints}) == len(fingerprints)

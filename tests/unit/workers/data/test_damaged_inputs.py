@@ -4,8 +4,6 @@ Lines have no end mark: a file of JSON lines or CSV that is cut behind a line is
 allowed here and said in docs/data.md.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -28,6 +26,7 @@ from shoal_workers.data.errors import DataError
 from shoal_workers.data.images import PixelSettings, decoded
 from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.shard_formats import open_shard
+from shoal_workers.tasks.conversations import answer_of, load_encoder, rows_in
 from shoal_workers.tasks.rows import class_of, text_of
 
 _CLASSES = ("cat", "dog", "emu")
@@ -119,6 +118,14 @@ def _samples(path: Path, bad_rows: str) -> tuple[list[Any], int]:
     return [{name: str(value) for name, value in one.items()} for one in open_shard(path)], 0
 
 
+def _answers_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
+    """The rows of a task for answers."""
+    pairs = [({"prompt": row.get("text"), "completion": row.get("label")}, place) for row, place in rows_in([path])]
+    for pair, place in pairs:
+        answer_of(load_encoder("bytes"), pair, place)
+    return [tuple(pair.values()) for pair, _ in pairs], 0
+
+
 def _image_of(path: Path, bad_rows: str) -> tuple[list[Any], int]:
     return decoded(path.read_bytes(), PixelSettings(height=30, width=36), str(path)).tolist(), 0
 
@@ -136,6 +143,11 @@ _FORMATS: dict[str, tuple[Callable[[], bytes], _Read]] = {
     "a.parquet": (_parquet, _rows_of),
     "a.arrow": (_arrow, _rows_of),
     "a.feather": (_feather, _rows_of),
+    "e.jsonl": (_jsonl, _answers_of),
+    "e.jsonl.gz": (lambda: gzip.compress(_jsonl(), mtime=0), _answers_of),
+    "e.csv": (_csv, _answers_of),
+    "e.parquet": (_parquet, _answers_of),
+    "e.arrow": (_arrow, _answers_of),
     "b.parquet": (_parquet, _samples),
     "b.arrow": (_arrow, _samples),
     "b.feather": (_feather, _samples),
@@ -152,7 +164,7 @@ _FORMATS: dict[str, tuple[Callable[[], bytes], _Read]] = {
     "c.ppm": (lambda: _image("ppm"), _image_of),
     "d.wav": (_wave, _audio_of),
 }
-_LINES = {"a.jsonl": _jsonl, "a.csv": _csv}
+_LINES = {"a.jsonl": _jsonl, "a.csv": _csv, "e.jsonl": _jsonl, "e.csv": _csv}
 
 
 def _damages(name: str, whole: bytes) -> Iterator[tuple[str, bytes]]:

@@ -1,9 +1,12 @@
-"""Documents are the same from any position on, and large files are cut only between lines."""
+"""Which files are read, the documents of them from any position on, and their division between nodes."""
 
-from __future__ import annotations
-
+import gzip
+import itertools
+import json
+import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
-from shoal_workers.data.errors import MissingTextError, TextChangedError, UndecodableTextError
-from shoal_workers.data.sources import find_sources, local_source
+from shoal_workers.data.errors import BadRowError, MissingTextError, TextChangedError, UndecodableTextError
+from shoal_workers.data.portions import Portions, divided
+from shoal_workers.data.sources import SourceFile, find_sources, local_source
+from shoal_workers.data.tokenizer import ByteTokenizer, DocumentEncoder, EncodedDocument
 
 ConfigOf = Callable[..., TextDataConfig]
 TEXT = TextDataConfig(paths=("text",))
@@ -114,3 +119,169 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     documents = _read(path)
     assert b"".join(document.text for document in documents) == b"a line\n" * PIECE_BYTES
     assert _read(path, documents[0].end) == documents[1:]
+
+
+def test_directories_globs_and_files_are_read_once_each_in_order(tmp_path: Path, config_of: ConfigOf) -> None:
+    for name in ("b/two.txt", "b/one.txt", "a/three.md", "b/.hidden", "b/__pycache__/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    config = config_of(tmp_path / "b" / "two.txt", tmp_path / "*" / "*.*", tmp_path / "a")
+    names = [str(Path(source.place).relative_to(tmp_path)) for source in find_sources(config)]
+    assert names == ["b/two.txt", "a/three.md", "b/one.txt"]
+
+
+def test_a_recursive_glob_reaches_deep_files(tmp_path: Path, config_of: ConfigOf) -> None:
+    (tmp_path / "x" / "y").mkdir(parents=True)
+    (tmp_path / "x" / "y" / "deep.txt").write_text("deep")
+    assert [s.name for s in find_sources(config_of(tmp_path / "**" / "*.txt"))] == ["deep.txt"]
+
+
+def test_the_standard_library_is_python_text_without_packages_and_tests() -> None:
+    sources = find_sources(TextDataConfig(corpus="python-stdlib"))
+    names = {source.name for source in sources}
+    parts = {part for source in sources for part in Path(source.place).parts}
+    assert {"argparse.py", "dataclasses.py", "base_events.py"} <= names
+    assert not {"site-packages", "test", "tests", "__pycache__"} & parts
+    assert sum(source.num_bytes for source in sources) > 5_000_000
+    assert sources == find_sources(TextDataConfig(corpus="python-stdlib"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("no/such/*.txt", "matches no file"),
+        ("no-such-file.txt", "matches no file"),
+        ("memory://nothing/here.txt", "names no file"),
+        ("memory://nothing/*.txt", "names no file"),
+        ("nosuchstore://bucket/key.txt", "nosuchstore"),
+        ("simplecache::s3://bucket/key.txt", "chain of stores"),
+        ("a" * 5000, "data.paths"),
+        ("null\0byte", "data.paths"),
+    ],
+)
+def test_a_missing_path_is_named_with_its_setting(entry: str, expected: str, config_of: ConfigOf) -> None:
+    with pytest.raises(MissingTextError, match=r"data\.paths|://") as caught:
+        find_sources(config_of(entry))
+    assert expected in str(caught.value)
+    assert repr(entry)[:40] in str(caught.value)
+
+
+def test_an_empty_directory_is_named(tmp_path: Path, config_of: ConfigOf) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MissingTextError, match="exists but contains no file"):
+        find_sources(config_of(tmp_path / "empty"))
+
+
+PORTION_BYTES = 700_000
+ENCODER = DocumentEncoder(ByteTokenizer(), 0.3)
+
+
+@pytest.fixture
+def config(tmp_path: Path, config_of: ConfigOf) -> TextDataConfig:
+    """Small files, a text of several portions, rows without text at the begin, within and at the end of files, an empty
+    file, and a compressed one."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    draw = random.Random(7)
+    for number in range(9):
+        (texts / f"a{number}.txt").write_text(f"small {number}\n" * draw.randint(1, 9000))
+    lines = (f"{n} " + "ä" * draw.randint(1, 300) + "\n" for n in range(12_000))
+    (texts / "b-large.txt").write_text("".join(lines))
+    (texts / "c-empty.txt").write_text("")
+    for name, rows in (("d.jsonl", 3000), ("e.jsonl", 10), ("f.jsonl", 2000)):
+        content = [json.dumps({"text": f"row {n} " * 40} if n % 7 else {"other": n}) for n in range(rows)]
+        (texts / name).write_text("\n".join([*content, '{"other": 1}']))
+    (texts / "g.txt.gz").write_bytes(gzip.compress(("packed " * 300_000).encode()))
+    return config_of(texts, bad_rows="skip")
+
+
+def _sequential(sources: list[SourceFile], config: TextDataConfig, start: Position = Position()) -> list[Any]:  # noqa: B008
+    return [_plain(one) for one in ENCODER.encode_all(read_documents(sources, start, config))]
+
+
+def _plain(one: EncodedDocument) -> Any:
+    return one.text.tokens.tobytes(), one.text.split, one.end
+
+
+def _portions(directory: Path, sources: list[SourceFile], config: TextDataConfig, machine: str) -> Portions:
+    return Portions(directory, sources, config, machine=machine, portion_bytes=PORTION_BYTES, advanced=lambda _: None)
+
+
+def _never() -> None:
+    raise AssertionError("no other process works here")
+
+
+def test_portions_follow_each_other_and_a_large_text_is_divided(config: TextDataConfig) -> None:
+    sources = find_sources(config)
+    found = divided(sources, PORTION_BYTES)
+    assert [one.number for one in found] == list(range(len(found)))
+    assert found[0].first == (0, 0) and found[-1].end == (len(sources), 0)
+    assert all(one.end == following.first for one, following in itertools.pairwise(found))
+    assert all(one.first < one.end for one in found)
+    assert sum(one.num_bytes for one in found) == sum(source.num_bytes for source in sources)
+    large = next(n for n, source in enumerate(sources) if source.place.endswith("b-large.txt"))
+    assert sum(one.first[0] == large and one.first[1] > 0 for one in found) == sources[large].num_bytes // PORTION_BYTES
+
+
+@pytest.mark.parametrize("helped", ["none", "all", "some"])
+@pytest.mark.parametrize("max_bytes", [None, 3_000_000])
+def test_documents_and_positions_are_those_of_one_process(
+    helped: str, max_bytes: int | None, config: TextDataConfig, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"max_bytes": max_bytes})
+    sources = find_sources(config)
+    expected = _sequential(sources, config)
+    draw = random.Random(3)
+    starts = [Position(), *(one[2] for one in draw.sample(expected, 4)), expected[-1][2]]
+    for number, start in enumerate(starts):
+        directory = tmp_path / f"corpus{number}"
+        directory.mkdir()
+        holder, helper = (_portions(directory, sources, config, machine) for machine in ("a", "b"))
+        holder.hold()
+        documents = holder.encoded_from(start, ENCODER.encode_all, _never)
+        found = [_plain(one) for one in (next(documents, None),) if one is not None]  # now it says where it is
+        if helped != "none":
+            while helper.help(ENCODER.encode_all) and (helped == "all" or draw.random() < 0.7):
+                pass
+        found += map(_plain, documents)
+        assert found == expected[len(expected) - len(_sequential(sources, config, start)) :]
+        holder.remove()
+        assert list(directory.iterdir()) == []
+
+
+def test_a_process_of_the_same_machine_does_not_help(config: TextDataConfig, tmp_path: Path) -> None:
+    sources = find_sources(config)
+    holder, waiting = (_portions(tmp_path, sources, config, "a") for _ in range(2))
+    assert not waiting.help(ENCODER.encode_all), "nobody prepares"
+    holder.hold()
+    documents = holder.encoded_from(Position(), ENCODER.encode_all, _never)
+    next(documents)
+    assert not waiting.help(ENCODER.encode_all)
+    assert len(list(documents)) + 1 == len(_sequential(sources, config)) and holder.num_others == 0
+
+
+@pytest.mark.parametrize("suffix", ["tokens", "part"])
+def test_a_damaged_portion_is_encoded_again(suffix: str, config: TextDataConfig, tmp_path: Path) -> None:
+    sources = find_sources(config)
+    holder, helper = (_portions(tmp_path, sources, config, machine) for machine in ("a", "b"))
+    holder.hold()
+    documents = holder.encoded_from(Position(), ENCODER.encode_all, _never)
+    found = [_plain(next(documents))]
+    while helper.help(ENCODER.encode_all):
+        pass
+    damaged = sorted((tmp_path / "portions").glob(f"*.{suffix}"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert found + list(map(_plain, documents)) == _sequential(sources, config)
+
+
+def test_a_row_without_text_is_refused_in_its_place_by_the_holder(config: TextDataConfig, tmp_path: Path) -> None:
+    config = config.model_copy(update={"bad_rows": "refuse"})
+    sources = find_sources(config)
+    holder, helper = (_portions(tmp_path, sources, config, machine) for machine in ("a", "b"))
+    holder.hold()
+    documents = holder.encoded_from(Position(), ENCODER.encode_all, _never)
+    next(documents)
+    while helper.help(ENCODER.encode_all):
+        pass
+    with pytest.raises(BadRowError, match=r"d\.jsonl, line 1:"):
+        list(documents)

@@ -1,7 +1,5 @@
 """Pixels are those of transformers' own processors that use Pillow."""
 
-from __future__ import annotations
-
 import io
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m shoal_workers.data`: the program behind `shoal data prepare`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

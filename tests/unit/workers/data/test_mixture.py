@@ -1,7 +1,5 @@
 """A mixture has exactly the shares of its spec, everywhere, and its order follows from the seed and the position."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Data is prepared once, resumed after the last finished shard, verified and repaired; each test counts the documents
 read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of JSON lines, CSV, Parquet and Arrow: the same documents in each, and words for each bad row."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Shards as the libraries have written them (`kit.shards`), and words for those that are damaged."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """A data set of shards on local disk: files, patterns, folders, what `datasets` saved; decoded by the user."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

@@ -1,7 +1,5 @@
 """Documents that are encoded in several processes become the same shards as in one; no process outlives its parent."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The hook of docs/metrics-hook.md, W&B's hook against a double of wandb, and what keeps a step from being repeated."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

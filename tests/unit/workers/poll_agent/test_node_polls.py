@@ -1,13 +1,11 @@
 """One call to an agent brings the answers of several workers; its positions are those of the supervisor."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import pytest
 
-from doubles.event_loop import run, settle
+from doubles.event_loop import settle
 from shoal_workers.contract.messages import (
     LogLine,
     LogStream,
@@ -57,132 +55,101 @@ class Workers:
         return call
 
 
-def check(main: Callable[[Workers], Awaitable[None]], **settings: float) -> None:
-    async def coroutine() -> None:
-        await main(Workers(**settings))
-
-    run(coroutine())
+@pytest.fixture
+def workers() -> Workers:
+    return Workers()
 
 
-def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_stays_in_flight() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["a"].set_result(printed("a", 1))
-        assert await call == NodePoll(polls=(printed("a", 1),))
-        second = await workers.call(request("a", 1), request("b"))
-        assert workers.polled == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1)], "b is not polled again"
-        workers.calls["b"].set_result(printed("b", 4))
-        assert await second == NodePoll(polls=(printed("b", 4),))
-
-    check(main)
-
-
-def test_answers_without_anything_new_are_sent_together() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["a"].set_result(idle("a"))
-        await settle()
-        assert not call.done(), "others are about to answer"
-        workers.calls["b"].set_result(idle("b"))
-        assert await call == NodePoll(polls=(idle("a"), idle("b")))
-
-    check(main, gather_s=60.0)
+async def test_the_first_answer_with_something_new_ends_the_call_and_the_other_poll_stays_in_flight(
+    workers: Workers,
+) -> None:
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["a"].set_result(printed("a", 1))
+    assert await call == NodePoll(polls=(printed("a", 1),))
+    second = await workers.call(request("a", 1), request("b"))
+    assert workers.polled == [("a", 0, 1), ("b", 0, 1), ("a", 1, 1)], "b is not polled again"
+    workers.calls["b"].set_result(printed("b", 4))
+    assert await second == NodePoll(polls=(printed("b", 4),))
 
 
-def test_answers_without_anything_new_do_not_wait_for_the_last_worker() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a", wait_s=600.0), request("b", wait_s=600.0))
-        workers.calls["a"].set_result(idle("a"))
-        assert await call == NodePoll(polls=(idle("a"),))
-
-    check(main)
-
-
-def test_something_new_does_not_wait_for_others() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["a"].set_result(idle("a"))
-        await settle()
-        workers.calls["b"].set_result(printed("b", 2))
-        assert await call == NodePoll(polls=(idle("a"), printed("b", 2)))
-
-    check(main, gather_s=600.0)
+async def test_answers_without_anything_new_are_sent_together() -> None:
+    workers = Workers(gather_s=60.0)
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["a"].set_result(idle("a"))
+    await settle()
+    assert not call.done(), "others are about to answer"
+    workers.calls["b"].set_result(idle("b"))
+    assert await call == NodePoll(polls=(idle("a"), idle("b")))
 
 
-def test_silent_workers_are_not_waited_for_longer_than_their_polls_may_take() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a", wait_s=0.0))
-        assert await call == NodePoll()
-        assert not workers.calls["a"].done(), "its poll is still in flight"
-
-    check(main)
+async def test_answers_without_anything_new_do_not_wait_for_the_last_worker(workers: Workers) -> None:
+    call = await workers.call(request("a", wait_s=600.0), request("b", wait_s=600.0))
+    workers.calls["a"].set_result(idle("a"))
+    assert await call == NodePoll(polls=(idle("a"),))
 
 
-def test_a_failed_poll_names_the_worker() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["a"].set_exception(OSError("it has ended"))
-        assert await call == NodePoll(failed=("a",))
-
-    check(main)
-
-
-def test_a_position_that_has_changed_is_polled_again() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["b"].set_result(printed("b", 1))
-        await call
-        old = workers.calls["a"]
-        second = await workers.call(request("a", 7), request("b", 1))  # a was polled directly meanwhile
-        assert old.cancelled() and workers.polled[-2:] == [("a", 7, 1), ("b", 1, 1)]
-        workers.calls["a"].set_result(printed("a", 8))
-        assert await second == NodePoll(polls=(printed("a", 8),))
-
-    check(main)
+async def test_something_new_does_not_wait_for_others() -> None:
+    workers = Workers(gather_s=600.0)
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["a"].set_result(idle("a"))
+    await settle()
+    workers.calls["b"].set_result(printed("b", 2))
+    assert await call == NodePoll(polls=(idle("a"), printed("b", 2)))
 
 
-def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one() -> None:
-    async def main(workers: Workers) -> None:
-        first = await workers.call(request("a"))
-        second = await workers.call(request("a"))
-        workers.calls["a"].set_result(printed("a", 1))
-        assert await second == NodePoll(polls=(printed("a", 1),))
-        assert await first == NodePoll()
-
-    check(main)
+async def test_silent_workers_are_not_waited_for_longer_than_their_polls_may_take(workers: Workers) -> None:
+    call = await workers.call(request("a", wait_s=0.0))
+    assert await call == NodePoll()
+    assert not workers.calls["a"].done(), "its poll is still in flight"
 
 
-def test_a_worker_that_is_not_requested_any_more_is_not_polled() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["b"].set_result(printed("b", 1))
-        await call
-        await workers.call(request("b", 1))
-        assert workers.calls["a"].cancelled()
-
-    check(main)
+async def test_a_failed_poll_names_the_worker(workers: Workers) -> None:
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["a"].set_exception(OSError("it has ended"))
+    assert await call == NodePoll(failed=("a",))
 
 
-def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused() -> None:
-    async def main(workers: Workers) -> None:
-        older = await workers.call(request("a"), life=1)
-        newer = await workers.call(request("a"), life=2)
-        assert workers.polled == [("a", 0, 1), ("a", 0, 2)], "the worker learns of the newer one"
-        assert await workers.agent.poll([request("a")], 1) == Refused(life=2)
-        workers.calls["a"].set_result(printed("a", 1))
-        assert await newer == NodePoll(polls=(printed("a", 1),))
-        assert await older == NodePoll()
-
-    check(main)
+async def test_a_position_that_has_changed_is_polled_again(workers: Workers) -> None:
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["b"].set_result(printed("b", 1))
+    await call
+    old = workers.calls["a"]
+    second = await workers.call(request("a", 7), request("b", 1))  # a was polled directly meanwhile
+    assert old.cancelled() and workers.polled[-2:] == [("a", 7, 1), ("b", 1, 1)]
+    workers.calls["a"].set_result(printed("a", 8))
+    assert await second == NodePoll(polls=(printed("a", 8),))
 
 
-def test_a_refusal_by_a_worker_reaches_the_supervisor() -> None:
-    async def main(workers: Workers) -> None:
-        call = await workers.call(request("a"), request("b"))
-        workers.calls["b"].set_result(Refused(life=3))
-        assert await call == Refused(life=3)
+async def test_a_call_that_was_overtaken_takes_no_answer_from_the_later_one(workers: Workers) -> None:
+    first = await workers.call(request("a"))
+    second = await workers.call(request("a"))
+    workers.calls["a"].set_result(printed("a", 1))
+    assert await second == NodePoll(polls=(printed("a", 1),))
+    assert await first == NodePoll()
 
-    check(main)
+
+async def test_a_worker_that_is_not_requested_any_more_is_not_polled(workers: Workers) -> None:
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["b"].set_result(printed("b", 1))
+    await call
+    await workers.call(request("b", 1))
+    assert workers.calls["a"].cancelled()
+
+
+async def test_the_newest_supervisor_is_obeyed_and_an_older_one_is_refused(workers: Workers) -> None:
+    older = await workers.call(request("a"), life=1)
+    newer = await workers.call(request("a"), life=2)
+    assert workers.polled == [("a", 0, 1), ("a", 0, 2)], "the worker learns of the newer one"
+    assert await workers.agent.poll([request("a")], 1) == Refused(life=2)
+    workers.calls["a"].set_result(printed("a", 1))
+    assert await newer == NodePoll(polls=(printed("a", 1),))
+    assert await older == NodePoll()
+
+
+async def test_a_refusal_by_a_worker_reaches_the_supervisor(workers: Workers) -> None:
+    call = await workers.call(request("a"), request("b"))
+    workers.calls["b"].set_result(Refused(life=3))
+    assert await call == Refused(life=3)
 
 
 @pytest.mark.parametrize("wait_s", [0.25, 1.0, 8.0])

@@ -1,7 +1,5 @@
 """What torchrun's variables say about ranks on several nodes, and about their GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """TensorBoard's event files of a script become messages as those of `shoal.log`."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator

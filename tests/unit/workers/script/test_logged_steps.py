@@ -1,26 +1,15 @@
 """What a script logs with the package `shoal`, as step reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
+from kit.views import assignment
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 from shoal_workers.script.hook import LoggedSteps
 
-ASSIGNMENT = Assignment(
-    job_id="job",
-    attempt=1,
-    generation=4,
-    rank=0,
-    layout=Layout(dp_replicate=3),
-    store_host="127.0.0.1",
-    store_port=1,
-    restore_from=None,
-)
+ASSIGNMENT = assignment(generation=4, layout=Layout(dp_replicate=3))
 
 
 class Logged:

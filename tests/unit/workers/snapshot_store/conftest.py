@@ -1,7 +1,5 @@
 """Processes of an attempt that run until they are killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Errors of the snapshot store name the loss and the way out, and survive pickling."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """A small corpus, and one thread: small models only lose by more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

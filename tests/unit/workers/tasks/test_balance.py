@@ -1,7 +1,5 @@
 """Load is counted once per real micro-batch, biases follow it, and the balance loss has the gradient it should have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

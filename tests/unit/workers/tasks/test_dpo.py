@@ -1,7 +1,5 @@
 """Preferences: what a line may contain, which loss they give, and that the reference is the model at the start."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -225,7 +223,9 @@ def test_both_answers_of_a_line_are_on_the_same_side_of_the_split(tmp_path: Path
 def test_a_line_that_is_no_preference_is_named(tmp_path: Path, line: str) -> None:
     task = _task(tmp_path, SMALL)
     (tmp_path / "pairs.jsonl").write_text(line)
-    with pytest.raises(DataError, match=r"pairs\.jsonl:1 has the keys .* A line is \{\"prompt\": text, \"chosen\""):
+    with pytest.raises(
+        DataError, match=r"pairs\.jsonl, line 1 has the keys .* A line is \{\"prompt\": text, \"chosen\""
+    ):
         task.build_dataset("train")
 
 

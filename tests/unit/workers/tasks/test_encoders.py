@@ -1,7 +1,5 @@
 """Tasks for encoders of transformers compute the losses of transformers, and what they export is the model."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -496,13 +494,14 @@ def test_images_and_labels_are_shown_as_they_arrive(folder: Path, tmp_path: Path
     _, task, own = _loaded(spec)
     first, *_, last = images(own, task.train_data, range(4))
     assert (first["label"], last["label"]) == ("cat", "dog")
-    numbers, picture = [text["spans"] for text in first["texts"]]
+    [numbers] = [text["spans"] for text in first["texts"]]
     assert numbers == [["3 x 16 x 16, -1 to 1, mean -0.5", False]]
-    assert picture == [["\n".join(["@@@@@@@@"] * 4 + [""] * 4), False]]
+    assert first["drawn"] == "\n".join(["@@@@@@@@"] * 4 + [""] * 4)
+    assert np.array_equal(first["pixels"].numpy(), image)
     assert task.train_data.label_counts() == {0: 3, 1: 1}
     (tmp_path / "images" / "cat" / "bad.npy").write_bytes(b"no image")
     spec["data"]["bad_rows"] = "skip"
-    lines = describe_data(json.loads(json.dumps(show(parse_spec(spec), 2)))).splitlines()
+    lines = describe_data(show(parse_spec(spec), 2)).splitlines()
     left_out = [line for line in lines if "the first: " in line and "cat/bad.npy is no image that can be" in line]
     assert [line.split()[0] for line in left_out] == ["left", "note:"], "the note is in the job's log too"
     assert {"  label cat: 75.0 %", "  label dog: 25.0 %", "    pixels: 3 x 16 x 16, -1 to 1, mean -0.5"} <= {*lines}

@@ -1,7 +1,5 @@
 """contract/families.py and contract/hugging_face.py agree with the installed transformers on the model types."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The built-in task meets the task contract: prepared data, seeded model, falling loss, clear errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

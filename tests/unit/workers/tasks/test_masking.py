@@ -1,7 +1,5 @@
 """Which tokens of a sample are hidden: the shares of Devlin et al., from the seed and the position alone."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

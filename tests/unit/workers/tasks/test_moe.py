@@ -1,7 +1,5 @@
 """The mixture computes what a loop over tokens does, with its gradients, at any capacity and in any dtype."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Fine-tuning on answers: what is an answer, which examples share a sample, and that those do not see each other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -119,11 +117,16 @@ def test_what_was_tokenised_is_found_again_and_other_lines_are_other_data(tmp_pa
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"prompt": "a"', r"train\.jsonl:1 is not JSON"),
-        ('{"text": "a"}', r"train\.jsonl:1 has the keys 'text'\. A line is"),
-        ('["a"]', r"train\.jsonl:1 has list"),
+        ('{"prompt": "a"', r"train\.jsonl, line 1 is not JSON"),
+        ('{"text": "a"}', r"train\.jsonl, line 1 has the keys 'text'\. A line is"),
+        ('["a"]', r"train\.jsonl, line 1 is a list"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "bytes have no chat template"),
         ('{"messages": [{"role": "user"}]}', "has the keys 'messages'"),
+        (r'{"prompt": "a", "completion": "\ud800b"}', r"train\.jsonl, line 1 is not UTF-8"),
+        (
+            '{"prompt": "a", "completion": "b", "chat_template_kwargs": "x"}',
+            r"train\.jsonl, line 1: chat_template_kwargs is str",
+        ),
     ],
 )
 def test_a_line_that_is_none_of_the_forms_is_named(tmp_path: Path, line: str, words: str) -> None:
@@ -150,7 +153,7 @@ def _tokenizer(directory: Path, template: str | None) -> Path:
 
 def _answers(directory: Path, record: Any) -> str:
     encoder = load_encoder(str(directory))
-    (example,) = answer_of(encoder, json.dumps(record).encode(), "train.jsonl:1")
+    (example,) = answer_of(encoder, record, "train.jsonl:1")
     answers = [token for token, is_answer in zip(example.tokens, example.is_answer, strict=True) if is_answer]
     text: str = transformers.AutoTokenizer.from_pretrained(directory).decode(answers)
     return text

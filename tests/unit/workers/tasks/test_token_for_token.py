@@ -2,8 +2,6 @@
 line. Where transformers has no rule (a prompt and an answer as texts), each token that overlaps the answer is the
 answer's."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -160,7 +158,7 @@ def test_each_token_that_overlaps_the_answer_is_the_answers(
     for layout, directory in directories.items():
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, completion) in PAIRS.items():
-            line = json.dumps({"prompt": prompt, "completion": completion}).encode()
+            line = {"prompt": prompt, "completion": completion}
             (example,) = answer_of(encoder, line, "lines:1")
             if _cells(example) != (expected := _expected_pair(tokenizer, prompt, completion)):
                 failures.append((layout, name, _cells(example), expected))
@@ -180,7 +178,7 @@ def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         tokenizer.chat_template = TEMPLATES[template]
         for name, record in CONVERSATIONS.items():
-            (example,) = answer_of(encoder, json.dumps(record).encode(), "lines:1")
+            (example,) = answer_of(encoder, record, "lines:1")
             if _cells(example) != (expected := _expected_conversation(tokenizer, record, template)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
@@ -191,7 +189,7 @@ def test_a_preference_has_the_tokens_of_its_two_answers(directories: dict[str, P
     for layout, directory in directories.items():
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, chosen) in PAIRS.items():
-            line = json.dumps({"prompt": prompt, "chosen": chosen, "rejected": "no"}).encode()
+            line = {"prompt": prompt, "chosen": chosen, "rejected": "no"}
             found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
             if found != (expected := [_expected_pair(tokenizer, prompt, answer) for answer in (chosen, "no")]):
                 failures.append((layout, name, found, expected))
@@ -216,7 +214,7 @@ def test_without_a_prompt_it_is_what_both_answers_begin_with(
     for layout, directory in directories.items():
         encoder, tokenizer = load_encoder(str(directory)), theirs[layout]
         for name, (prompt, *answers) in texts.items():
-            line = json.dumps({"chosen": prompt + answers[0], "rejected": prompt + answers[1]}).encode()
+            line = {"chosen": prompt + answers[0], "rejected": prompt + answers[1]}
             found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
             kept = prompt.removesuffix(" ")  # of several spaces the last is the answer's
             expected = [_expected_pair(tokenizer, kept, prompt[len(kept) :] + answer) for answer in answers]
@@ -283,7 +281,7 @@ def test_a_line_that_a_template_does_not_render_is_named(directories: dict[str, 
     ):
         (directories["trimmed"] / "chat_template.jinja").write_text(template)
         try:
-            answer_of(load_encoder(str(directories["trimmed"])), json.dumps(record).encode(), "lines:7")
+            answer_of(load_encoder(str(directories["trimmed"])), record, "lines:7")
             failures.append((name, "not refused"))
         except DataError as error:
             if words not in str(error) or not str(error).startswith("lines:7"):

@@ -1,7 +1,5 @@
 """The model is causal, rotates by distance, is initialised from the global generator, and has its stated size."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

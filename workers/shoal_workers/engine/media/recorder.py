@@ -58,6 +58,8 @@ class _Call:
     at: float
     held_s: float
     captured: Captured
+    file: tuple[str, bytes] | None = None
+    """A file of another kind, which is stored as it is; there is no record of it."""
 
 
 class Recorder:
@@ -137,9 +139,19 @@ class Recorder:
             return
         captured = capture(images, histogram, table, text, staging=self._staging)
         name = RecordName(step, writer.attempt, writer.generation, writer.rank, self._num_calls)
+        self._put(_Call(writer, name, time.time(), time.perf_counter() - start, captured))
+
+    def store(self, file: str, make: Callable[[], bytes]) -> None:
+        """Training thread: replace a file beside the records. Does not wait for the storage. `make` is not called on a
+        rank that is not kept."""
+        if (writer := self._writer) is not None:
+            name = RecordName(0, writer.attempt, writer.generation, writer.rank, 0)
+            self._put(_Call(writer, name, time.time(), 0.0, Captured(), (file, make())))
+
+    def _put(self, call: _Call) -> None:
         self._num_put += 1
-        self._bytes_put += captured.num_bytes
-        self._waiting.put(_Call(writer, name, time.time(), time.perf_counter() - start, captured))
+        self._bytes_put += call.captured.num_bytes
+        self._waiting.put(call)
 
     def close(self) -> None:
         """Training thread, when no generation runs: the thread ends when it has written what waits."""
@@ -190,6 +202,10 @@ class Recorder:
     def _write(self, call: _Call, dropped: int) -> bool:
         """Returns False if the generation was fenced meanwhile."""
         place = open_job_directory(self._root).child(FOLDER)
+        if call.file is not None:
+            place.create()
+            place.write(call.file[0], [call.file[1]])
+            return True
         if self._kept is None or self._kept_rank != call.name.rank:
             place.create()
             self._kept, self._kept_rank = _found(place, call.name.rank), call.name.rank

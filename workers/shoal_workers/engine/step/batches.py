@@ -95,9 +95,12 @@ class Batches:
         if step or self._first_look is None:
             return
         first_look, self._first_look = self._first_look, None
-        states = generator_states()
-        seed_everything(randomness_seed(spec.seed, step, micro_batch))
-        first_look(batch, read())
+        states, again = generator_states(), batch
+        # A process that reads ahead has a copy of each generator: the first reading here would be the same as its own.
+        for _ in range(1 if self._ahead is None else 2):
+            seed_everything(randomness_seed(spec.seed, step, micro_batch))
+            again = read()
+        first_look(batch, again)
         set_generator_states(states)
 
     def _read_training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:

@@ -1,7 +1,5 @@
 """The pages for operators: `shoal top`, clusters, nodes, webhooks."""
 
-from __future__ import annotations
-
 import io
 from io import StringIO
 from typing import Any

@@ -1,20 +1,24 @@
-"""Tables for terminals of any width, and the page of a job."""
-
-from __future__ import annotations
+"""Tables, curves and bars for terminals of any width, the page of a job, and what is said of a planned model."""
 
 import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.text import Text
 
 from kit.worlds.written_service import SPEC
 from shoal_api.cli.render.fleet import rows_that_fit, top_page
 from shoal_api.cli.render.jobs import job_page, jobs_table
+from shoal_api.cli.render.plan import plan_page
 from shoal_api.cli.render.queue import dry_run_page, queue_page
-from shoal_api.cli.render.terminal import new_table, steps
+from shoal_api.cli.render.terminal import Part, bar, new_table, shares, sparkline, steps, worker_bar
+from shoal_service.control.planning import PlanRequest, answer
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.fleet_views import ClusterView, DryRun, PlannedSize, QueuedJob, QueueView
+from shoal_service.planner.gpus import PROFILES
 from shoal_service.views import JobStatus, JobSummary, JobView, QueuePlace
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
@@ -195,3 +199,67 @@ def _job(**status: Any) -> JobView:
         updated_at=NOW,
         status=JobStatus(**({"state": JobState.FAILED} | status)),
     )
+
+
+def test_a_falling_series_gives_falling_blocks() -> None:
+    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
+
+
+def test_many_values_are_averaged_into_the_width() -> None:
+    assert sparkline([1.0] * 50 + [2.0] * 50, 2) == "▁█"
+
+
+def test_values_that_are_not_finite_give_an_empty_line() -> None:
+    assert sparkline([math.nan, math.inf], 10) == ""
+
+
+@given(st.lists(st.floats()), st.integers(0, 50))
+def test_any_values_fit_into_the_width(values: list[float], width: int) -> None:
+    assert len(sparkline(values, width)) <= width
+
+
+def test_missing_workers_are_hollow_squares() -> None:
+    assert worker_bar(3, 4) == "■■■□ 3/4"
+    assert worker_bar(60, 64) == "60/64"
+
+
+@given(st.lists(st.floats(0, 1e12), max_size=12), st.integers(1, 100))
+def test_shares_fill_the_width_and_every_part_is_visible_if_the_width_allows(amounts: list[float], width: int) -> None:
+    blocks = shares(amounts, width)
+    assert len(blocks) == len(amounts)
+    assert sum(blocks) == (width if sum(amounts) > 0 else 0)
+    assert all((block == 0) for block, amount in zip(blocks, amounts, strict=True) if amount == 0)
+    if sum(1 for amount in amounts if amount > 0) <= width:
+        assert all(block >= 1 for block, amount in zip(blocks, amounts, strict=True) if amount > 0)
+
+
+def test_the_length_of_a_part_is_its_share() -> None:
+    line = bar([Part("a", 3.0, "red"), Part("b", 0.0, "blue"), Part("c", 1.0, "green")], 8)
+    assert line.plain == "█" * 8
+    assert [(span.start, span.end, span.style) for span in line.spans if span.end > span.start] == [
+        (0, 6, "red"),
+        (6, 8, "green"),
+    ]
+
+
+MODEL = {"dim": 64, "num_layers": 4, "num_heads": 4, "seq_len": 32}
+FROZEN = {"groups": [{"match": "blocks.*", "frozen": True}]}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected", "absent"),
+    [
+        ({}, "0.00023 B parameters, 8 micro-batches", "trained"),
+        ({"name": "sgd"}, "0 bytes of optimizer state for each", "trained"),
+        ({"name": "lion", "ema_decay": 0.99, **FROZEN}, "M of them trained, 8 micro-batches", "bytes of optimizer"),
+        ({"name": "muon"}, "bytes of optimizer state for each", "trained"),
+    ],
+)
+def test_the_head_says_what_is_trained_and_what_the_optimizer_keeps(
+    optimizer: dict[str, Any], expected: str, absent: str
+) -> None:
+    spec = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}, "model": MODEL, "optimizer": optimizer}
+    head = plan_page(answer(PlanRequest(spec=spec, workers=2), PROFILES))[0]
+    assert isinstance(head, Text)
+    assert expected in head.plain
+    assert absent not in head.plain

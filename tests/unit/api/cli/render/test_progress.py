@@ -1,7 +1,5 @@
 """The panel of a followed job, and its events in words."""
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Any

@@ -1,17 +1,27 @@
-"""Rows, nodes and measurements as the state that a policy decides on."""
-
-from __future__ import annotations
+"""Rows, nodes and measurements as the state that a policy decides on; foreign reservations, and freed places."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
 from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
+from shoal_service.control.market.capacity import ForeignUse
+from shoal_service.control.market.outlook import freed_places
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.nodes import Drain, DrainSource, Node
-from shoal_service.core.scheduling.market import START_S, SWITCH_S, MarketJob, MarketState, WorkerNeed
+from shoal_service.core.scheduling.market import (
+    START_S,
+    SWITCH_S,
+    MarketJob,
+    MarketState,
+    Preempt,
+    Resize,
+    Start,
+    WorkerNeed,
+)
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -180,3 +190,100 @@ def test_what_is_left_of_a_script_is_known_once_it_says_its_last_step_and_its_sp
     assert job(builder, script_row(9, **known)).left is None, "its speed is not measured yet"
     found = job(builder, script_row(20, **known))
     assert (found.left, found.done) == (80 * 40.0, 800.0)
+
+
+ONE = WorkerNeed(cpus=1.0)
+NODE = Node(node_id="n1", ip="10.0.0.1", alive=True, cpus=4.0, gpus=0.0, memory_gib=8.0)
+
+
+def seen(free: float, *workers: Reservation, memory_gib: float = 8.0) -> ClusterSnapshot:
+    return ClusterSnapshot((NODE,), {"n1": WorkerNeed(cpus=free, memory_gib=memory_gib)}, workers)
+
+
+def worker(index: int, *, job: str = "job-a", is_alive: bool = True) -> Reservation:
+    return Reservation(f"shoal/{job}/1/worker-{index}", job, "n1", ONE, is_alive)
+
+
+def test_what_nobody_of_us_has_reserved_is_foreign_from_the_first_look_on() -> None:
+    found = ForeignUse().observe(seen(1.5, worker(0), memory_gib=6.0), {"job-a"}, 0.0)
+    assert found == {"n1": WorkerNeed(cpus=1.5, memory_gib=2.0)}
+
+
+def test_workers_of_another_service_on_the_same_cluster_are_foreign() -> None:
+    found = ForeignUse().observe(seen(2.0, worker(0), worker(1, job="job-of-others")), {"job-a"}, 0.0)
+    assert found == {"n1": ONE}
+
+
+def test_a_worker_that_has_just_ended_is_not_taken_for_a_tenant() -> None:
+    use = ForeignUse()
+    assert use.observe(seen(2.0, worker(0), worker(1)), {"job-a"}, 0.0) == {}
+    assert use.observe(seen(2.0, worker(0)), {"job-a"}, 1.0) == {}, "Ray reports its resources as free a little later"
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 2.0) == {}
+
+
+def test_a_tenant_that_comes_while_no_worker_of_ours_comes_or_goes_counts_at_once() -> None:
+    use = ForeignUse()
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 0.0) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 1.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 2.0) == {}
+
+
+def test_a_tenant_that_comes_as_a_worker_ends_counts_once_it_has_stayed() -> None:
+    use = ForeignUse()
+    use.observe(seen(2.0, worker(0), worker(1)), {"job-a"}, 0.0)
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 1.0) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 4.5) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 5.0) == {"n1": WorkerNeed(cpus=2.0)}
+
+
+def test_a_worker_that_starts_hides_no_tenant() -> None:
+    """Ray lists it before its resources are taken."""
+    use, starting = ForeignUse(), worker(1, is_alive=False)
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 0.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(1.0, worker(0), starting), {"job-a"}, 1.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(0.0, worker(0), worker(1)), {"job-a"}, 2.0) == {"n1": WorkerNeed(cpus=2.0)}
+
+
+def test_a_worker_that_is_created_for_long_waits_for_what_another_has() -> None:
+    use, waiting = ForeignUse(), worker(1, is_alive=False)
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 0.0) == {}
+    for second in range(1, 120):
+        assert use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second)) == {}, "it may be starting"
+    for second in range(120, 127):
+        found = use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second))
+    assert found == {"n1": WorkerNeed(cpus=3.0)}
+
+
+def test_nothing_is_known_of_a_node_that_has_not_reported_or_is_dead() -> None:
+    dead = NODE.model_copy(update={"alive": False})
+    assert ForeignUse().observe(ClusterSnapshot((NODE,)), set(), 0.0) == {}
+    assert ForeignUse().observe(ClusterSnapshot((dead,), {"n1": ONE}), set(), 0.0) == {}
+
+
+def test_a_sum_of_fractions_costs_no_worker() -> None:
+    thirds = [
+        Reservation(f"shoal/job-a/1/worker-{i}", "job-a", "n1", WorkerNeed(cpus=0.1), is_alive=True) for i in range(3)
+    ]
+    assert ForeignUse().observe(seen(3.7, *thirds), {"job-a"}, 0.0) == {}
+
+
+HELD = [Reservation(f"shoal/a/1/worker-{index}", "a", f"n{index // 4}", ONE) for index in range(12)]
+GRANTS = {"a": 12, "urgent": 0, "later": 0}
+
+
+def test_a_job_that_shrinks_gives_up_its_newest_workers() -> None:
+    changes = [Resize("a", 9, "r"), Start("urgent", 3, "r")]
+    assert freed_places(changes, GRANTS, HELD) == {"urgent": {"n2": 3}}
+    assert freed_places([Resize("a", 6, "r"), Start("urgent", 6, "r")], GRANTS, HELD) == {"urgent": {"n1": 2, "n2": 4}}
+
+
+def test_a_preempted_job_gives_up_all_and_two_jobs_share_the_places() -> None:
+    changes = [Preempt("a", "r", "urgent"), Start("urgent", 8, "r"), Start("later", 8, "r")]
+    assert freed_places(changes, GRANTS, HELD) == {"urgent": {"n0": 4, "n1": 4}, "later": {"n2": 4}}
+
+
+def test_nothing_is_expected_where_places_are_free_or_workers_are_not_alive() -> None:
+    assert freed_places([Start("urgent", 3, "r")], GRANTS, HELD) == {}
+    assert freed_places([Resize("a", 13, "r"), Start("urgent", 3, "r")], GRANTS, HELD) == {}
+    starting = [Reservation(one.worker_id, one.job_id, one.node_id, ONE, is_alive=False) for one in HELD]
+    assert freed_places([Preempt("a", "r", "urgent"), Start("urgent", 3, "r")], GRANTS, starting) == {}

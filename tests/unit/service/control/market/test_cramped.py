@@ -1,7 +1,5 @@
 """Jobs whose workers cannot be replaced when they must leave a node: no drain waits for what cannot come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Throughput curves of jobs: predicted by the planner, corrected by measurements."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

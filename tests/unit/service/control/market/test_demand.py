@@ -1,7 +1,5 @@
 """What is asked of the autoscaler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a job that is not submitted would get: the real policy, asked about the present market and one job more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from kit.market import NOW, job, market, nodes

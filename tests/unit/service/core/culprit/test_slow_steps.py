@@ -1,7 +1,5 @@
 """Slow-downs: when they are certain, and whom the times of all ranks suspect."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

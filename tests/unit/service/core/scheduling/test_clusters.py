@@ -1,7 +1,5 @@
 """Several clusters: no job spans them, and one that may start in any gets that where it does the least harm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

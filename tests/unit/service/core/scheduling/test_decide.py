@@ -1,9 +1,10 @@
-"""The rules of the policy, one by one, with the words that a user reads."""
-
-from __future__ import annotations
+"""The rules of the policy, one by one, with the words that a user reads; and the rates of a job between known sizes."""
 
 from dataclasses import replace
 
+import pytest
+
+from kit.cases import failed_cases
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
@@ -77,15 +78,56 @@ def test_workers_move_to_the_job_that_gains_most_and_both_reasons_say_so() -> No
     ]
 
 
-def test_a_size_that_is_slower_than_a_smaller_one_is_not_used() -> None:
-    dips = ThroughputCurve((1, 2, 3, 4), (10.0, 19.0, 12.0, 15.0))
-    assert after(market([job("dips", 1, 4, curve=dips)], nodes(4))) == {"dips": 2}
+_DIPS = ThroughputCurve((1, 2, 3, 4), (10.0, 19.0, 12.0, 15.0))
+_BORROWER, _OWNER = job("borrower", 1, 8, granted=8, project="a"), job("owner", 1, 8, project="b")
+_QUOTAS = (Project(name="a"), Project(name="b", guaranteed=6))
+_LAB = (Project(name="lab"), Project(name="other"), Project(name="x", parent="lab"), Project(name="y", parent="lab"))
+_ON_OLD = job("stays", 1, 8, granted=4, on_nodes={"old": 4})
+_GPU = job("gpu", 4, 4, need=WorkerNeed(cpus=1, gpus=1))
+GRANTS: dict[str, tuple[MarketState, dict[str, int]]] = {
+    "a size that is slower than a smaller one is not used": (market([job("d", 1, 4, curve=_DIPS)], nodes(4)), {"d": 2}),
+    "a job that ends soon gets more than an equal one that does not": (
+        market([job("long", 1, 16, left=1e7), job("short", 1, 16, left=1e5)], nodes(12)),
+        {"short": 8, "long": 4},
+    ),
+    "what is guaranteed is reclaimed by shrinking borrowers": (
+        market([_BORROWER, _OWNER], nodes(8), *_QUOTAS),
+        {"borrower": 2, "owner": 6},
+    ),
+    "idle quota is borrowed": (market([replace(_BORROWER, granted=0)], nodes(8), *_QUOTAS), {"borrower": 8}),
+    "sub-projects share what their parent is entitled to": (
+        market([job(name, 1, 16, project=name) for name in ("x", "y", "other")], nodes(16), *_LAB),
+        {"x": 4, "y": 4, "other": 8},
+    ),
+    "a job below a raised minimum is served before the queue": (
+        market([job("raised", 4, 4, granted=2), job("new", 2, 2, submitted_at=NOW - 9)], nodes(4)),
+        {"raised": 4},
+    ),
+    "a lost node saves no grant above the project's limit": (
+        market([job("a", 1, 8, granted=8)], nodes(6), Project(name="default", limit=4)),
+        {"a": 4},
+    ),
+    "a cordoned node keeps its workers and gets no new ones": (
+        market([_ON_OLD, job("new", 1, 8)], [MarketNode(node_id="old", cpus=4, is_cordoned=True), *nodes(2)]),
+        {"stays": 4, "new": 2},
+    ),
+    "workers are indivisible": (market([job("wide", 1, 4, need=WorkerNeed(cpus=2.0))], nodes(3, 3)), {"wide": 2}),
+    "GPU nodes are left to workers with GPUs": (
+        market(
+            [job("cpu", 4, 4, need=CPU), _GPU],
+            [MarketNode(node_id="a-gpu", cpus=4, gpus=4), MarketNode(node_id="b-cpu", cpus=4)],
+        ),
+        {"cpu": 4, "gpu": 4},
+    ),
+}
 
 
-def test_a_job_that_ends_soon_gets_more_than_an_equal_one_that_does_not() -> None:
-    jobs = [job("long", 1, 16, left=1e7), job("short", 1, 16, left=1e5)]
-    got = after(market(jobs, nodes(12)))
-    assert got == {"short": 8, "long": 4}
+def test_these_markets_are_divided_so() -> None:
+    def check(name: str) -> None:
+        state, expected = GRANTS[name]
+        assert after(state) == expected
+
+    assert failed_cases(check, GRANTS) == {}
 
 
 def test_priority_weighs_on_what_is_above_the_minimum() -> None:
@@ -152,32 +194,10 @@ def test_a_minimum_above_the_limit_never_starts_and_says_so() -> None:
     assert "may have 3 workers (its limit)" in reasons(decide(state, NOW))["big"]
 
 
-def test_what_is_guaranteed_is_reclaimed_by_shrinking_borrowers() -> None:
-    jobs = [job("borrower", 1, 8, granted=8, project="a"), job("owner", 1, 8, project="b")]
-    state = market(jobs, nodes(8), Project(name="a"), Project(name="b", guaranteed=6))
-    assert after(state) == {"borrower": 2, "owner": 6}
-
-
-def test_idle_quota_is_borrowed() -> None:
-    state = market([job("borrower", 1, 8, project="a")], nodes(8), Project(name="a"), Project(name="b", guaranteed=6))
-    assert after(state) == {"borrower": 8}
-
-
 def test_projects_share_by_weight_whatever_their_number_of_jobs() -> None:
     jobs = [job(f"many-{at}", 1, 8, project="many") for at in range(5)] + [job("one", 1, 16, project="one")]
     got = after(market(jobs, nodes(16), Project(name="many", weight=1.0), Project(name="one", weight=1.0)))
     assert got["one"] == 8
-
-
-def test_sub_projects_share_what_their_parent_is_entitled_to() -> None:
-    tree = [
-        Project(name="lab"),
-        Project(name="other"),
-        Project(name="x", parent="lab"),
-        Project(name="y", parent="lab"),
-    ]
-    jobs = [job(name, 1, 16, project=name) for name in ("x", "y", "other")]
-    assert after(market(jobs, nodes(16), *tree)) == {"x": 4, "y": 4, "other": 8}
 
 
 def test_a_sweep_has_at_most_its_limit_of_jobs_with_workers() -> None:
@@ -274,20 +294,11 @@ def test_a_job_for_which_nothing_is_free_says_so_and_not_whose_start_it_would_de
     )
 
 
-def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
-    state = market([job("raised", 4, 4, granted=2), job("new", 2, 2, submitted_at=NOW - 9)], nodes(4))
-    assert after(state) == {"raised": 4}
-
-
 def test_jobs_that_lost_nodes_keep_their_claims_until_another_job_gains() -> None:
     stricken = [job("a", 1, 8, granted=8), job("b", 2, 4, granted=2)]
     assert decide(market(stricken, nodes(6)), NOW) == []
     grants = after(market([*stricken, job("new", 1, 1)], nodes(6)))
     assert grants["new"] == 1 and sum(grants.values()) == 6
-
-
-def test_a_lost_node_saves_no_grant_above_the_projects_limit() -> None:
-    assert after(market([job("a", 1, 8, granted=8)], nodes(6), Project(name="default", limit=4))) == {"a": 4}
 
 
 def test_a_job_whose_minimum_no_longer_fits_keeps_its_claim_until_another_job_can_use_the_workers() -> None:
@@ -296,12 +307,6 @@ def test_a_job_whose_minimum_no_longer_fits_keeps_its_claim_until_another_job_ca
     state = market([stranded, job("other", 1, 2)], nodes(3))
     assert after(state) == {"other": 2}
     assert isinstance(only(decide(state, NOW), "stranded"), Preempt)
-
-
-def test_a_cordoned_node_keeps_its_workers_and_gets_no_new_ones() -> None:
-    cordoned = MarketNode(node_id="old", cpus=4, is_cordoned=True)
-    state = market([job("stays", 1, 8, granted=4, on_nodes={"old": 4}), job("new", 1, 8)], [cordoned, *nodes(2)])
-    assert after(state) == {"stays": 4, "new": 2}
 
 
 def test_selectors_and_capacity_kinds_choose_nodes() -> None:
@@ -316,11 +321,6 @@ def test_selectors_and_capacity_kinds_choose_nodes() -> None:
     ]
     got = after(market(jobs, cluster))
     assert got["spot"] == 4 and got["selects"] + got["stable"] == 4
-
-
-def test_workers_are_indivisible() -> None:
-    state = market([job("wide", 1, 4, need=WorkerNeed(cpus=2.0))], nodes(3, 3))
-    assert after(state) == {"wide": 2}
 
 
 def test_a_deadline_gets_the_workers_that_it_needs() -> None:
@@ -355,7 +355,22 @@ def test_a_clock_that_was_set_back_since_the_last_move_freezes_nothing() -> None
     assert decide(market(jobs, nodes(8)), NOW - 3600)
 
 
-def test_gpu_nodes_are_left_to_workers_with_gpus() -> None:
-    cluster = [MarketNode(node_id="a-gpu", cpus=4, gpus=4), MarketNode(node_id="b-cpu", cpus=4)]
-    gpu = job("gpu", 4, 4, need=WorkerNeed(cpus=1, gpus=1))
-    assert after(market([job("cpu", 4, 4, need=CPU), gpu], cluster)) == {"cpu": 4, "gpu": 4}
+CURVE = ThroughputCurve((2, 4, 8), (10.0, 16.0, 24.0))
+
+
+@pytest.mark.parametrize(
+    ("workers", "rate"),
+    [(0, 0.0), (1, 5.0), (2, 10.0), (3, 13.0), (4, 16.0), (6, 20.0), (8, 24.0), (100, 24.0)],
+)
+def test_the_rate_is_interpolated_between_the_known_sizes(workers: int, rate: float) -> None:
+    assert CURVE.rate(workers) == pytest.approx(rate)
+
+
+def test_a_linear_curve_scales_perfectly_up_to_its_largest_size() -> None:
+    curve = ThroughputCurve.linear(3.0, 4)
+    assert [curve.rate(n) for n in (1, 2, 4, 5)] == [3.0, 6.0, 12.0, 12.0]
+
+
+def test_sizes_must_rise() -> None:
+    with pytest.raises(AssertionError):
+        ThroughputCurve((4, 2), (1.0, 2.0))

@@ -1,7 +1,5 @@
 """Why a running job gets no more workers: one example for each answer, with the words that a user reads."""
 
-from __future__ import annotations
-
 from kit.market import NOW, carried_out, grants, job, market, nodes
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack, held_back

@@ -1,7 +1,5 @@
 """What holds for every decision, over random markets."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every form of the language of conditions, and what is refused: with the place, and what may stand there."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """TensorBoard event files: each value once, replaced when a step is computed again, and never in the way."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator

@@ -1,12 +1,11 @@
 """A supervisor's reports are numbered and sent until they are acknowledged; a reader that counts gets each one once."""
 
-from __future__ import annotations
-
 import threading
 import time
 
 import pytest
 
+from kit.views import incident_view, series_point
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
@@ -14,7 +13,7 @@ from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
 from shoal_service.supervisor.reporting import outbox as module
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import CheckpointView, IncidentView, JobStatus
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 RUNNING = JobStatus(state=JobState.RUNNING, step=3)
 END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=12)
@@ -29,23 +28,11 @@ def log(number: int) -> PendingLog:
 
 
 def point(step: int) -> SeriesPoint:
-    return SeriesPoint(
-        step=step, at=0.0, loss=1.0, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=2, generation=1
-    )
+    return series_point(step, at=0.0)
 
 
 def incident(id_: int, *, closed: bool = False) -> IncidentView:
-    return IncidentView(
-        id=id_,
-        cause=IncidentCause.WORKER_DIED,
-        witness="w",
-        ranks=(1,),
-        worker_ids=("s",),
-        generation=1,
-        at=0.0,
-        from_workers=2,
-        closed=closed,
-    )
+    return incident_view(id_, witness="w", worker_ids=("s",), at=0.0, from_workers=2, closed=closed)
 
 
 def checkpoint(step: int, state: str) -> CheckpointView:

@@ -1,14 +1,16 @@
-"""Worker reports and commands of the machine become the reports that users read."""
-
-from __future__ import annotations
+"""Worker reports and commands of the machine become the reports, shares, notes and samples that users read."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from kit.worlds.attempt.new_world import make_world
 from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
+from shoal_service.core.attempt.events import NodesSilent
 from shoal_service.core.attempt.state.attempt import (
     Attempt,
     AttemptConfig,
@@ -29,9 +31,9 @@ from shoal_service.core.persistent import Table
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.reporting.status import incident_view, with_since
-from shoal_service.views import CheckpointView, Condition, ConditionType
+from shoal_service.supervisor.reporting.reporter import Reporter, SystemSampler
+from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since
+from shoal_service.views import CheckpointView, Condition, ConditionType, JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll, WorkerUse
 from shoal_workers.contract.spec import JobSpec
@@ -91,8 +93,12 @@ class Case:
         self.reporter.record_report(report, self.state)
 
 
-def test_a_step_becomes_a_point_and_the_status() -> None:
-    case = Case()
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_a_step_becomes_a_point_and_the_status(case: Case) -> None:
     case.step(5)
     reports = case.reports()
     [point] = reports.series
@@ -102,8 +108,7 @@ def test_a_step_becomes_a_point_and_the_status() -> None:
     assert reports.status.eta_s == pytest.approx(8 * 0.5) and reports.status.checkpoint_step == 4
 
 
-def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
-    case = Case()
+def test_the_average_of_the_step_time_starts_again_in_each_generation(case: Case) -> None:
     case.step(5, step_s=1.0)
     case.step(6, step_s=2.0)
     assert case.reports().status.tokens_per_s == pytest.approx(100 / 1.1)
@@ -112,15 +117,13 @@ def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
     assert case.reports().status.tokens_per_s == pytest.approx(25.0)
 
 
-def test_reports_of_an_older_generation_are_not_shown() -> None:
-    case = Case()
+def test_reports_of_an_older_generation_are_not_shown(case: Case) -> None:
     case.step(5, generation=1)
     reports = case.reports()
     assert reports.series == () and reports.status.loss is None
 
 
-def test_a_suspected_node_is_reported_to_the_service_and_to_the_history() -> None:
-    case = Case()
+def test_a_suspected_node_is_reported_to_the_service_and_to_the_history(case: Case) -> None:
     case.reporter.suspect(SuspectNode("node-7", "computes wrong"))
     reports = case.reports()
     [suspect], [event] = reports.suspects, reports.events
@@ -130,8 +133,7 @@ def test_a_suspected_node_is_reported_to_the_service_and_to_the_history() -> Non
     assert case.reports().suspects == (), "reported once"
 
 
-def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
-    case = Case()
+def test_a_validation_is_an_event_and_completes_the_point_of_its_step(case: Case) -> None:
     case.step(5)
     case.validate(5)
     case.validate(9)
@@ -142,8 +144,7 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
     assert reports.status.val_bits_per_byte == 2.9
 
 
-def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event() -> None:
-    case = Case()
+def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event(case: Case) -> None:
     step = StepReport(
         generation=2,
         step=5,
@@ -169,8 +170,7 @@ def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event() -> Non
     assert describe(event.type, event.data).message == "validation after step 5: loss 2.0000, acc 0.5"
 
 
-def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
-    case = Case()
+def test_log_lines_carry_the_current_rank_of_the_worker(case: Case) -> None:
     poll = WorkerPoll(
         worker_id="worker-5",
         seq=1,
@@ -188,8 +188,7 @@ def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
     ]
 
 
-def test_log_lines_of_a_former_worker_keep_its_id() -> None:
-    case = Case()
+def test_log_lines_of_a_former_worker_keep_its_id(case: Case) -> None:
     poll = WorkerPoll(
         worker_id="worker-1",
         seq=1,
@@ -202,8 +201,7 @@ def test_log_lines_of_a_former_worker_keep_its_id() -> None:
     assert (line.rank, line.worker_id) == (None, "worker-1")
 
 
-def test_the_layout_of_a_forming_generation_is_shown() -> None:
-    case = Case()
+def test_the_layout_of_a_forming_generation_is_shown(case: Case) -> None:
     forming = GenerationForming(
         generation=2, workers=2, layout="fsdp2", reason="why", source=StateSource.INITIAL, restore=None, step=0
     )
@@ -213,8 +211,7 @@ def test_the_layout_of_a_forming_generation_is_shown() -> None:
     assert reports.events[0].type == "generation.forming"
 
 
-def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
-    case = Case()
+def test_the_size_of_the_model_is_known_once_a_group_has_formed(case: Case) -> None:
     formed = GroupFormed(
         generation=2, at=1.0, start_step=4, total_steps=12, form_s=0, build_s=0, restore_s=0, num_parameters=123
     )
@@ -222,8 +219,7 @@ def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
     assert case.reports().status.num_parameters == 123
 
 
-def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
-    case = Case()
+def test_a_failed_save_is_a_condition_until_one_succeeds(case: Case) -> None:
     case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
@@ -232,8 +228,7 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
     assert (condition.status, condition.message) == (True, "")
 
 
-def test_nothing_remains_after_the_last_step() -> None:
-    case = Case()
+def test_nothing_remains_after_the_last_step(case: Case) -> None:
     case.state = replace(case.state, progress=GroupProgress(step=12))
     case.step(12)
     assert case.reports().status.eta_s is None, "not 0 ms"
@@ -274,8 +269,7 @@ def test_since_is_the_last_change_of_the_status(
     assert (found.status, found.since) == (now_is[0], since)
 
 
-def test_incidents_checkpoints_and_the_end_are_reported() -> None:
-    case = Case()
+def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
     incident = Incident(
         id=1,
         cause=IncidentCause.STUCK,
@@ -343,8 +337,7 @@ def test_the_size_of_a_scripts_model_is_not_known() -> None:
     assert case.reports().status.num_parameters is None
 
 
-def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again() -> None:
-    case = Case()
+def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again(case: Case) -> None:
     for index, cores in ((3, 1.0), (5, 2.0)):
         progress = Progress(generation=2, phase=Phase.FORWARD, step=4, at=8.0)
         use = WorkerUse(at=8.0, cpu_cores=cores)
@@ -355,3 +348,163 @@ def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_
     assert sample.values["cpu_cores"] == (1.0, 2.0) and sample.generation == 2
     assert SupervisorReports.model_validate_json(reports.model_dump_json()) == reports
     assert case.outbox.pull(reports.seq, 0.0).system == ()
+
+
+Change = Callable[[Any], None]
+
+
+def status(world: Any) -> JobStatus:
+    return status_of(world.state, Readings(), spec_version=1, now=world.now)
+
+
+def condition(world: Any, type_: ConditionType) -> Condition:
+    return next(one for one in status(world).conditions if one.type is type_)
+
+
+def silent(world: Any) -> None:
+    world.stop(2)
+    world.pass_time(2.0)
+    world.feed(NodesSilent({"n2": "no answer"}))
+    world.recover()
+    world.run(1)
+
+
+def lost(world: Any) -> None:
+    world.die(2)
+    world.recover()
+    world.run(1)
+    world.pass_time(0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "words"),
+    [
+        (silent, "NodeSilent", "1 worker left out until node n2 answers"),
+        (lost, "Starting", "1 worker starting, or waiting for room on a node"),
+    ],
+)
+def test_the_reason_of_a_smaller_group_is_in_its_condition_and_its_note(
+    change: Change, reason: str, words: str
+) -> None:
+    world = make_world(workers=3, memory=True).open(then=2)
+    ready = condition(world, ConditionType.WORKERS_READY)
+    assert ready.status and status(world).note == ""
+    change(world)
+    ready = condition(world, ConditionType.WORKERS_READY)
+    assert (ready.status, ready.reason) == (False, reason)
+    assert ready.message == f"2 of 3 granted workers in the group: {words}"
+    assert status(world).note == words
+
+
+def test_workers_that_the_layout_does_not_use_are_named_with_the_way_out() -> None:
+    """Two of six workers were idle, and nothing said why."""
+    world = make_world(workers=6, memory=True, batch={"global_size": 4, "micro_size": 1}).open(then=2)
+    world.pass_time(4.0)
+    assert len(world.state.group.workers) == 4
+    ready = condition(world, ConditionType.WORKERS_READY)
+    assert ready.reason == "LayoutUsesFewer"
+    assert "2 workers idle: for 6 workers the planner's layout is dp2 x fsdp2, which uses 4" in ready.message
+    assert status(world).note and "`parallelism` of the spec" in status(world).note
+
+
+def test_a_back_off_is_named() -> None:
+    world = make_world(workers=3, memory=True).open(then=2)
+    lost(world)
+    budgets = replace(world.state.budgets, grow_not_before=world.now + 60.0)
+    world.state = replace(world.state, budgets=budgets)
+    world.start_all()
+    world.pass_time(4.0)
+    assert condition(world, ConditionType.WORKERS_READY).reason == "GrowsLater"
+
+
+def test_a_standstill_is_shown_at_once() -> None:
+    world = make_world(workers=3, memory=True, health={}).open(then=6)
+    for index in (0, 1, 2):
+        world.beat(index, beat=10)
+    assert condition(world, ConditionType.PROGRESSING).status
+    world.pass_time(2.0)
+    progressing = condition(world, ConditionType.PROGRESSING)
+    assert (progressing.status, progressing.reason) == (False, "Standstill")
+    assert progressing.message == status(world).note
+    assert progressing.message.startswith("rank 0 has made no progress for 2.0 s, in backward after step 6; ")
+
+
+def _step(step: int, compute_s: tuple[float, ...], *, generation: int = 1) -> StepReport:
+    fixed = {"at": 1.0, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens": 10, "world_size": len(compute_s)}
+    return StepReport(generation=generation, step=step, step_s=1.0, compute_s=compute_s, **fixed)
+
+
+def _progress(at: float, data_s: float, *, generation: int = 1) -> Progress:
+    return Progress(generation=generation, phase=Phase.FORWARD, step=1, at=at, data_s=data_s)
+
+
+def test_what_the_ranks_do_not_compute_is_communication() -> None:
+    readings = Readings()
+    assert readings.communication_share is None
+    readings.add(_step(1, (0.75, 0.25)))
+    assert readings.communication_share == 0.5
+    readings.add(_step(2, (1.0, 1.0)))
+    assert readings.communication_share == pytest.approx(0.45), "a moving average"
+    readings.add(_step(3, (1.0, 1.0), generation=2))
+    assert readings.communication_share == 0.0, "another group starts afresh"
+
+
+@pytest.mark.parametrize(("gpus", "shown"), [(0, 0.5), (1, None)])
+def test_on_gpus_no_share_of_communication_is_shown(gpus: int, shown: float | None) -> None:
+    """There the training thread does not wait, so what is measured is 0 whatever the collectives take."""
+    world = make_world(workers=2, worker={"gpus": gpus}).open(then=1)
+    readings = Readings()
+    readings.add(_step(1, (0.75, 0.25)))
+    assert status_of(world.state, readings, spec_version=1, now=world.now).communication_share == shown
+
+
+def test_the_rank_with_the_slowest_data_counts() -> None:
+    readings = Readings()
+    for index, data_s in ((3, 1.0), (5, 3.0)):
+        readings.add_progress(index, _progress(10.0, 0.0))
+        readings.add_progress(index, _progress(10.5, 0.5))  # too short to be measured
+        readings.add_progress(index, _progress(14.0, data_s))
+    assert readings.data_share((3, 5)) == 0.75
+    assert readings.data_share((3,)) == 0.25
+    assert readings.data_share((7,)) is None
+
+
+def test_a_new_generation_measures_its_data_from_zero() -> None:
+    readings = Readings()
+    readings.add_progress(3, _progress(10.0, 8.0))
+    readings.add_progress(3, _progress(20.0, 0.5, generation=2))
+    assert readings.data_share((3,)) is None
+    readings.add_progress(3, _progress(22.0, 1.5, generation=2))
+    assert readings.data_share((3,)) == 0.5
+
+
+def use(at: float, cores: float) -> WorkerUse:
+    return WorkerUse(at=at, cpu_cores=cores)
+
+
+def test_a_measurement_that_polls_repeat_counts_once() -> None:
+    sampler = SystemSampler()
+    for measured in (use(1.0, 1.0), use(1.0, 1.0), use(6.0, 3.0)):
+        sampler.add(7, 0, measured, 1)
+    found = sampler.take(1, now=9.0, now_mono=100.0)
+    assert found is not None and found.values["cpu_cores"] == (2.0,) and (found.at, found.generation) == (9.0, 1)
+
+
+def test_the_next_sample_comes_after_its_interval_and_has_new_measurements_only() -> None:
+    sampler = SystemSampler()
+    sampler.add(7, 0, use(1.0, 1.0), 1)
+    assert sampler.take(1, now=9.0, now_mono=100.0) is not None
+    sampler.add(7, 0, use(6.0, 3.0), 1)
+    assert sampler.take(1, now=18.0, now_mono=109.9) is None
+    found = sampler.take(1, now=19.0, now_mono=110.0)
+    assert found is not None and found.values["cpu_cores"] == (3.0,)
+    assert sampler.take(1, now=40.0, now_mono=131.0) is None, "nothing was measured"
+
+
+def test_a_new_generation_begins_with_nothing_and_workers_without_a_rank_do_not_count() -> None:
+    sampler = SystemSampler()
+    sampler.add(7, 0, use(1.0, 1.0), 1)
+    sampler.add(8, 0, use(2.0, 5.0), 2)
+    sampler.add(9, None, use(2.0, 9.0), 2)
+    found = sampler.take(2, now=9.0, now_mono=100.0)
+    assert found is not None and found.generation == 2 and found.values["cpu_cores"] == (5.0, None)

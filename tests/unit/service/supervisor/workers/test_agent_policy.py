@@ -1,7 +1,5 @@
 """Which nodes have an agent; when it is started, started again and ended."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """New workers of an attempt are sent to the nodes that have room for them now."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """What Ray says of a worker, in words that name the cause."""
 
-from __future__ import annotations
-
 import pytest
 from ray.exceptions import ActorDiedError, RayActorError
 

@@ -1,7 +1,5 @@
 """Settings that exclude each other are refused; what is probably not meant is said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

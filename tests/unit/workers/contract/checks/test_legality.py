@@ -1,7 +1,5 @@
 """Each rule of a layout refuses what it must, and a job needs a legal layout at the numbers of workers it allows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,17 +1,17 @@
-"""The server and the published JSON Schema accept the same specs, apart from what only arithmetic can tell."""
-
-from __future__ import annotations
+"""The server and the published JSON Schema accept the same specs, apart from listed differences."""
 
 import copy
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from kit.cases import failed_cases
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
 from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.language_model import LM_TASK
 
 SCHEMA = job_spec_schema()
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -178,3 +178,31 @@ def _difference(path: tuple[str, ...], value: object) -> str:
     if error is not None and not message:
         return f"{'.'.join(path)}={value!r}: only the schema refuses: {error.message}"
     return ""
+
+
+STOP = {"stop": {"steps": 1}}
+DATA = {"corpus": "python-stdlib"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "wrong"),
+    [
+        ({"data": DATA, "model": {"dim": 64}}, None),
+        ({"data": DATA, "model": {"dmi": 64}}, "model"),
+        ({"data": DATA, "model": {"dim": 64}, "task": LM_TASK}, None),
+        ({"data": {"corpsu": "x"}, "task": LM_TASK}, "data"),
+        ({"data": DATA, "model": {"path": "/models/x"}, "task": HF_TASK}, None),
+        ({"data": DATA, "model": {"dim": 64}, "task": HF_TASK}, "model"),
+        ({"data": {"mine": 1}, "model": {"mine": 2}, "task": "my:Task"}, None),
+    ],
+)
+def test_it_knows_the_keys_of_model_and_data_of_each_built_in_task(spec: dict[str, Any], wrong: str | None) -> None:
+    assert {str(error.absolute_path[0]) for error in VALIDATOR.iter_errors(STOP | spec)} == (
+        {wrong} if wrong else set()
+    )
+
+
+def test_every_key_has_a_description_that_stands_alone() -> None:
+    schema = job_spec_schema()
+    for name, key in schema["properties"].items():
+        assert "see below" not in key.get("description", "see below" if name in ("model", "data") else ""), name

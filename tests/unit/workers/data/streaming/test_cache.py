@@ -1,7 +1,5 @@
 """The shards of a node on its local disk: bounded, and nothing in use is deleted."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

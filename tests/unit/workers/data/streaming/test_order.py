@@ -1,7 +1,7 @@
-"""The order of streamed shards: each sample once in each epoch, block by block, however it is asked for."""
+"""Streamed shards: the list, the order of samples and shards, and which one is fetched next."""
 
-from __future__ import annotations
-
+import logging
+import threading
 import tracemalloc
 
 import pytest
@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.batch_partition import permute, unpermute
+from shoal_workers.data.errors import MissingTextError
+from shoal_workers.data.streaming import shard_list
+from shoal_workers.data.streaming.cache import NoClaim
 from shoal_workers.data.streaming.order import BlockOrder, EqualSizes, ListedSizes
+from shoal_workers.data.streaming.prefetch import Prefetching, Window
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
@@ -106,3 +110,130 @@ def test_numbers_that_do_not_fit_together_are_named(num_samples: int) -> None:
         ValueError, match=f"3 shards with samples_per_shard=10 .* num_samples={num_samples} does not fit"
     ):
         EqualSizes(3, 10, num_samples)
+
+
+def _window(first: int = 0) -> Window:
+    window = Window()
+    window.move([[7, 8, 9], [4, 5], [1]], first)
+    return window
+
+
+def test_blocks_come_in_their_order_and_each_shard_once() -> None:
+    window = _window()
+    assert [window.next(0.0) for _ in range(7)] == [7, 8, 9, 4, 5, 1, None]
+    assert window.wake_at() == float("inf")
+    assert window.before(4) == [7, 8, 9, 4]
+
+
+def test_processes_begin_at_different_shards_of_a_block() -> None:
+    window = _window(4)
+    assert [window.next(0.0) for _ in range(6)] == [8, 9, 7, 4, 5, 1]
+
+
+def test_a_shard_that_another_process_fetches_is_looked_at_again() -> None:
+    window = _window()
+    shard = window.next(0.0)
+    assert shard == 7
+    window.answered(shard, NoClaim.FETCHED_BY_OTHER, 0.0)
+    assert window.next(0.1) == 8
+    assert window.next(0.3) == 7
+    window.answered(7, NoClaim.PRESENT, 0.3)
+    assert window.next(9.0) == 9
+
+
+def test_a_full_cache_stops_everything_for_a_while_or_until_the_block_is_read() -> None:
+    window = _window()
+    assert window.next(0.0) == 7
+    window.answered(7, NoClaim.FULL, 0.0)
+    assert window.next(0.5) is None
+    assert window.wake_at() == 1.0
+    assert window.next(1.0) == 7
+    window.answered(7, NoClaim.FULL, 1.0)
+    window.move([[4, 5], [1]], 0)
+    assert window.next(1.1) == 4
+
+
+def test_a_shard_that_could_not_be_fetched_is_tried_later() -> None:
+    window = _window()
+    assert window.next(0.0) == 7
+    window.answered(7, None, 0.0, failed=True)
+    assert [window.next(1.0), window.next(2.5)] == [8, 7]
+
+
+def test_what_is_here_is_not_fetched_again_when_the_window_moves() -> None:
+    window = _window()
+    for shard in (7, 8, 9, 4):
+        assert window.next(0.0) == shard
+        window.answered(shard, None, 0.0)
+    assert window.next(0.0) == 5
+    window.move([[4, 5], [1], [2]], 0)
+    assert [window.next(0.0) for _ in range(3)] == [1, 2, None], "4 is here, and 5 is being fetched"
+
+
+def test_threads_fetch_everything_and_what_fails_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    fetched: list[int] = []
+    complete, failed = threading.Event(), threading.Semaphore(0)
+
+    def fetch(shard: int, keep: object) -> NoClaim | None:
+        if shard in (8, 5):
+            failed.release()
+            raise MissingTextError(f"{shard} is gone")
+        fetched.append(shard)
+        if len(fetched) == 3:
+            complete.set()
+        return None
+
+    with caplog.at_level(logging.WARNING):
+        prefetching = Prefetching(fetch, lambda shard: shard == 9, 2)
+        prefetching.move([[7, 8, 9], [4, 5], [1]])
+        assert complete.wait(60)
+        for _ in range(2):
+            assert failed.acquire(timeout=60)
+        prefetching.close()
+        prefetching.join()
+    assert sorted(fetched) == [1, 4, 7]
+    assert [record.message for record in caplog.records] == ["shards.not_fetched"]
+
+
+def test_ranges_of_a_pattern_count_from_the_last_one_on() -> None:
+    shards = shard_list.of_pattern("s3://b/{08..11}/part-{0..2}.tar?v={7..7}")
+    assert shards.num_shards == 12
+    assert [shards.name(number) for number in (0, 2, 3, 11)] == [
+        "s3://b/08/part-0.tar?v=7",
+        "s3://b/08/part-2.tar?v=7",
+        "s3://b/09/part-0.tar?v=7",
+        "s3://b/11/part-2.tar?v=7",
+    ]
+
+
+def test_ten_million_shards_are_no_list() -> None:
+    shards = shard_list.of_pattern("https://host/c4/{0000000..9999999}.mds")
+    assert (shards.num_shards, shards.name(1234567)) == (10**7, "https://host/c4/1234567.mds")
+
+
+def test_a_name_without_a_range_is_one_shard() -> None:
+    shards = shard_list.of_pattern("https://host/a.mds")
+    assert (shards.num_shards, shards.name(0)) == (1, "https://host/a.mds")
+
+
+def test_a_range_that_runs_backwards_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shards='x\{9\.\.1\}': the range 9\.\.1 has no number"):
+        shard_list.of_pattern("x{9..1}")
+
+
+def test_a_copy_elsewhere_is_the_same_data_and_other_shards_are_not() -> None:
+    here, there = shard_list.of_pattern("s3://b/c/{0..9}.tar"), shard_list.of_pattern("https://mirror/d/{0..9}.tar")
+    assert here.identity == there.identity != shard_list.of_pattern("s3://b/c/{0..8}.tar").identity
+    names = ["x/1.tar", "x/2.tar"]
+    moved = shard_list.of_names(["gs://y/z/1.tar", "gs://y/z/2.tar"])
+    assert shard_list.of_names(names).identity == moved.identity != shard_list.of_names(names[::-1]).identity
+    first = shard_list.of_function(lambda number: f"a/{number}", 5)
+    assert first.identity == shard_list.of_function(lambda number: f"b/{number}", 5).identity
+    assert first.identity != shard_list.of_function(lambda number: f"a/{number}", 6).identity
+
+
+def test_a_function_needs_the_number_and_a_list_a_name() -> None:
+    with pytest.raises(ValueError, match=r"num_shards=None: .* Give num_shards"):
+        shard_list.of_function(str, None)
+    with pytest.raises(ValueError, match=r"shards=\[\]"):
+        shard_list.of_names([])

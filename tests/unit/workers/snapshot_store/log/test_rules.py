@@ -1,17 +1,33 @@
-"""An optimizer that its task declares elementwise is made again from data: the same class, defaults and groups."""
-
-from __future__ import annotations
+"""The log of gradients: its records, which steps can be replayed, and the updates of elementwise optimizers."""
 
 import json
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, AdamW, Optimizer, RMSprop
 
-from shoal_workers.snapshot_store.log.records import Commit, head_of
-from shoal_workers.snapshot_store.log.rules import class_of, describe, keep_tensors, rebuild, rule_of
+from shoal_workers.snapshot_store.log.records import (
+    START_BYTES,
+    Commit,
+    CommitBlob,
+    decode,
+    encode,
+    head_of,
+    previous_of,
+)
+from shoal_workers.snapshot_store.log.replay import Link, chain, replayable
+from shoal_workers.snapshot_store.log.rules import (
+    AdamWGroup,
+    ParameterBuffers,
+    class_of,
+    describe,
+    keep_tensors,
+    rebuild,
+    rule_of,
+    update,
+)
 
 STEPS = 5
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -102,3 +118,107 @@ def test_a_tensor_that_an_optimizer_replaces_in_its_state_stays_where_it_was() -
     state: dict[str, object] = {"average": new}
     keep_tensors(state, {"average": kept})
     assert state["average"] is kept and torch.equal(kept, new)
+
+
+GROUP = AdamWGroup(lr=0.05, beta1=0.9, beta2=0.95, eps=1e-5, weight_decay=0.1)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128]
+
+
+def _drawn(dtype: torch.dtype, seed: int) -> Tensor:
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    return torch.randn((7, 3), dtype=wide, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("is_double_buffered", [True, False])
+def test_mixed_dtypes_are_updated_as_torch_updates_them(is_double_buffered: bool) -> None:
+    own = [_drawn(dtype, seed) for seed, dtype in enumerate(DTYPES)]
+    parameters = [torch.nn.Parameter(tensor.clone()) for tensor in own]
+    optimizer = AdamW(parameters, lr=GROUP.lr, betas=(GROUP.beta1, GROUP.beta2), eps=GROUP.eps, weight_decay=0.1)
+    now = [ParameterBuffers(tensor, torch.zeros_like(tensor), torch.zeros_like(tensor)) for tensor in own]
+    other = [ParameterBuffers(*(torch.full_like(tensor, 9) for _ in range(3))) for tensor in own]
+    for step in range(1, 5):
+        gradients = [_drawn(tensor.dtype, 100 * step + index) for index, tensor in enumerate(own)]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        targets = other if is_double_buffered else now
+        update(GROUP, gradients, [float(step)] * len(own), now, targets)
+        now, other = targets, now
+        for parameter, buffers in zip(parameters, now, strict=True):
+            state = optimizer.state[parameter]
+            assert torch.equal(parameter.detach(), buffers.parameter), (step, parameter.dtype)
+            assert torch.equal(state["exp_avg"], buffers.exp_avg)
+            assert torch.equal(state["exp_avg_sq"], buffers.exp_avg_sq)
+
+
+def _blob() -> CommitBlob:
+    commit = Commit(
+        step=12,
+        previous=10,
+        is_bf16=False,
+        unscale=1 / 3,
+        clip=0.1 + 0.2,
+        lrs=(1e-3 / 7, 5e-324),
+        counts=(12, 0, 3),
+        changed=(("model.running", 4), ("model.empty", 0)),
+        extra_bytes=7,
+    )
+    return CommitBlob(commit, (b"\x00\xff\x01\x02", b""), b'{"a":1}')
+
+
+def test_a_commit_survives_encoding() -> None:
+    data = encode(_blob())
+    assert decode(data) == _blob()
+    assert previous_of(data[:START_BYTES]) == 10
+
+
+@pytest.mark.parametrize("cut", [0, 5, START_BYTES, START_BYTES + 9, -1])
+def test_a_commit_that_was_cut_off_is_refused(cut: int) -> None:
+    with pytest.raises(ValueError, match=r"commit|bytes of values"):
+        decode(encode(_blob())[:cut])
+
+
+def test_the_start_of_a_commit_that_was_cut_off_is_refused() -> None:
+    with pytest.raises(ValueError, match="longer"):
+        previous_of(b"123")
+
+
+def _links(*steps: int) -> list[Link]:
+    return [Link(step, step - 1) for step in steps]
+
+
+def test_a_step_is_replayed_from_the_newest_copy_before_it() -> None:
+    assert chain({10, 12}, _links(11, 12, 13, 14), 14) == (12, tuple(_links(13, 14)))
+    assert chain({10, 16}, _links(11, 12, 13, 14), 12) == (10, tuple(_links(11, 12)))
+
+
+def test_a_copy_needs_no_entries() -> None:
+    assert chain({10}, [], 10) == (10, ())
+
+
+def test_a_missing_entry_ends_what_can_be_replayed() -> None:
+    links = _links(11, 13, 14)
+    assert chain({10}, links, 13) is None
+    assert replayable({10}, links) == {11}
+
+
+def test_an_older_copy_helps_if_the_newest_does_not_lead_to_the_step() -> None:
+    assert chain({8, 10}, [Link(9, 8), Link(11, 9)], 11) == (10, (Link(11, 9),)), "steps 9 and 10 are the same state"
+    assert chain({8, 12}, _links(9, 10), 10) == (8, tuple(_links(9, 10)))
+
+
+def test_a_skipped_step_changes_nothing_and_has_no_entry() -> None:
+    links = [Link(11, 10), Link(13, 11), Link(14, 13)]
+    assert replayable({10}, links) == {11, 13, 14}
+    assert chain({10}, links, 12) is None
+    assert chain({12}, links, 14) == (12, (Link(13, 11), Link(14, 13)))
+
+
+def test_without_a_copy_nothing_can_be_replayed() -> None:
+    assert replayable(set(), _links(1, 2)) == set()
+    assert chain(set(), _links(1, 2), 2) is None
+    assert chain({5}, _links(4), 4) is None
+
+
+def test_a_step_that_exists_as_a_copy_is_not_listed_again() -> None:
+    assert replayable({10, 12}, _links(11, 12, 13)) == {11, 13}

@@ -1,7 +1,5 @@
 """Live slots of a model's state: readable while complete, kept while a restore may need them, reused afterwards."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

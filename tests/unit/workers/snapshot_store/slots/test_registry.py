@@ -1,7 +1,5 @@
 """Locks distinguish dead processes from live ones, and only slots of dead processes are swept."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

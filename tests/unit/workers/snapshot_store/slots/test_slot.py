@@ -1,6 +1,4 @@
-"""A slot is a part only between `finish` and the next `begin`. Missing memory raises an error and never a signal."""
-
-from __future__ import annotations
+"""Slots: a part between `finish` and `begin`, the pool, the ring of log entries, and which may be overwritten."""
 
 import os
 import tempfile
@@ -9,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from shoal_workers.snapshot_store.slots import retention
+from shoal_workers.snapshot_store.slots.buddy_slots import MAX_ENTRIES, EntrySlots, OutdatedCopy
+from shoal_workers.snapshot_store.slots.retention import reusable_for_entry
 from shoal_workers.snapshot_store.slots.slot_files import (
     PAGE_BYTES,
     PartHeader,
     Regions,
     SlotFile,
+    SlotPool,
     Stamp,
+    at,
+    fitting,
     read_header,
     read_sequence,
 )
@@ -185,3 +189,242 @@ def test_removed_slot_leaves_no_descriptor_behind(tmp_path: Path) -> None:
         SlotFile(tmp_path / "own-1", 4096).remove()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert list(tmp_path.iterdir()) == []
+
+
+REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=1000)
+
+
+def _header(step: int, *, generation: int = 1, rank: int = 0) -> PartHeader:
+    return PartHeader(2, generation, rank, 2, step, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> EntrySlots:
+    return EntrySlots(tmp_path)
+
+
+def _add(slots: EntrySlots, step: int, *, newest_copy: int | None = None, generation: int = 1, rank: int = 0) -> bool:
+    slot = slots.acquire(REGIONS, generation=generation, rank=rank, newest_copy=newest_copy)
+    if slot is None:
+        return False
+    slot.finish(REGIONS, Stamp(generation, rank, 2, step), num_extra_bytes=0)
+    slots.release(slot)
+    return True
+
+
+def _steps(slots: EntrySlots) -> list[int]:
+    return sorted(slot.header.step for slot in slots._pool.slots if slot.header is not None)
+
+
+def test_entries_well_before_the_newest_copy_are_unnecessary_oldest_first() -> None:
+    headers = [_header(9), None, _header(7), _header(8), _header(6, rank=1), _header(5, generation=2)]
+    assert reusable_for_entry(headers, generation=1, rank=0, newest_copy=11) == [1, 2, 3]
+    assert reusable_for_entry(headers, generation=1, rank=0, newest_copy=None) == [1]
+
+
+def test_the_ring_grows_to_its_limit_and_then_waits_for_a_copy(slots: EntrySlots) -> None:
+    for step in range(1, MAX_ENTRIES + 1):
+        assert _add(slots, step)
+    assert not _add(slots, MAX_ENTRIES + 1)
+    assert _add(slots, 1, rank=1), "every rank has a ring of its own"
+    assert _add(slots, MAX_ENTRIES + 1, newest_copy=20)
+    assert min(_steps(slots)) == 1, "that of the other rank"
+    assert 2 in _steps(slots)
+    assert len(_steps(slots)) == MAX_ENTRIES + 1
+
+
+def test_entries_of_earlier_generations_are_dropped_and_refused(slots: EntrySlots) -> None:
+    assert _add(slots, 1)
+    held = slots.acquire(REGIONS, generation=1, rank=0, newest_copy=None)
+    assert held is not None
+    slots.drop_older(2)
+    assert _steps(slots) == []
+    assert slots.is_outdated(1)
+    with pytest.raises(OutdatedCopy, match="generation 1 is over"):
+        _add(slots, 2)
+    held.finish(REGIONS, Stamp(1, 0, 2, 2), num_extra_bytes=0)
+    slots.release(held)
+    assert _steps(slots) == [], "it was received while its generation was dropped"
+    assert _add(slots, 3, generation=2)
+
+
+def test_without_shared_memory_there_is_no_slot(slots: EntrySlots) -> None:
+    huge = Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 60)
+    assert slots.acquire(huge, generation=1, rank=0, newest_copy=None) is None
+
+
+MIB = 1 << 20
+
+
+def test_slots_are_listed_in_the_order_of_their_allocation(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    slots = tuple(pool.allocate(4096) for _ in range(3))
+    assert pool.slots == slots
+    assert [slot.path.name for slot in slots] == ["own-1", "own-2", "own-3"]
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_name_of_a_removed_slot_is_not_used_again(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "buddy")
+    first, second = pool.allocate(4096), pool.allocate(4096)
+    pool.release([first])
+    assert pool.slots == (second,)
+    assert pool.allocate(4096).path.name == "buddy-3"
+    pool.close()
+
+
+def test_slot_that_cannot_be_allocated_is_not_listed(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path / "removed", "own")
+    with pytest.raises(SharedMemoryFull):
+        pool.allocate(4096)
+    assert pool.slots == ()
+
+
+def test_an_allocation_is_tried_again_once_there_is_room(tmp_path: Path) -> None:
+    directory = tmp_path / "later"
+
+    def make_room() -> bool:
+        directory.mkdir()
+        return True
+
+    pool = SlotPool(directory, "own", make_room)
+    assert pool.allocate(4096).path.exists()
+    pool.close()
+    with pytest.raises(SharedMemoryFull):
+        SlotPool(tmp_path / "removed", "own", lambda: False).allocate(4096)
+
+
+def test_slots_are_split_by_size(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    small, middle, large = (pool.allocate(size * MIB) for size in (1, 4, 16))
+    assert fitting(pool.slots, 3 * MIB) == [middle]
+    assert at(pool.slots, [2, 0]) == [large, small]
+    pool.close()
+
+
+def test_the_slot_that_fits_is_taken_over_as_it_is(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    middle = [pool.allocate(size * MIB) for size in (1, 4, 16)][1]
+    assert pool.take_over(pool.slots, 3 * MIB) is middle
+    assert pool.take_over([], 3 * MIB) is None
+    assert [slot.capacity_bytes for slot in pool.slots] == [MIB, 4 * MIB, 16 * MIB]
+    pool.close()
+
+
+def test_without_one_that_fits_the_closest_in_size_is_resized(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    small, large = pool.allocate(2 * MIB), pool.allocate(32 * MIB)
+    assert pool.take_over(pool.slots, 5 * MIB, headroom_bytes=MIB) is small
+    assert small.capacity_bytes == 6 * MIB
+    assert pool.take_over([large], 8 * MIB) is large
+    assert large.capacity_bytes == 8 * MIB
+    assert pool.slots == (small, large)
+    pool.close()
+
+
+def test_slots_that_may_be_overwritten_make_room_for_the_one_that_grows() -> None:
+    """In a real tmpfs, which refuses before it allocates a page."""
+    with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
+        pool = SlotPool(Path(folder), "own")
+        small, large = pool.allocate(MIB), pool.allocate(2 * MIB)
+        with pytest.raises(SharedMemoryFull):
+            pool.take_over(pool.slots, 1 << 60)
+        assert pool.slots == (large,)
+        assert large.capacity_bytes == 2 * MIB
+        assert not small.path.exists()
+        pool.close()
+
+
+def _part(generation: int, step: int, rank: int = 0) -> PartHeader:
+    return PartHeader(2, generation, rank, 1, step, 0, 0, 0, 0, 0, 0)
+
+
+def _headers(*slots: tuple[int, ...] | None) -> list[PartHeader | None]:
+    return [None if slot is None else _part(*slot) for slot in slots]
+
+
+@pytest.mark.parametrize(
+    ("slots", "generation", "restored", "stays"),
+    [
+        ([], 1, None, None),
+        ([None, None], 1, None, None),
+        ([(1, 4), None], 1, None, (1, 4)),
+        ([(1, 4), (1, 5)], 1, None, (1, 5)),
+        ([(1, 11), (1, 10)], 2, (1, 10), (1, 10)),  # rolled back: not every rank has step 11, so it may go
+        ([(2, 11), (1, 10)], 2, (1, 10), (2, 11)),  # the new generation has one of its own
+        ([(2, 11), (1, 40)], 2, (1, 10), (2, 11)),  # more steps, but of a generation that was rolled back
+        ([(1, 11), (1, 10)], 2, None, (1, 11)),  # restored from storage
+        ([(1, 11), (1, 10)], 2, (1, 9), (1, 11)),  # restored from a part in another process
+        ([(1, 3), (2, 5), (3, 7)], 4, (2, 5), (2, 5)),
+    ],
+)
+def test_own_slot_that_must_stay(
+    slots: list[tuple[int, int] | None],
+    generation: int,
+    restored: tuple[int, int] | None,
+    stays: tuple[int, int] | None,
+) -> None:
+    position = retention.kept(_headers(*slots), generation=generation, restored=restored)
+    assert (None if position is None else slots[position]) == stays
+
+
+def test_of_two_parts_of_the_same_step_the_later_one_stays() -> None:
+    first, second = _part(1, 5), PartHeader(8, 1, 0, 1, 5, 0, 0, 0, 0, 0, 0)
+    assert retention.kept([second, first], generation=1, restored=None) == 0
+
+
+def test_incomplete_slots_are_overwritten_first_then_the_oldest() -> None:
+    headers = _headers((2, 1), (1, 9), None, (1, 8), (3, 1))
+    assert retention.overwritable(headers, generation=3, restored=None, held=()) == [2, 3, 1, 0]
+
+
+def test_held_slots_are_not_overwritten() -> None:
+    headers = _headers((1, 6), (1, 7), None, (1, 8))
+    assert retention.overwritable(headers, generation=1, restored=None, held=(0, 2)) == [1]
+
+
+def test_nothing_is_overwritable_if_the_only_slot_must_stay() -> None:
+    assert retention.overwritable(_headers((1, 6)), generation=1, restored=None, held=()) == []
+
+
+@pytest.mark.parametrize(
+    ("has_copy", "num_since_sent", "num_slots"), [(False, 1, 3), (False, 9, 3), (True, 1, 3), (True, 2, 4)]
+)
+def test_a_fourth_slot_is_needed_only_if_some_snapshots_are_not_sent(
+    has_copy: bool, num_since_sent: int, num_slots: int
+) -> None:
+    assert retention.num_own_slots(has_copy=has_copy, num_since_sent=num_since_sent) == num_slots
+
+
+def test_live_slot_that_the_group_was_restored_from_is_not_reused() -> None:
+    headers = _headers((1, 10), (1, 9), None)
+    assert retention.reusable_live(headers, restored=(1, 10)) == [1, 2]
+    assert retention.reusable_live(headers, restored=None) == [0, 1, 2]
+
+
+def test_next_copy_of_a_rank_replaces_its_older_copy_before_it_takes_an_empty_slot() -> None:
+    headers = _headers((1, 4, 7), None, (1, 5, 7), (1, 4, 8))
+    assert retention.reusable_for_copy(headers, generation=1, rank=7) == [0, 1]
+
+
+def test_single_copy_of_a_rank_and_copies_of_other_generations_are_not_replaced() -> None:
+    headers = _headers((2, 4, 7), (1, 2, 7), (1, 3, 7), None)
+    assert retention.reusable_for_copy(headers, generation=2, rank=7) == [3]
+
+
+def test_the_copy_of_a_step_of_which_every_rank_has_one_is_not_replaced() -> None:
+    headers = _headers((1, 4, 7), (1, 8, 7))
+    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=8) == [0]
+    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=4) == [1]
+
+
+def test_two_empty_buddy_slots_stay_allocated() -> None:
+    assert retention.surplus_empty(_headers(None, (1, 1), None, None, None)) == [3, 4]
+    assert retention.surplus_empty(_headers(None, (1, 1), None)) == []
+
+
+def test_parts_of_earlier_generations_and_incomplete_parts_are_outdated() -> None:
+    assert retention.is_outdated(None, before=2)
+    assert retention.is_outdated(_part(1, 99), before=2)
+    assert not retention.is_outdated(_part(2, 1), before=2)

@@ -1,7 +1,5 @@
 """Peers' live slots are mapped ahead and show what is written later; maps of removed files are dropped."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
