@@ -22,8 +22,8 @@ from shoal_api.cli.errors import CliError
 from shoal_service.core.quantities import count_text
 
 LOOP_COST = (
-    "a lost worker costs the step under way; lost within an update, or with all workers of its node, it costs the "
-    "steps since the last copy of the state"
+    "a lost worker costs the step under way; lost within an update, with the only copy of a shard, or together with "
+    "all other workers, it costs the steps since the last copy of the state"
 )
 """The loss of a loop in place, in the words of docs/loops.md and docs/porting.md."""
 _MAX_FILES = 200

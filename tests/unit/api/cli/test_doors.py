@@ -18,6 +18,7 @@ from shoal_api.cli.doors import (
     refuse_function_as_task,
 )
 from shoal_api.cli.errors import CliError
+from shoal_api.cli.trial import with_workers
 
 DDP = """\
 import os
@@ -204,6 +205,29 @@ def test_the_batch_size_is_spoken_of_where_the_program_does_not_know_how_many_it
 def test_one_sentence_says_what_a_loop_loses() -> None:
     docs = Path(__file__).parents[4] / "docs"
     assert [page for page in ("loops.md", "porting.md") if LOOP_COST not in (docs / page).read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    ("most_workers", "least", "most", "is_proposal", "workers"),
+    [
+        (3, 1, 4, True, "1:3"),
+        (1, 1, 4, True, "1"),
+        (None, 1, 4, True, "1:4"),
+        (8, 2, 4, False, "2:4"),
+        (4, 4, 4, False, "4"),
+        (3, 1, 4, False, None),
+        (3, 4, 4, True, None),
+    ],
+)
+def test_a_loop_is_proposed_for_the_workers_for_which_it_has_work(
+    most_workers: int | None, least: int, most: int, is_proposal: bool, workers: str | None
+) -> None:
+    trial, elasticity = {"most_workers": most_workers}, {"min_workers": least, "max_workers": most}
+    if workers is None:
+        with pytest.raises(CliError, match=f"train.py has work for {most_workers} workers, .* is {most}"):
+            with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)
+    else:
+        assert with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)["workers"] == workers
 
 
 @pytest.mark.parametrize(
