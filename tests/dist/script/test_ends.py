@@ -211,8 +211,9 @@ def test_a_signal_from_outside_is_not_the_scripts_fault(bench: Bench, events: Ev
     runners.start()
     os.kill(events.next(ready=True)["pid"], number)
     [end] = runners.exits()
-    assert (end.kind, end.error) == (ExitKind.SCRIPT_DIED, None)
-    assert runners.said() == [f"the process of train.py was killed by signal {number.value} ({number.name})"]
+    assert end.kind is ExitKind.SCRIPT_DIED and end.error is not None
+    assert end.error.sentence == f"the process of train.py was killed by signal {number.value} ({number.name})"
+    assert runners.said() == [end.error.sentence]
 
 
 def test_a_full_disk_is_a_fault_of_the_node(bench: Bench) -> None:

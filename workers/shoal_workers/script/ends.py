@@ -67,11 +67,9 @@ class Ended:
     printed: str = ""
     """If it crashed: the end of its standard error."""
 
-    def words(self, *, out_of_memory: bool = False) -> str:
-        """`exited with 3`, `was killed by signal 9 (SIGKILL)`. `out_of_memory`: the kernel has killed a process for
-        lack of memory meanwhile."""
-        is_oom = out_of_memory and self.signal == signal.SIGKILL
-        return ExitStatus(self.code, self.signal, out_of_memory=is_oom).words()
+    def words(self) -> str:
+        """`exited with 3`, `was killed by signal 9 (SIGKILL)`."""
+        return ExitStatus(self.code, self.signal).words()
 
 
 def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
@@ -94,6 +92,17 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
     reason = f": {message}" if message else ", and its log says why."
     message = f"{script} ended with exit status {ended.code}{place}{reason}"
     return ExitKind.USER_ERROR, _sentence("ExitStatus", message, EXIT_STATUS)
+
+
+def killed(ended: Ended, script: str, *, out_of_memory: bool) -> ErrorReport:
+    """The report about a process that was killed by a signal other than that of a crash. Who has sent it is not known.
+
+    Args:
+        out_of_memory: the kernel has killed a process for lack of memory meanwhile.
+    """
+    status = ExitStatus(signal=ended.signal, out_of_memory=out_of_memory and ended.signal == signal.SIGKILL)
+    kind = "OutOfMemory" if status.out_of_memory else f"Signal{ended.signal}"
+    return _sentence(kind, f"the process of {script} {status.words()}", EXIT_STATUS)
 
 
 def _of_signal(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:

@@ -1,11 +1,12 @@
 """What follows from how a process ended: a crash at the same place again and again, or lack of memory.
 
     SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV    a fault of native code that the task runs, or of the machine
+    other signals but SIGKILL and SIGTERM       of the task: an alarm, a limit of time. Who sends those two is not known
     an exit status                              `os._exit` or C's `exit` in the task or a library: Shoal's workers leave
                                                 `run` and are killed, and never end themselves
     three groups in a row, the same place       the task's: each time other processes have ended there
-    killed for lack of memory                   from then on no new worker of the attempt touches memory before it is
-                                                needed; the death does not count against its node
+    killed for lack of memory                   the same; and from then on no new worker of the attempt touches memory
+                                                before it is needed; the death does not count against its node
 
 A worker that waits for its first group touches the memory that the planner expects it to use, so that its first step is
 fast. Where memory is short that may be what kills it, or its neighbour, again and again.
@@ -30,10 +31,12 @@ from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 
 TIMES = 3
 _KEPT_DEATHS = 64
-_CRASH = re.compile(r"\b(?:was )?(killed by signal (?:4|6|7|8|11)\b.*|exited with -?\d+)$")
-_EXIT = "exited with"
-PROCESS_EXIT = "process_exit"
-"""Value of `UserFailure.mistake`, as CRASH."""
+_CRASH = re.compile(
+    r"\b(?:was )?(killed by (?:signal (?!9\b|15\b)\d+\b.*|the kernel: out of memory)|exited with -?\d+)$"
+)
+_EXIT, _OUT_OF_MEMORY = "exited with", "killed by the kernel"
+PROCESS_EXIT, NO_MEMORY = "process_exit", "no_memory"
+"""Values of `UserFailure.mistake`, as CRASH."""
 
 
 def note_death(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
@@ -70,6 +73,8 @@ def _crash_explained(turn: Turn, worker_id: str, message: str) -> None:
         mistake, advice = CRASH, "look at the native code that is called there"
         if crash.words.startswith(_EXIT):
             mistake, advice = PROCESS_EXIT, "look for os._exit in the task and in the libraries that it calls"
+        elif crash.words.startswith(_OUT_OF_MEMORY):
+            mistake, advice = NO_MEMORY, "lower batch.micro_size, or give the workers more memory"
         sentence = f"{words_of(crash)}; run `shoal check`, and {advice}"
         failure = UserFailure(
             type=mistake,

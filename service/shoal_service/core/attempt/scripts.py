@@ -8,8 +8,8 @@ it reports one:
     no report ever        the incident closes once the group has formed
     LONG_S of running     the loss of a worker after it is no loss at the start
     TIMES groups in a row that the program itself has ended at the same place, without a new step or a file with new
-                          content: the attempt ends, however long they ran. The loss of a worker or of a node does not
-                          count
+                          content: the attempt ends, however long they ran. The loss of a worker or of a node, and
+                          what ends while a worker has to leave, does not count
     every rank has ended  with status 0: the job is done; on request: the script is started again, or the attempt ends
 
 Called by `machine`, `reports` and `planning`. Which errors of its ranks follow from the loss of another one is decided
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, incidents, verdict
+from shoal_service.core.attempt import code_update, departures, incidents, verdict
 from shoal_service.core.attempt.state.attempt import Attempt, Crash
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.endings import REPEATED
@@ -97,15 +97,16 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def _end_of_program(state: Attempt) -> UserFailure | None:
-    """The end of the program itself that has ended the group, with its place as the type. None if a worker was lost,
-    which explains every other end."""
+    """The end of the program itself that has ended the group, with its place as the type. None if a worker was lost or
+    has to leave, which explains every other end. A signal whose sender is not known counts as the program's: its worker
+    lives on."""
     script, incident = state.target.spec.script, state.incident
-    if script is None or incident is None or verdict.is_of_a_loss(state):
+    if script is None or incident is None or verdict.has_lost_worker(state) or departures.workers_to_leave(state):
         return None
-    ends = sorted(state.group.exits.values(), key=lambda e: e.at)
-    broken = ((e.rank, e.error) for e in ends if e.kind is ExitKind.COLLECTIVE_FAILED and e.error is not None)
-    rank, error = next(broken, (0, None))
-    done = [e.rank for e in ends if e.kind is ExitKind.FINISHED]
+    ends = sorted(state.group.exits.values(), key=lambda e: (e.kind is not ExitKind.SCRIPT_DIED, e.at))
+    kinds = (ExitKind.SCRIPT_DIED, ExitKind.COLLECTIVE_FAILED)
+    rank, error = next(((e.rank, e.error) for e in ends if e.kind in kinds), (0, None))
+    done = [e.rank for e in ends if e.kind is ExitKind.FINISHED and ends[0].kind is not ExitKind.SCRIPT_DIED]
     if done:
         place = "status 0"
         waited = f" (rank {rank} was at {error.line})" if error is not None and error.line else ""

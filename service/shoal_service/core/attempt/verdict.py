@@ -155,12 +155,14 @@ def of_raised_errors(state: Attempt) -> OutcomeDecision | None:
 def is_of_a_loss(state: Attempt) -> bool:
     """Whether another rank was lost, so an error that a script raises follows from that: a script calls its collectives
     itself, and says in its own ways that a peer is gone. A crash does not follow from it."""
-    exits = state.group.exits
-    if any(e.kind is ExitKind.SCRIPT_DIED for e in exits.values()):
-        return True
+    return any(e.kind is ExitKind.SCRIPT_DIED for e in state.group.exits.values()) or has_lost_worker(state)
+
+
+def has_lost_worker(state: Attempt) -> bool:
+    """Whether a worker of the group is gone, and not because of an error."""
     if state.incident is None or state.incident.cause is IncidentCause.STUCK:
         return False  # a worker that is stuck was ended because of the error
-    return any(index not in exits and _is_gone(state, index) for index in state.group.workers)
+    return any(index not in state.group.exits and _is_gone(state, index) for index in state.group.workers)
 
 
 def _is_gone(state: Attempt, index: int) -> bool:
