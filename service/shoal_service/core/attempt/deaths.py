@@ -17,10 +17,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from shoal_service.core.attempt import (
-    incidents,
-    suspicion,
-)
+from shoal_service.core.attempt import incidents, suspicion
+from shoal_service.core.attempt.scripts import ranks_text
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -75,7 +73,7 @@ def _crash_explained(turn: Turn, worker_id: str, message: str) -> None:
             mistake, advice = PROCESS_EXIT, "look for os._exit in the task and in the libraries that it calls"
         elif crash.words.startswith(_OUT_OF_MEMORY):
             mistake, advice = NO_MEMORY, "lower batch.micro_size, or give the workers more memory"
-        sentence = f"{words_of(crash)}; run `shoal check`, and {advice}"
+        sentence = f"{words_of(crash)}; run `shoal check`, and {advice}."
         failure = UserFailure(
             type=mistake,
             message=sentence,
@@ -102,7 +100,10 @@ def last_words(state: Attempt) -> str:
     crash = state.health.crash
     if crash is not None and state.group.generation - crash.generation <= 1:
         return words_of(crash)
-    return state.incident.message if state.incident else "unknown"
+    if state.incident is None:
+        return "unknown"
+    ranks = f"{ranks_text(state.incident.ranks)}: " if state.incident.ranks else ""
+    return ranks + state.incident.message
 
 
 def _after(last: Crash | None, death: Death, words: str) -> Crash:
