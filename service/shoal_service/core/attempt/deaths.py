@@ -18,13 +18,12 @@ import re
 from dataclasses import replace
 
 from shoal_service.core.attempt import incidents, suspicion
-from shoal_service.core.attempt.scripts import ranks_text
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.attempt.verdict import CRASH
 from shoal_service.core.events.workers import WarmMemoryOff
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 
 TIMES = 3

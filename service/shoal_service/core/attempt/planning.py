@@ -37,7 +37,7 @@ from shoal_service.core.events.training import (
     SwitchLossy,
 )
 from shoal_service.core.events.workers import WorkerLost
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
@@ -79,7 +79,7 @@ def consider(turn: Turn) -> None:
                 forming.plan_next(turn)
                 return
             if verdict.is_repeated(turn.state, decision.exits) and turn.target.is_script:
-                failure = scripts.final(failure, f"{failure.sentence}, on {scripts.ranks_text(failure.ranks)}")
+                failure = scripts.final(failure, f"{failure.sentence}, on {ranks_text(failure.ranks)}")
             message = scripts.with_early_ends(turn.state, decision.exits, failure.sentence)
             turn.end(EndReason.USER_ERROR, message, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:

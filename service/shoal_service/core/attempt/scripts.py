@@ -18,14 +18,13 @@ in `verdict`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from shoal_service.core.attempt import code_update, departures, incidents, verdict
 from shoal_service.core.attempt.state.attempt import Attempt, Crash
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.endings import REPEATED
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.job import IncidentCause, UserFailure
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
 
@@ -89,11 +88,6 @@ def with_early_ends(state: Attempt, exits: tuple[WorkerExit, ...], sentence: str
     if not ranks or not state.target.is_script:
         return sentence
     return f"{sentence.rstrip('.')}. Before, {ranks_text(ranks)} had ended with status 0."
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    ranks = sorted(ranks)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
 
 
 def _end_of_program(state: Attempt) -> UserFailure | None:
