@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kit.fuzz.lives import Limits
-from kit.fuzz.loops import draw_loop
+from kit.fuzz.loops import MISPLACED, draw_loop, misplaced
 from kit.fuzz.outcome import outcome_of
 
 
@@ -19,3 +19,10 @@ from kit.fuzz.outcome import outcome_of
 def test_a_drawn_loop_is_right_in_every_way(seed: int, fleet: Any) -> None:
     found = outcome_of(fleet, draw_loop(seed), Limits(run_s=120.0))
     assert found.is_good, found
+
+
+def test_what_belongs_to_a_step_and_is_done_in_each_micro_batch_is_refused(fleet: Any) -> None:
+    """The loop of seed 4 reads batches; a rank has two micro-batches or one."""
+    loops = {what: misplaced(draw_loop(4), what) for what in MISPLACED}
+    outcomes = {what: outcome_of(fleet, loop, Limits(run_s=120.0)) for what, loop in loops.items()}
+    assert {what: found for what, found in outcomes.items() if found.outcome != "refused"} == {}

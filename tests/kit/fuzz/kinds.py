@@ -66,6 +66,7 @@ SPELLINGS: dict[str, _Choices] = {
     "reached": {"by": ("attribute", "list", "tuple", "dict", "closure", "data", "detached_buffer", "computed")},
     "carried": {"in": ("buffer", "tensor", "tuple", "list", "dict")},
     "number": {},
+    "hidden": {"what": ("module_in_a_list", "made_in_forward", "replaced_in_forward", "unfrozen")},
 }
 """Pieces that are of a drawn size, or that write or reach a thing in a drawn way."""
 LOSSES = ("penalty", "carried_by_task")
@@ -91,6 +92,10 @@ _OPTIONS: dict[str, _Choices] = {
     "own_whole": {},
     "own_group_state": {},
     "own_late_state": {},
+    "own_noisy": {},
+    "own_anchored": {},
+    "own_keeping": {"in": ("attribute", "dict", "hook", "generator", "inner", "state", "group")},
+    "own_number": {},
 }
 OPTIMIZERS: dict[str, _Choices] = {kind: {"declared": (None, False), **options} for kind, options in _OPTIONS.items()}
 """Declared: what the task says of `elementwise_optimizer`; None: nothing, so that Shoal finds out."""

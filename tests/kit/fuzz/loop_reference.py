@@ -179,6 +179,7 @@ class _PlainRun:
     def steps(self, optimizer: torch.optim.Optimizer, *, clip: float | None = None) -> bool:
         if self._left:
             return False
+        seed_everything(randomness_seed(AFTER_A_PASS, self._num_steps, 0))
         self.update(optimizer, clip=clip)
         self._is_ended = True
         seed_everything(randomness_seed(AFTER_A_PASS, self._num_steps, 0))

@@ -52,6 +52,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "end": ("break", "agree"),
 }
 """The plain choice comes first."""
+MISPLACED = ("schedule", "state", "step", "head")
+"""What is done in each micro-batch and belongs to the step; or is trained and not tracked."""
 _PHASES = ("forward", "backward", "optimizer", "snapshot")
 
 
@@ -67,6 +69,8 @@ class LoopDescription:
     def features(self) -> tuple[str, ...]:
         """What is special about it, for tables of counts."""
         own = {name: value for name, value in self.choices.items() if name in CHOICES and value != CHOICES[name][0]}
+        if self.choices["misplaced"] != "none":
+            own["misplaced"] = self.choices["misplaced"]
         events = [name for name in ("killed", "changed") if getattr(self.ways, name) is not None]
         return (*(f"{name}={value}" for name, value in sorted(own.items())), *events)
 
@@ -98,7 +102,20 @@ def draw_loop(seed: int) -> LoopDescription:
     changed = source.choice((None, None, one, two))
     ways = Ways(layout=two, resumed=resumed, killed=killed, survived=survived, changed=changed)
     drawn["lr"] = source.choice((0.1, 0.03)) if drawn["optimizer"] in ("sgd", "momentum", "own") else 0.02
-    return LoopDescription(seed, _fitting(source, drawn), ways)
+    drawn, other = _fitting(source, drawn), random.Random(f"misplaced {seed}")
+    return misplaced(LoopDescription(seed, drawn, ways), other.choice(MISPLACED) if other.random() < 0.1 else "none")
+
+
+def misplaced(description: LoopDescription, what: str) -> LoopDescription:
+    """The same loop with this mistake, and with what it is made of. `none`: as it is."""
+    drawn = {**description.choices, "misplaced": what}
+    if drawn["data"] == "global_batches":
+        drawn["misplaced"] = "none"
+    if drawn["misplaced"] == "schedule" and drawn["schedule"] in ("none", "plateau"):
+        drawn["schedule"] = "step"
+    if drawn["misplaced"] == "state":
+        drawn["state"] = "data"
+    return replace(description, choices=drawn)
 
 
 def _fitting(source: random.Random, drawn: dict[str, Any]) -> dict[str, Any]:
@@ -134,6 +151,8 @@ def simpler_loops(description: LoopDescription) -> Iterable[LoopDescription]:
         if getattr(description.ways, event) is not None:
             ways = replace(description.ways, **{event: None}, survived=description.ways.resumed)
             yield replace(description, ways=ways)
+    if description.choices["misplaced"] != "none":
+        yield misplaced(description, "none")
     for name, choices in CHOICES.items():
         if name not in ("data", "num_epochs", "end") and description.choices[name] != choices[0]:
             yield replace(description, choices={**description.choices, name: choices[0]})

@@ -53,6 +53,14 @@ def build_optimizer(kind: str, options: dict, groups: list[dict], lr: float) -> 
             return LateState(groups, lr=lr)
         case "own_scaled":
             return Scaled(groups, lr=lr)
+        case "own_noisy":
+            return Noisy(groups, lr=lr)
+        case "own_anchored":
+            return Anchored(groups, lr=lr)
+        case "own_number":
+            return ByNumber(groups, lr=lr)
+        case "own_keeping":
+            return _keeping(groups, lr, options["in"])
     raise ValueError(kind)
 
 
@@ -146,6 +154,95 @@ class Scaled(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     scale = 0.25 if getattr(parameter, "is_slow", False) else 1.0
                     parameter.add_(parameter.grad, alpha=-group["lr"] * scale)
+
+
+class Noisy(torch.optim.SGD):
+    """Adds noise to the parameters, as Langevin dynamics."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for parameter in _parameters(self):
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+class Anchored(torch.optim.SGD):
+    """Draws the parameters to their first values, which its constructor copies."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr=lr)
+        self.anchors = [parameter.detach().clone() for parameter in _parameters(self)]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter, anchor in zip(_parameters(self), self.anchors, strict=True):
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad + 0.5 * (parameter - anchor)
+        super().step()
+
+
+class ByNumber(torch.optim.Optimizer):
+    """Divides by an average of a norm over all parameters, as a number in each group and one beside them."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "mean": 1.0})
+        self.least = float("inf")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            with_gradient = [one for one in group["params"] if one.grad is not None]
+            square = sum(float(one.grad.abs().square().sum()) for one in with_gradient)
+            group["mean"] = 0.5 * group["mean"] + 0.5 * square
+            self.least = min(self.least, 10.0 + square)
+            for one in with_gradient:
+                one.add_(one.grad, alpha=-group["lr"] / (1 + group["mean"]) / self.least)
+
+
+class Keeping(torch.optim.SGD):
+    """Its rate falls, by something that it keeps."""
+
+    def __init__(self, params, lr, keep):
+        super().__init__(params, lr=lr)
+        self.keep = keep
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        factor = self.keep(self)
+        for parameter in _parameters(self):
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * factor
+        super().step()
+
+
+def _keeping(groups, lr, place):
+    generator, numbers, inner = torch.Generator().manual_seed(1), {"n": 0}, torch.optim.SGD([torch.zeros(1)], lr=lr)
+
+    def count(entries):
+        entries["n"] = entries.get("n", 0) + 1
+        return 1 / entries["n"]
+
+    def average(optimizer):
+        optimizer.average = 0.5 * getattr(optimizer, "average", torch.ones(2)) + 0.1
+        return float(optimizer.average[0])
+
+    keeps = {
+        "attribute": average,
+        "dict": lambda _: count(numbers),
+        "generator": lambda _: float(torch.rand((), generator=generator)),
+        "inner": lambda _: count(inner.state),
+        "state": lambda optimizer: count(optimizer.state.setdefault("all", {})),
+        "group": lambda optimizer: count(optimizer.param_groups[0].setdefault("numbers", {})),
+        "hook": lambda _: 1 / (1 + numbers["n"]),
+    }
+    optimizer = Keeping(groups, lr, keeps[place])
+    if place == "hook":
+        optimizer.register_step_post_hook(lambda *_: numbers.update(n=numbers["n"] + 1))
+    return optimizer
+
+
+def _parameters(optimizer):
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def grouped(model: nn.Module, groups: str, lr: float) -> list[dict]:

@@ -759,6 +759,34 @@ class Number(Base):
         return y
 
 
+class Hidden(Base):
+    """Has a parameter that the optimizer, or the model, does not know."""
+
+    def __init__(self, width, what):
+        super().__init__()
+        self.what = what
+        self.line = nn.Linear(width, width)
+        if what == "module_in_a_list":
+            self.held = [nn.Linear(width, width)]
+        if what == "unfrozen":
+            self.line.bias.requires_grad_(False)
+
+    def body(self, x, numbers):
+        match self.what:
+            case "module_in_a_list":
+                return self.held[0](self.line(x))
+            case "made_in_forward":
+                if not hasattr(self, "scale"):
+                    self.scale = nn.Parameter(torch.full((x.shape[-1],), 0.5))
+                return self.line(x) * self.scale
+            case "replaced_in_forward":
+                if self.training and int(numbers[0]) % 5 == 0:
+                    self.line.bias = nn.Parameter(self.line.bias.detach() * 0.5)
+            case "unfrozen":
+                self.line.bias.requires_grad_(self.training)
+        return self.line(x)
+
+
 _CLASSES = {
     "linear": Linear,
     "branches": Branches,
@@ -808,6 +836,7 @@ _CLASSES = {
     "reached": Reached,
     "carried": Carried,
     "number": Number,
+    "hidden": Hidden,
 }
 
 

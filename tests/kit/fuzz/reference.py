@@ -109,6 +109,7 @@ def _train(drawn: Description, *, noise: int = 0, widen: bool = False) -> Seen:
         losses[step + 1], metrics[step + 1] = total, metric
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * _factor(drawn, step)
+        _seed(randomness_seed(SEED, step, count))
         optimizer.step()
     model.eval()
     sums = 0.0

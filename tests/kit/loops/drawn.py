@@ -278,6 +278,9 @@ class Loop:
         self.held_out = Points(5)
         self.net = Net(drawn)
         self.optimizer = optimizer_of(drawn, self.net)
+        self.head = nn.Parameter(torch.ones(CLASSES), requires_grad=drawn["misplaced"] == "head")
+        if drawn["misplaced"] == "head":
+            self.optimizer.param_groups[0]["params"].append(self.head)
         self.schedule = schedule_of(drawn, self.optimizer)
         self.state = None if drawn["state"] == "none" else STATES[drawn["state"]]()
         self.average = None
@@ -297,7 +300,7 @@ class Loop:
         x, y, counts = batch
         self.net.step = self.run.step
         weight = {"none": 1.0, "len": float(len(x)), "counts": float(counts.sum())}[self.drawn["weight"]]
-        each = functional.cross_entropy(self.net(x), y, reduction="none")
+        each = functional.cross_entropy(self.net(x) * self.head, y, reduction="none")
         loss = (each * counts).sum() / counts.sum() if self.drawn["weight"] == "counts" else each.mean()
         if self.state is not None:
             loss = loss * (1 + self.state.get())
@@ -307,6 +310,11 @@ class Loop:
             self.run.backward(penalty, weight=weight)
         else:
             self.run.backward(loss, weight=weight)
+        match self.drawn["misplaced"]:
+            case "step":
+                self.optimizer.step()
+            case "state":
+                self.state.follow(float(loss.detach()))
 
     def change_gradients(self):
         kind = self.drawn["gradient"]
@@ -373,6 +381,8 @@ class Loop:
                     break
                 if self.drawn["end"] == "agree" and self.run.agree(self.run.rank == 0 and self.run.step == STEPS):
                     break
+            elif self.drawn["misplaced"] == "schedule":
+                self.schedule.step()
 
     def train_on_passes(self):
         for batch in self.run.global_batches(self.data, **self.sizes()):

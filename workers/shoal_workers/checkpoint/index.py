@@ -63,7 +63,7 @@ class ShardIndex(Frozen):
 
 def jsonable(extra: Any) -> dict[str, Any]:
     """`extra` as it will be read: tuples as lists, keys as strings. TypeError or ValueError if it is not JSON."""
-    return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))
+    return dict(json.loads(json.dumps(dict(extra))))
 
 
 def payload_name(rank: int) -> str:

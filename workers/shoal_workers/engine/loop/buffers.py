@@ -34,12 +34,17 @@ from shoal_workers.torch_internals import BatchNorm
 
 @dataclass(slots=True, eq=False)
 class _Norm:
-    momentum: float | None
-    """None: its statistics are a cumulative average."""
+    module: nn.Module
     counter: _Buffer | None = None
     statistics: list[_Buffer] = field(default_factory=list)
     num_calls: int = 0
     """In this rank's micro-batches since the last update."""
+
+    @property
+    def momentum(self) -> float | None:
+        """As the loop has set it last. None: its statistics are a cumulative average."""
+        momentum: float | None = getattr(self.module, "momentum", None)
+        return momentum
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +196,7 @@ class LoopBuffers:
                 if not folds(inner) and not is_synchronised:
                     continue
                 if norm is None:
-                    norm = _Norm(getattr(inner, "momentum", None))
+                    norm = _Norm(inner)
                     self._norms.append(norm)
                 if key in ("running_mean", "running_var"):
                     buffer.norm = norm

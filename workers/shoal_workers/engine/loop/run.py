@@ -44,6 +44,7 @@ from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.gradients import Gradients
+from shoal_workers.engine.loop.micro_batch_watch import MicroBatchWatch
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
@@ -155,6 +156,7 @@ class Run:
         self._epochs: list[list[int]] = []
         """The newest epoch of each call of `epochs`, and the completed steps at its beginning. Part of the state."""
         self._num_epoch_calls = 0
+        self._watch: MicroBatchWatch | None = None
         self._epoch: Epoch | None = None
         """The epoch that the loop is in."""
         self._is_epoch_read = False
@@ -246,6 +248,7 @@ class Run:
         self._membership.position.reach(restored.step)
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
         tracked.unmarked = self._buffers.paths
+        self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
@@ -439,10 +442,12 @@ class Run:
         """
         self._check()
         boundary = self._tracked("update")
+        assert self._watch is not None
+        same = self._watch.end(optimizer)
         flags = self._gradients.send(optimizer)
         sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
         rate = sum(float(group["lr"]) for group in optimizer.param_groups)
-        sums = [self._weight_sum, float(self._loss_sum), sharded.squares(), rate, rate**2]
+        sums = [self._weight_sum, float(self._loss_sum), sharded.squares(), rate, rate**2, *same]
         numbers = [*sums, *flags, *self._buffers.send()]
         if self._loss is None:
             self._num_numbers = len(numbers)
@@ -453,12 +458,18 @@ class Run:
         self._check()  # an aborted communicator ends without an error
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
-        weight, loss, sharded_squares, rates, squared_rates, *totals = verdict.uses[self.world_size :]
+        weight, loss, sharded_squares, rates, squared_rates, number, square, *totals = verdict.uses[self.world_size :]
         if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
             raise ValueError(
                 f"the learning rate differs between ranks in step {self.step + 1} ({rate:g} on rank {self.rank}), so "
                 "their weights would, too. A schedule that decides by a loss (ReduceLROnPlateau) needs run.loss, which "
                 "is equal on all ranks."
+            )
+        if self.world_size * square != number**2:
+            raise ValueError(
+                f"the parameters differ between ranks in step {self.step + 1}, before the update: a forward pass, or "
+                "the loop between run.batches() and the update, writes to them, and each rank has other micro-batches. "
+                "Change them after the update, once run.steps(optimizer) has returned True."
             )
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
@@ -509,6 +520,7 @@ class Run:
         if self._num_left:
             return False
         self._tracked("steps")
+        self.seed_after_pass(self.step, 0)  # an optimizer may draw, too
         self.update(optimizer, clip=clip)
         self.seed_after_pass(self.step, 0)
         self._awaits_commit = True
@@ -576,6 +588,8 @@ class Run:
         self._micro_weight, self._is_in_micro_batch = 0.0, True
         if self._buffers.begin_micro_batch(is_real=micro.weight > 0) and self._boundary is not None:
             self._boundary.unsettle()
+        if self._watch is not None:
+            self._watch.begin()
         start = time.perf_counter()
         batch = self._on_device(read())
         self._data_s += time.perf_counter() - start

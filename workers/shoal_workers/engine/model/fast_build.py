@@ -19,6 +19,7 @@ Called by `build_runtime`, the engine and `warm_up`.
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -149,6 +150,10 @@ class _SkipFills(TorchDispatchMode):
         if self._reached_others:
             return True
         parameters = {_memory(one) for one in model.parameters() if one.layout is torch.strided}
+        # In a list of modules, or an attribute of the task. Four references are of this method and of `_parameters`.
+        others = [one for memory, one in self._parameters.items() if memory in self._filled.keys() - parameters]
+        if any(sys.getrefcount(one) > 4 for one in others):
+            return True
         own = [value for module in model.modules() for value in (*module._buffers.values(), *_attributes(module))]
         return bool(self._copies.keys() - parameters) or self._has_undrawn(own)
 

@@ -6,7 +6,7 @@ once per worker (`replace_detach`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from shoal_workers.torch_internals import concatenate, local_of, replace_dtensor_operation, spec_of
+from shoal_workers.torch_internals import (
+    TorchDispatchMode,
+    concatenate,
+    local_of,
+    replace_dtensor_operation,
+    spec_of,
+)
 
 
 def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.Parameter:
@@ -68,6 +74,18 @@ def replace_detach() -> None:
 def _detached(op_call: object, args: tuple[Any, ...], kwargs: dict[str, object]) -> DTensor:
     (tensor,) = args
     return DTensor(local_of(tensor).detach(), spec_of(tensor), requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+class WholeNumbers(TorchDispatchMode):
+    """A number that code reads of a DTensor is that of the whole one; torch gives this rank's part of a sum, as of
+    `float(gradient.square().sum())`. All ranks read it alike."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], DTensor):
+            args = (args[0].full_tensor(),)
+        return func(*args, **(kwargs or {}))
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -76,6 +76,9 @@ class PlainReplica:
         pass
 
     def add_up(self) -> None:
+        for one in self._named.values():
+            if one.grad is not None and one.grad.is_sparse:
+                one.grad = one.grad.to_dense()
         self._used = {id(one) for one in self._named.values() if one.grad is not None}
         if self._buckets is not None:
             self._buckets.send()

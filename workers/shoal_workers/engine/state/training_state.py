@@ -117,14 +117,14 @@ class Extra:
         """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again.
 
         `also`: a report that is not among the recent ones yet."""
-        rest = json.dumps(self._without_reports(step), allow_nan=False)
+        rest = json.dumps(self._without_reports(step))
         return f'{rest[:-1]}, "reports": {self._recent.encoded(also)}}}'.encode()
 
     def encoded_values(self) -> bytes:
         """Returns, as JSON, what ranks other than that of shard 0 have to save: the optimizer's values for their
         parameters, which another stage of a pipeline does not have."""
         values = self._update.plain_values()
-        return json.dumps({"optimizer_values": values} if values else {}, allow_nan=False).encode()
+        return json.dumps({"optimizer_values": values} if values else {}).encode()
 
     def _without_reports(self, step: int) -> dict[str, Any]:
         values = self._update.plain_values()

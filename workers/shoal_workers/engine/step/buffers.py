@@ -18,23 +18,28 @@ of their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, 
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from shoal_workers.contract.batch_partition import MicroBatch
 from shoal_workers.engine.group.agreement import gather_texts
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.plain_state import PlainState
 from shoal_workers.engine.step.task_state import TaskState
 from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import BatchNorm, InstanceNorm
@@ -43,6 +48,7 @@ _SMALL_BYTES = 64 << 10
 """Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of
 larger ones are compared after each pass, and in the first passes after each micro-batch."""
 _THOROUGH_PASSES = 2
+_NUM_FRAMES = 8
 _TOLERANCE = 1e-4
 """Relative, between tp ranks, which compute the same."""
 
@@ -136,7 +142,6 @@ class StepBuffers:
         self.has_met_others = False
         """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated."""
         self._caches: dict[str, Tensor] = {}
-        self._plain_state = PlainState(generation, assembly)
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
         self._find(assembly)
@@ -175,7 +180,6 @@ class StepBuffers:
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
         self._num_passes += 1
-        self._plain_state.begin()
         for slot in self._slots:
             slot.total, slot.values, slot.pending = None, [], None
 
@@ -184,8 +188,7 @@ class StepBuffers:
         """Surrounds a micro-batch's forward pass and loss, or that of one part of the model."""
         slots = [slot for slot in self._slots if part in slot.parts]
         with self._lent(slots):
-            with self._plain_state.watched(part):
-                yield
+            yield
             if self._task_state is not None:
                 with self._generation.user_code:
                     self._task_state.store()
@@ -253,6 +256,7 @@ class StepBuffers:
         """Copies are in the places of buffers; afterwards these are back, and what was registered meanwhile is gone."""
         self._registered = []
         handle = register_module_buffer_registration_hook(self._note_registered)
+        parameters = register_module_parameter_registration_hook(_refuse_registered)
         try:
             for slot in slots:
                 self._lend(slot)
@@ -262,6 +266,7 @@ class StepBuffers:
             yield
         finally:
             handle.remove()
+            parameters.remove()
             for slot in slots:
                 slot.place(slot.home)
                 # The copy of a large buffer that looks unchanged is lent again, and compared once at the end of the
@@ -528,6 +533,16 @@ class StepBuffers:
                 f"the buffer {name!r} (persistent=False) is made by the forward pass, with other values in each "
                 "micro-batch, and checkpoints do not hold it. Register it in __init__ with persistent=True."
             )
+
+
+def _refuse_registered(module: nn.Module, key: str, parameter: nn.Parameter | None) -> None:
+    """Raises ValueError for a parameter that the forward pass makes. FSDP exchanges those of some modules so, too."""
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    if parameter is not None and not any(f"distributed{os.sep}fsdp" in file for file in islice(frames, _NUM_FRAMES)):
+        raise ValueError(
+            f"the forward pass makes the parameter {key!r} of {_class_of(module)}: no optimizer has it, and a new "
+            "worker would not have it. Make it in __init__ with its final shape."
+        )
 
 
 class _Fold:

@@ -73,6 +73,7 @@ class LocalPasses:
         if self._is_one_pass:
             self._own = (MicroBatch(self._real[0], sum(one.weight for one in own)),)
         (self._model,) = assembly.parts
+        self._frozen = [(name, one) for name, one in assembly.named_parameters() if not one.requires_grad]
         (self._axis,) = assembly.data_axes
         self._axis.begin_generation()
         if self._is_one_pass:
@@ -168,11 +169,21 @@ class LocalPasses:
                 else:
                     returned = self._batch_loss.of(batch, micro_batch)
             refuse_written(self._axis)
+            self._refuse_unfrozen()
             share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
             with self._buffers.backward():
                 torch.autograd.backward(returned.loss * weight * scale)
         return share
+
+    def _refuse_unfrozen(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"{name} was frozen when the model was built, and requires a gradient now: gradients of such a "
+                    "parameter are not summed over workers, and a new worker would have it frozen. Build it trainable, "
+                    "or begin a new job with these weights (init_from) and other optimizer.groups."
+                )
 
     def _one_pass(self, step: int, merged: MicroBatch, batches: Batches, scale: float) -> Share:
         """All micro-batches of this rank at once, see global_norm.py."""

@@ -52,6 +52,10 @@ class TaskState(nn.Module):
         for name, value in self._leaves(self._tree):
             self.register_buffer(name, value.detach().clone() if isinstance(value, Tensor) else _tensor(value))
 
+    def forward(self, value: Any) -> Any:
+        """An nn.Sequential calls it as its last module."""
+        return value
+
     def load(self) -> None:
         """Give the task the values of the buffers."""
         self._task.load_state_dict(self._filled(self._tree, ""))

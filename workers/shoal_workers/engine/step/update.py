@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from torch.optim import AdamW, Optimizer
 from shoal_workers.contract.optimizers import EMA, OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import local, shard_like, take_attributes, user_attributes
+from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_like, take_attributes, user_attributes
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
@@ -48,6 +49,7 @@ from shoal_workers.engine.step.parameter_groups import (
     parameters_in,
     regroup,
 )
+from shoal_workers.engine.task.reachable import marks, reachable
 from shoal_workers.engine.task.task import LoadedTask
 from shoal_workers.snapshot_store.log.records import LoggedOptimizer
 from shoal_workers.snapshot_store.log.rules import describe, rebuild, settings_of_groups
@@ -84,8 +86,12 @@ class Update:
         self._tied_copies = list(assembly.tied_copies())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         self._built = [plain_settings(group) for group in optimizer.param_groups]
         self._built_attributes = plain_settings(self._attributes)
+        self._modules = [module for part in assembly.parts for module in part.modules()]
+        self._num_steps = 0
+        """In this generation."""
         self._stateful = {
             self._owners[id(parameter)][0]
             for parameter, state in optimizer.state.items()
@@ -96,15 +102,15 @@ class Update:
 
     def step(self, lr_factor: float) -> None:
         """One update with the gradients of the model's parameters, which are dropped afterwards."""
+        self._refuse_other_rates()
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         with torch.no_grad():
             for own, parameter in self._local_parameters:
                 gradient = parameter.grad
                 own.grad = None if gradient is None else local(gradient)
-        before = {name: (one, one._version) for name, one in self._attributes.items() if isinstance(one, Tensor)}
-        self.optimizer.step()
-        self._refuse_changed(before)
+        self._step_watched()
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]  # step() may divide by a counter
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
             parameter.grad = None
@@ -127,13 +133,70 @@ class Update:
         is_known = type(optimizer).__module__.startswith(("torch.optim", "shoal_workers."))
         return {} if is_known else vars(optimizer)
 
-    def _refuse_changed(self, before: Mapping[str, tuple[Tensor, int]]) -> None:
-        now = self._attributes
-        for name, (tensor, version) in before.items():
-            if now.get(name) is not tensor or tensor._version != version:
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether it may have copied parameters when it was made, and no checkpoint holds the copies."""
+        return any(isinstance(value, Tensor) and value.numel() > 1 for _, value in self._unsaved())
+
+    def _unsaved(self) -> Iterator[tuple[str, object]]:
+        """Yields all that the optimizer, or what is hooked into its steps, keeps and no checkpoint holds."""
+        optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
+        roots = {
+            name: value
+            for name, value in vars(optimizer).items()
+            if (name in self._attributes and name not in (*_SAVED, *plain_settings(self._attributes)))
+            or (name in _HOOKS and value)
+        }
+        if not roots and not self._attributes:
+            return
+        roots["state"] = [
+            value
+            for parameter, state in optimizer.state.items()
+            for value in (state.values() if id(parameter) in self._owners else [state])
+            if not isinstance(value, (Tensor, *_PLAIN))
+        ]
+        saved = [optimizer.state, optimizer.param_groups, *optimizer.param_groups, *self._modules, optimizer]
+        for group in optimizer.param_groups:
+            roots |= {key: value for key, value in group.items() if key != "params" and not is_plain(value)}
+        yield from reachable(roots, {*self._owners, *map(id, saved)})
+
+    def _step_watched(self) -> None:
+        is_watched = self._num_steps < _WATCHED_STEPS or self._num_steps % _WATCHED_STEPS == 0
+        before, generator = marks(self._unsaved()) if is_watched else {}, torch.default_generator.get_state()
+        is_split = any(isinstance(one, DTensor) for group in self.optimizer.param_groups for one in group["params"])
+        with WholeNumbers() if is_split else nullcontext():
+            self.optimizer.step()
+        self._num_steps += 1
+        if is_watched:
+            self._refuse_changed(before, marks(self._unsaved()))
+        if is_split and not torch.equal(generator, torch.default_generator.get_state()):
+            raise ValueError(
+                f"step() of {type(self.optimizer).__name__} draws random numbers, and the parameters are sharded: they "
+                "would depend on the number of workers. Set parallelism: {shard: none}, with which each worker has "
+                "whole parameters."
+            )
+
+    def _refuse_changed(self, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+        kind, place = type(self.optimizer).__name__, "build_optimizer()"
+        changed = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+        if changed:
+            raise ValueError(
+                f"step() of {kind}, or what is hooked into it, changes {changed[0]!r}, which no checkpoint holds. Keep "
+                "tensors in self.state[parameter], and numbers as attributes of the optimizer."
+            )
+        if len(self.optimizer.param_groups) != self.num_groups:
+            raise ValueError(
+                f"{kind} has {len(self.optimizer.param_groups)} parameter groups, and {self.num_groups} when it was "
+                f"made: no checkpoint holds the new ones. Return all of them from {place}."
+            )
+
+    def _refuse_other_rates(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=False):
+            if group["lr"] != rate:
                 raise ValueError(
-                    f"step() of {type(self.optimizer).__name__} changes the tensor {name!r} of the optimizer itself, "
-                    "which no checkpoint holds. Keep it in self.state[parameter], or as a number."
+                    f"the task has changed the rate of a group of {type(self.optimizer).__name__} from {rate:g} to "
+                    f"{group['lr']:g}, and each step sets it by the schedule of the spec. Set schedule in the spec, or "
+                    "change the rate in step()."
                 )
 
     def changed_attributes(self) -> dict[str, list[Any]]:
@@ -379,10 +442,24 @@ def build_update(
         if groups is not None:
             regroup(optimizer, groups, assembly)
         is_kept = sys.getrefcount(optimizer) > _OWN_REFERENCES or is_held(optimizer)
+        _refuse_strangers(optimizer, assembly)
     try:
         return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
     except _NotElementwise as reason:
         return Update(assembly, optimizer, (), not_logged=str(reason))
+
+
+def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
+    """Raises ValueError if the optimizer has a parameter that the model does not have."""
+    known = set(map(id, assembly.parameters()))
+    for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+        if id(parameter) not in known:
+            raise ValueError(
+                f"build_optimizer() returned an optimizer with a parameter of shape {list(parameter.shape)} that "
+                "model.parameters() does not have: no worker would get the gradients of others, and no checkpoint "
+                "holds it. Make it an attribute of a module of the model (self.weight = nn.Parameter(...)), and "
+                "several an nn.ParameterList or nn.ModuleList."
+            )
 
 
 class _NotElementwise(Exception):
@@ -508,6 +585,10 @@ def _set_plain(target: dict[str, Any], values: Mapping[str, Any]) -> None:
         target[key] = value if kind is None else tuple(value) if kind is tuple else list(value)
 
 
+_WATCHED_STEPS = 16
+"""The first steps of a generation, in which it is compared what an optimizer keeps; later it is in every 16th."""
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "step")
+_SAVED = ("state", "param_groups", "defaults")
 _NOT_SAVED = ("params", "param_names", "lr", "foreach", "fused")
 _PLAIN = (bool, int, float, str, type(None))
 

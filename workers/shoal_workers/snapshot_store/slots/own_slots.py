@@ -73,7 +73,7 @@ class OwnSlots:
 
         SharedMemoryFull; the earlier snapshots are unchanged then.
         """
-        extra_json = json.dumps(extra, allow_nan=False).encode()
+        extra_json = json.dumps(extra).encode()
         shape = self._shape_of(state, owns_replicated, extra_bytes=len(extra_json))
         slot = self._take(shape, stamp.generation)
         regions = shape.regions

@@ -95,6 +95,12 @@ def _a_list(model: nn.Module, linear: nn.Linear) -> None:
     model.kept = linear.weight.data.tolist()
 
 
+def _in_a_list_of_modules(model: nn.Module, linear: nn.Linear) -> None:
+    hidden = nn.Linear(200, 200)
+    model.held = [hidden]
+    object.__setattr__(model, "kept", hidden.weight)
+
+
 def _of_a_copy(model: nn.Module, linear: nn.Linear) -> None:
     model.kept = copy.deepcopy(linear).weight.data.tolist()
 
@@ -108,7 +114,7 @@ def _after_a_change(model: nn.Module, linear: nn.Linear) -> None:
     "derive",
     [
         *(_a_buffer, _a_buffer_that_is_filled, _a_view, _views_in_a_list, _a_number, _an_element, _an_array, _a_list),
-        *(_of_a_copy, _after_a_change),
+        *(_of_a_copy, _after_a_change, _in_a_list_of_modules),
     ],
 )
 def test_what_is_computed_from_initial_weights_is_as_after_a_start(

@@ -1,0 +1,95 @@
+"""Refuses what a loop does to its state within a micro-batch: each rank has other ones, and another number of them.
+
+    from run.batches() to run.update()    what is tracked keeps its values; numbers, buffers (buffers.py), optimizers
+                                          and their parameters may change
+    at run.update()                       parameters are the same on all ranks
+    the first update of an optimizer      what it trains is tracked
+
+In the first updates of a generation, and by value, because torch does not count all writes. Not if the job never has a
+second worker: then its program is its loop. Called by `Run` on the training thread.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shoal_workers.engine.loop.tracked import Tracked
+from shoal_workers.engine.parallel.written import mark_of
+
+_WATCHED_UPDATES = 2
+_SMALL = (1 << 20) - 1
+"""Up to here a number and its square have exact sums."""
+
+
+class MicroBatchWatch:
+    """What one rank tracks, in one generation."""
+
+    def __init__(self, tracked: Tracked, *, is_alone: bool) -> None:
+        self._tracked = tracked
+        self._num_updates = _WATCHED_UPDATES if is_alone else 0
+        self._before: dict[str, object] | None = None
+        """None outside of micro-batches."""
+        self._seen: set[int] = set()
+
+    def begin(self) -> None:
+        """A micro-batch begins, perhaps after another one of the same step. Raises ValueError."""
+        self._compare()
+        if self._num_updates < _WATCHED_UPDATES:
+            self._before = self._marks()
+
+    def end(self, optimizer: Optimizer) -> list[float]:
+        """An update begins. Returns a number and its square, equal on all ranks if the parameters are. Raises
+        ValueError."""
+        self._compare()
+        self._before = None
+        if id(optimizer) not in self._seen:
+            self._refuse_untracked(optimizer)
+        self._seen.add(id(optimizer))
+        if self._num_updates >= _WATCHED_UPDATES:
+            return [0.0, 0.0]
+        self._num_updates += 1
+        whole = [one for one in self._tracked.parameters() if not isinstance(one, DTensor)]
+        number = float(hash(tuple(map(_mark, whole))) & _SMALL)
+        return [number, number**2]
+
+    def _marks(self) -> dict[str, object]:
+        return {
+            path: _mark(one) if isinstance(one, Tensor) else one for path, one in self._tracked.kept_in_micro_batches()
+        }
+
+    def _compare(self) -> None:
+        before, self._before = self._before, None
+        now = self._marks() if before is not None else {}
+        for path, mark in (before or {}).items():
+            if now.get(path) != mark:
+                raise ValueError(
+                    f"{path.replace('/', '.')}, which is tracked, changes between run.batches() and the update: each "
+                    "rank has other micro-batches, so each would have other values. Change it after the update, once "
+                    "run.steps(optimizer) has returned True; or make it a buffer of a tracked module, whose changes "
+                    "are added up."
+                )
+
+    def _refuse_untracked(self, optimizer: Optimizer) -> None:
+        tensors = [*self._tracked.collect()[0].values()]
+        places = {one.data_ptr() for one in tensors if not isinstance(one, DTensor)}
+        missing = [
+            one
+            for group in optimizer.param_groups
+            for one in group["params"]
+            if one.requires_grad and one.numel() and not isinstance(one, DTensor) and one.data_ptr() not in places
+        ]
+        copies = {_mark(one) for one in tensors if not isinstance(one, DTensor)} if missing else set()
+        for parameter in missing:
+            if _mark(parameter) not in copies:
+                raise ValueError(
+                    f"the update is of a parameter of shape {list(parameter.shape)} that nothing in run.track() has: a "
+                    "new worker would begin with other values. Track the module that has it: run.track(head=head, ...)."
+                )
+
+
+def _mark(tensor: Tensor) -> tuple[int, ...]:
+    """Equal for equal values."""
+    value = tensor.detach()
+    return mark_of(value if value.is_complex() else value.double(), is_hashed=True)[1:]

@@ -1,0 +1,92 @@
+"""What code of a user can keep between two calls: all values that an object leads to, each with a mark of its content.
+
+Attributes of objects and modules, containers, closures and defaults of functions, bound objects: two objects with equal
+marks behave equally, except by variables of modules, files and the time. Numbers and texts are their own marks, tensors
+have their place in memory and torch's count of writes, generators their state. Called around the step of an optimizer.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MAX_ITEMS = 10_000
+"""Longer containers are data."""
+_PLAIN = (bool, int, float, complex, str, bytes)
+_CONTENT = (Tensor, torch.Generator, random.Random, np.random.Generator, np.ndarray)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_NO_CONTENT = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device, torch.Size)
+
+
+def marks(found: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """Return a mark for each of these values, by its path."""
+    return {path: _mark_of(value) for path, value in found}
+
+
+def reachable(roots: Mapping[str, object], known: Collection[int]) -> Iterator[tuple[str, object]]:
+    """Yield path and value of what has content: numbers, texts, tensors, arrays, generators; lengths of containers.
+
+    Args:
+        roots: objects by name.
+        known: ids of objects that are looked after elsewhere, and not entered.
+    """
+    seen = set(known)
+    stack: list[tuple[str, Any]] = list(roots.items())
+    while stack:
+        path, value = stack.pop()
+        if value is None or isinstance(value, _PLAIN):
+            yield path, value
+        elif id(value) not in seen and not isinstance(value, _NO_CONTENT):
+            seen.add(id(value))
+            if isinstance(value, _CONTENT):
+                yield path, value
+            elif isinstance(value, _CONTAINERS):
+                yield f"{path}.__len__", len(value)
+                if len(value) <= _MAX_ITEMS:
+                    items = value.items() if isinstance(value, dict) else enumerate(value)
+                    stack += [(f"{path}[{_key(key)}]", item) for key, item in items]
+            else:
+                stack += [(f"{path}.{name}", item) for name, item in _parts(value)]
+
+
+def _key(key: object) -> str:
+    return repr(key) if isinstance(key, (str, int)) else f"{type(key).__name__} {id(key)}"
+
+
+def _mark_of(value: Any) -> object:
+    match value:
+        case Tensor():
+            place = value.data_ptr() if value.layout is torch.strided else 0
+            return id(value), place, value._version, value.requires_grad
+        case torch.Generator():
+            return value.get_state().numpy().tobytes()
+        case random.Random():
+            return value.getstate()
+        case np.random.Generator():
+            return repr(value.bit_generator.state)
+        case np.ndarray():
+            return value.tobytes() if value.dtype.kind != "O" else repr(value)
+    return repr(value)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    if isinstance(value, MethodType):
+        yield from (("__self__", value.__self__), ("__func__", value.__func__))
+    if isinstance(value, FunctionType):
+        yield "__defaults__", value.__defaults__
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # not yet assigned
+                pass
+    yield from getattr(value, "__dict__", {}).items()
