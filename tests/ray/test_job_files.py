@@ -127,19 +127,22 @@ def test_eight_scripts_of_one_code_at_once_have_files_curves_and_checkpoints_of_
         swept = client.submit_sweep(SweepRequest(name="eight", spec=spec, grid=grid))
         jobs = {float(client.job(job.id).spec.code.env["LR"]): job.id for job in swept.jobs}
         assert sorted(jobs) == rates
-        for lr, job_id in jobs.items():  # one after the other, as eight start on few cores
-            until(lambda lr=lr, job_id=job_id: (tmp_path / str(lr)).exists() or _has_ended(client, job_id), f"{lr}")
-        (tmp_path / "open").touch()
-        ends = {lr: f"{lr} 10 {(1 - lr) ** 10:.6f}" for lr in rates}
-        for lr, job_id in jobs.items():
-            job = client.wait(job_id, timeout_s=PATIENCE_S)
-            assert job.status.state is JobState.SUCCEEDED, (job.status, lines(client, job_id, ""))
-            assert lines(client, job_id, "^(found|has)") == ["found", f"has {ends[lr]} {ends[lr]}"]
-            curve = {point.step: point.loss for point in client.series(job_id)}
-            assert curve == pytest.approx({step: (1 - lr) ** step for step in range(1, 11)}, abs=1e-6)
-            names = [file.name for file in client.files(job_id).items]
-            assert len(names) == 2 and names[0] == "last.txt" and names[1].startswith("runs/"), names
-            assert (Path(job.root) / "last.txt").read_text() == ends[lr]
+        try:
+            for lr, job_id in jobs.items():  # one after the other, as eight start on few cores
+                until(lambda lr=lr, job_id=job_id: (tmp_path / str(lr)).exists() or _has_ended(client, job_id), f"{lr}")
+            (tmp_path / "open").touch()
+            ends = {lr: f"{lr} 10 {(1 - lr) ** 10:.6f}" for lr in rates}
+            for lr, job_id in jobs.items():
+                job = client.wait(job_id, timeout_s=PATIENCE_S)
+                assert job.status.state is JobState.SUCCEEDED, (job.status, lines(client, job_id, ""))
+                assert lines(client, job_id, "^(found|has)") == ["found", f"has {ends[lr]} {ends[lr]}"]
+                curve = {point.step: point.loss for point in client.series(job_id)}
+                assert curve == pytest.approx({step: (1 - lr) ** step for step in range(1, 11)}, abs=1e-6)
+                names = [file.name for file in client.files(job_id).items]
+                assert len(names) == 2 and names[0] == "last.txt" and names[1].startswith("runs/"), names
+                assert (Path(job.root) / "last.txt").read_text() == ends[lr]
+        finally:
+            client.cancel_sweep("default", "eight")  # of those that have not ended
     assert server.stop() == 0
     server.start().wait_for_cluster()
     command = [server.python, "-m", "shoal_api.cli.main", "fetch", jobs[0.3], "last.txt", "--out", tmp_path / "here"]
