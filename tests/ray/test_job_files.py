@@ -140,7 +140,6 @@ def test_eight_scripts_of_one_code_at_once_have_files_curves_and_checkpoints_of_
                 assert curve == pytest.approx({step: (1 - lr) ** step for step in range(1, 11)}, abs=1e-6)
                 names = [file.name for file in client.files(job_id).items]
                 assert len(names) == 2 and names[0] == "last.txt" and names[1].startswith("runs/"), names
-                assert (Path(job.root) / "last.txt").read_text() == ends[lr]
         finally:
             client.cancel_sweep("default", "eight")  # of those that have not ended
     assert server.stop() == 0
