@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kit.processes.server import PATIENCE_S
+from kit.worlds import program_ends
 from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -75,3 +78,23 @@ def test_programs_end_as_they_say_and_import_their_own_modules(client: Client, t
 
     assert (module.state, module.reason) == (JobState.FAILED, EndReason.USER_ERROR), module.message
     assert "No module named 'no_such_module'" in module.message
+
+
+def _wrong(client: Client, cells: list[tuple[str, str]]) -> list[str]:
+    jobs = {program_ends.submit(client, door, end): (door, end) for door, end in cells}
+    seen = program_ends.see(client, jobs)
+    return [text for job_id, one in seen.items() if (text := program_ends.wrong(*jobs[job_id], one))]
+
+
+@pytest.mark.matrix
+def test_an_end_of_a_program_has_its_sentence_rank_and_line(client: Client) -> None:
+    cells = [("script", "text"), ("script", "thread"), ("loop", "interrupt"), ("task", "memory")]
+    assert _wrong(client, cells) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("door", program_ends.DOORS)
+def test_each_end_of_a_program_has_its_sentence_rank_and_line(client: Client, door: str) -> None:
+    """All jobs are submitted together. `make bench-ends` makes the table of docs/measured/ends.md of them."""
+    assert _wrong(client, [(door, end) for end in program_ends.ENDS]) == []

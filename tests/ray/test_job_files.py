@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from kit.processes.server import PATIENCE_S, Server, until
 from shoal_api.client import Client
+from shoal_service.views import SweepRequest
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.outputs import FOLDER
 
@@ -103,3 +106,45 @@ def test_what_a_script_has_written_goes_with_it_and_survives_the_server(
         assert content(client, job.id, "out/last.txt") == "40"
         client.delete_job(job.id)
         assert not (tmp_path / "checkpoints" / job.id / FOLDER).exists()
+
+
+@pytest.mark.matrix
+def test_eight_scripts_of_one_code_at_once_have_files_curves_and_checkpoints_of_their_own(
+    join_cluster: Callable[..., Server], tmp_path: Path
+) -> None:
+    storage = tmp_path / "checkpoints"
+    server = join_cluster(tmp_path / "state", [], {"SHOAL_CHECKPOINT_URL": str(storage)})
+    server.start().wait_for_cluster()
+    rates = [number / 10 for number in range(1, 9)]
+    spec = {
+        "name": "swept",
+        "script": {"file": "swept.py", "args": [str(tmp_path)]},
+        "code": {"working_dir": str(WRITERS)},
+        "elasticity": {"min_workers": 1, "max_workers": 1},
+    }
+    with server.client as client:
+        grid = {"code.env.LR": tuple(f'"{lr}"' for lr in rates)}
+        swept = client.submit_sweep(SweepRequest(name="eight", spec=spec, grid=grid))
+        jobs = {float(client.job(job.id).spec.code.env["LR"]): job.id for job in swept.jobs}
+        assert sorted(jobs) == rates
+        try:
+            for lr, job_id in jobs.items():  # one after the other, as eight start on few cores
+                until(lambda lr=lr, job_id=job_id: (tmp_path / str(lr)).exists() or _has_ended(client, job_id), f"{lr}")
+            (tmp_path / "open").touch()
+            ends = {lr: f"{lr} 10 {(1 - lr) ** 10:.6f}" for lr in rates}
+            for lr, job_id in jobs.items():
+                job = client.wait(job_id, timeout_s=PATIENCE_S)
+                assert job.status.state is JobState.SUCCEEDED, (job.status, lines(client, job_id, ""))
+                assert lines(client, job_id, "^(found|has)") == ["found", f"has {ends[lr]} {ends[lr]}"]
+                curve = {point.step: point.loss for point in client.series(job_id)}
+                assert curve == pytest.approx({step: (1 - lr) ** step for step in range(1, 11)}, abs=1e-6)
+                names = [file.name for file in client.files(job_id).items]
+                assert len(names) == 2 and names[0] == "last.txt" and names[1].startswith("runs/"), names
+        finally:
+            client.cancel_sweep("default", "eight")  # of those that have not ended
+    assert server.stop() == 0
+    server.start().wait_for_cluster()
+    command = [server.python, "-m", "shoal_api.cli.main", "fetch", jobs[0.3], "last.txt", "--out", tmp_path / "here"]
+    environment = {**os.environ, "SHOAL_URL": f"http://127.0.0.1:{server.port}", "SHOAL_TOKEN": server.token}
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
+    assert [path.read_text() for path in (tmp_path / "here").rglob("*.txt")] == [ends[0.3]]

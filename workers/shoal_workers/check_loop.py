@@ -78,6 +78,8 @@ class Trial:
     step_s: float = 0.0
     entered_after: int = ENTERED_AFTER
     steps_per_epoch: int | None = None
+    most_workers: int | None = None
+    """Among how many its data can be divided."""
     failed: dict[str, Any] | None = None
 
 
@@ -280,7 +282,7 @@ class _Try:
         run = self._run
         if run is None or phase not in _LOOKED_AT:
             return
-        self._trial.steps_per_epoch = run.steps_per_epoch
+        self._trial.steps_per_epoch, self._trial.most_workers = run.steps_per_epoch, run.most_workers
         if step not in self._trial.tracked:
             self._look(run, step)
         if step >= self._last_step:
@@ -341,6 +343,7 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
         "losses": [one.get("loss") for one in whole.losses.values()],
         "tracked": sorted(whole.tracked[max(whole.tracked)]) if whole.tracked else [],
         "step_s": whole.step_s,
+        "most_workers": whole.most_workers,
         "is_whole": True,
         "differences": [],
         "untracked": [],

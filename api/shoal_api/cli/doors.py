@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from shoal_api.cli.errors import CliError
 from shoal_service.core.quantities import count_text
 
 LOOP_COST = (
-    "a lost worker costs the step under way; lost within an update, or with all workers of its node, it costs the "
-    "steps since the last copy of the state"
+    "a lost worker costs the step under way; lost within an update, with the only copy of a shard, or together with "
+    "all other workers, it costs the steps since the last copy of the state"
 )
 """The loss of a loop in place, in the words of docs/loops.md and docs/porting.md."""
 _MAX_FILES = 200
@@ -57,6 +57,8 @@ class Findings:
     cost: Remark
     """What a lost worker costs there."""
     notes: tuple[Remark, ...]
+    workers: str
+    """Number or range of workers that it can start with."""
     before_task: tuple[Remark, ...]
     """What stands in the way of the door `task`."""
     num_files: int
@@ -76,14 +78,17 @@ def examine(script: Path, directory: Path) -> Findings:
         CliError: it is not valid Python.
     """
     source = _read_all(script, directory)
-    distributed = tuple(Remark(name, places) for name, places in _by_name(source, _DISTRIBUTED, spread=True))
+    distributed = tuple(Remark(name, places) for name, places in _by_name(source, _DISTRIBUTED))
+    launcher = _launcher(source, is_distributed=bool(distributed))
+    workers = "1" if launcher == "python" else _workers_of_lightning(source) or "1:4"
     return Findings(
         program=_relative(script, directory),
-        launcher=_launcher(source, is_distributed=bool(distributed)),
+        launcher=launcher,
+        workers=workers,
         distributed=distributed,
         obstacles=tuple(_obstacles(source)),
         cost=_cost(source),
-        notes=tuple(_notes(source, is_distributed=bool(distributed))),
+        notes=tuple(_notes(source, is_distributed=bool(distributed), is_elastic=":" in workers)),
         before_task=tuple(_before_task(source)),
         num_files=source.num_files,
         is_loop=bool(source.calls("shoal.run")),
@@ -162,8 +167,7 @@ def describe(findings: Findings) -> str:
             "nothing was run, so it is not known whether it tracks all of its state; without --no-run it is tried"
         )
     launcher = f" --launcher {findings.launcher}" if findings.launcher == "accelerate" else ""
-    workers = "1" if findings.launcher == "python" else "1:4"
-    command = f"shoal submit {findings.program} --workers {workers}{launcher}"
+    command = f"shoal submit {findings.program} --workers {findings.workers}{launcher}"
     lines = (
         [f"{findings.program} can run as a script, as it is: {command}"]
         if not findings.obstacles
@@ -188,9 +192,10 @@ def _items(remarks: Iterable[Remark]) -> list[str]:
     return [f"  in the way: {remark}" for remark in remarks]
 
 
+_LIGHTNING = ("lightning.Trainer", "lightning.Fabric")
 _TRAINERS = (
-    *("transformers.Trainer", "transformers.Seq2SeqTrainer", "trl.SFTTrainer", "trl.DPOTrainer", "trl.GRPOTrainer"),
-    *("trl.PPOTrainer", "lightning.Trainer"),
+    *("transformers.Trainer", "transformers.Seq2SeqTrainer", "lightning.Trainer"),
+    *(f"trl.{kind}Trainer" for kind in ("SFT", "DPO", "GRPO", "PPO", "RLOO", "KTO", "ORPO", "CPO", "Reward")),
 )
 """Trainers that have the loop, and save and resume by themselves."""
 _TORCH_TRAINERS = ("ray.train.torch.TorchTrainer", "shoal.ray_train.TorchTrainer")
@@ -204,7 +209,7 @@ _DISTRIBUTED = (
     *("torch.distributed.init_process_group", _DDP),
     *("torch.distributed.fsdp.FullyShardedDataParallel", "torch.distributed.fsdp.fully_shard"),
     *("torch.distributed._composable.fsdp.fully_shard", "torch.distributed.device_mesh.init_device_mesh"),
-    *("accelerate.Accelerator", "lightning.Fabric", "deepspeed.initialize", "deepspeed.init_distributed"),
+    *("accelerate.Accelerator", "deepspeed.initialize", "deepspeed.init_distributed", _LIGHTNING[1]),
     *_TRAINERS,
 )
 _SPAWNERS = (
@@ -219,8 +224,16 @@ _OTHERS_OF_RAY = (
 _REPORT = "ray.train.report"
 """Saves if it is given a checkpoint."""
 _COLLECTIVE_CALLS = frozenset(
-    {_REPORT, *(f"torch.distributed.{name}" for name in ("all_reduce", "all_gather", "broadcast", "barrier", "gather"))}
+    f"torch.distributed.{name}"
+    for name in (
+        *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
+        *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter"),
+        *("reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    )
 )
+_CALLS_OF_ALL_RANKS = _COLLECTIVE_CALLS | {
+    *("torch.distributed.barrier", "torch.distributed.monitored_barrier", "torch.distributed.new_group", _REPORT)
+}
 _ENVIRONMENTS = (
     *("gymnasium.make", "gymnasium.make_vec", "gym.make", "gym.vector.make", "gymnasium.vector.SyncVectorEnv"),
     "gymnasium.vector.AsyncVectorEnv",
@@ -234,6 +247,8 @@ _LOADERS = (
     *("torch.load", "torch.distributed.checkpoint.load", "safetensors.torch.load_file", ".load_state_dict"),
     *(".load_state", ".load_checkpoint", "transformers.trainer_utils.get_last_checkpoint"),
 )
+_WORLD_SIZES = frozenset({".num_processes", ".world_size"})
+"""Attributes of trainers and accelerators."""
 _RENDEZVOUS = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 
 
@@ -262,7 +277,7 @@ def _obstacles(source: _Source) -> Iterator[Remark]:
     yield from _remarks_with_places(
         (
             "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still",
-            tuple(call.place for call in alone if call.name in _COLLECTIVE_CALLS),
+            tuple(call.place for call in alone if call.name in _CALLS_OF_ALL_RANKS),
         ),
         (
             "the forward pass of DistributedDataParallel is a call of all ranks, and here rank 0 makes it alone: use "
@@ -280,13 +295,15 @@ def _obstacles(source: _Source) -> Iterator[Remark]:
 
 def _remarks_with_places(*findings: tuple[str, tuple[str, ...]]) -> Iterator[Remark]:
     """Yield a remark for each finding that has a place."""
-    return (Remark(text, places) for text, places in findings if places)
+    return (Remark(text, tuple(dict.fromkeys(places))) for text, places in findings if places)
 
 
 def _cost(source: _Source) -> Remark:
     trainers = source.calls(*_TRAINERS)
     saves = source.calls(*_SAVERS) + tuple(
-        call.place for call in source.calls_made if call.name == _REPORT and _is_given(call.keywords.get("checkpoint"))
+        call.place
+        for call in source.calls_made
+        if call.name == _REPORT and any(map(_is_given, [call.keywords.get("checkpoint"), *call.args[1:2]]))
     )
     loads = source.calls(*_LOADERS) + source.keywords("resume_from_checkpoint", "ckpt_path")
     if loads:
@@ -300,7 +317,7 @@ def _cost(source: _Source) -> Remark:
     return Remark("all steps so far: no line was found that saves or loads a checkpoint")
 
 
-def _notes(source: _Source, *, is_distributed: bool) -> Iterator[Remark]:
+def _notes(source: _Source, *, is_distributed: bool, is_elastic: bool) -> Iterator[Remark]:
     if not is_distributed:
         yield Remark(
             "nothing was found that is distributed: with several workers, each would train alone. "
@@ -319,11 +336,12 @@ def _notes(source: _Source, *, is_distributed: bool) -> Iterator[Remark]:
             "step, loss and the time that is left are not reported: `import shoal`, and `shoal.log(step=step, "
             "loss=loss)` in the loop; elsewhere it does nothing"
         )
-    if places := source.mentions_of_sigterm():
+    if places := source.reads(["signal.SIGTERM"]):
         yield Remark("it acts on SIGTERM: --grace SECONDS is the time that it gets, 10 without it", places)
-    knows_its_size = source.mentions("WORLD_SIZE") or source.calls("torch.distributed.get_world_size")
-    places = source.calls("torch.utils.data.DataLoader", *_TRAINERS)
-    if is_distributed and places and not knows_its_size:
+    knows_its_size = source.mentions("WORLD_SIZE") or source.calls(".get_world_size") or source.reads(_WORLD_SIZES)
+    is_whole = bool(knows_its_size or source.keywords("split_batches"))
+    places = source.calls("torch.utils.data.DataLoader", ".iter_torch_batches", *_TRAINERS)
+    if is_elastic and places and not is_whole:
         yield Remark(
             "a batch size of each process times the number of workers is the global batch, so it changes with the "
             "group; divide by WORLD_SIZE to keep it",
@@ -334,8 +352,9 @@ def _notes(source: _Source, *, is_distributed: bool) -> Iterator[Remark]:
 def _before_task(source: _Source) -> Iterator[Remark]:
     optimizers = tuple(call.place for call in source.calls_made if _is_optimizer(call.name))
     backward = source.calls(".backward")
-    collectives = _COLLECTIVE_CALLS - {_REPORT, "torch.distributed.barrier"}
+    collectives = source.calls(*_COLLECTIVE_CALLS, ".all_gather", ".gather_for_metrics")
     drawn = source.calls(".sample") if source.calls_below("torch.distributions.") else ()
+    drawn += source.calls("torch.multinomial", ".generate") + source.bases("Env")
     return _remarks_with_places(
         ("the loop is that of a trainer, and a task has model, data and loss without a loop", source.calls(*_TRAINERS)),
         (
@@ -354,7 +373,7 @@ def _before_task(source: _Source) -> Iterator[Remark]:
         ("LBFGS needs a closure", source.calls("torch.optim.LBFGS")),
         (
             "collectives of its own; a task's loss sees one micro-batch and calls none",
-            source.calls_below("torch.distributed.nn.") + source.calls(*collectives),
+            source.calls_below("torch.distributed.nn.", "torch.distributed._functional_collectives.") + collectives,
         ),
         (
             "samples are made by the model while it trains, and a task's dataset does not change",
@@ -374,18 +393,30 @@ def _is_optimizer(name: str) -> bool:
     )
 
 
-def _by_name(source: _Source, names: Iterable[str], *, spread: bool = False) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names that are called, and where. `spread` leaves out calls that train on one device."""
+def _by_name(source: _Source, names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the names that are called, and where; not the calls that train on one device."""
     for name in names:
-        calls = [call for call in source.calls_made if call.name == name and not (spread and _is_of_one_device(call))]
-        if calls:
-            yield name, tuple(call.place for call in calls)
+        if places := tuple(
+            call.place for call in source.calls_made if call.name == name and _devices_of_lightning(call) != 1
+        ):
+            yield name, places
 
 
-def _is_of_one_device(call: _Call) -> bool:
-    """Return True if Lightning is told to train on one device of one node."""
-    devices, nodes = (_literal(call.keywords.get(name)) for name in ("devices", "num_nodes"))
-    return call.name == "lightning.Trainer" and devices in (1, "1", [0]) and nodes in (None, 1)
+def _devices_of_lightning(call: _Call) -> int | None:
+    """Return on how many devices Lightning is told to train; None if it is not told, or by a value made at run time."""
+    names = ("devices", "num_nodes", "accelerator")
+    devices, nodes, accelerator = (_literal(call.keywords.get(name)) for name in names)
+    if call.keywords.get("devices") is None or devices == "auto":
+        devices = 1 if accelerator == "cpu" else None
+    num = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 0
+    nodes = 1 if call.keywords.get("num_nodes") is None else nodes
+    return num * nodes if call.name in _LIGHTNING and num and isinstance(nodes, int) else None
+
+
+def _workers_of_lightning(source: _Source) -> str:
+    """Return the number of workers without which Lightning refuses to start; empty if there is none."""
+    numbers = {num for call in source.calls_made if (num := _devices_of_lightning(call)) not in (None, 1)}
+    return str(numbers.pop()) if len(numbers) == 1 else ""
 
 
 def _beginning(value: ast.expr | None) -> str:
@@ -418,13 +449,15 @@ class _Source:
     """Keys that are assigned in os.environ."""
     names: list[tuple[str, str]] = field(default_factory=list)
     """Full names that are read."""
+    trainers: dict[str, str] = field(default_factory=dict)
+    """Names of classes whose base is one of _TRAINERS, and that base."""
     wrapped: set[str] = field(default_factory=set)
     """Names of variables that are models in DistributedDataParallel."""
     num_files: int = 0
 
-    def calls_below(self, package: str) -> tuple[str, ...]:
-        """Return where something of this package is called."""
-        return tuple(call.place for call in self.calls_made if call.name.startswith(package))
+    def calls_below(self, *packages: str) -> tuple[str, ...]:
+        """Return where something of these packages is called."""
+        return tuple(call.place for call in self.calls_made if call.name.startswith(packages))
 
     def calls(self, *names: str) -> tuple[str, ...]:
         """Return where one of these is called. A name that begins with a dot is a method of any object."""
@@ -452,8 +485,9 @@ class _Source:
     def mentions(self, text: str) -> bool:
         return any(text in literal for literal, _ in self.texts)
 
-    def mentions_of_sigterm(self) -> tuple[str, ...]:
-        return tuple(place for name, place in self.names if name == "signal.SIGTERM")
+    def reads(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return where one of these attributes is read."""
+        return tuple(place for name, place in self.names if name in names)
 
     def first_gpus(self) -> tuple[str, ...]:
         """Return where the first GPU of a node is named, whatever the rank."""
@@ -492,6 +526,10 @@ def _read_all(script: Path, directory: Path) -> _Source:
                 if file not in seen:
                     seen.add(file)
                     left.append(file)
+    trainers = source.trainers
+    source.calls_made = [
+        replace(call, name=trainers.get(call.name.rpartition(".")[2], call.name)) for call in source.calls_made
+    ]
     return source
 
 
@@ -585,23 +623,32 @@ class _Visitor(ast.NodeVisitor):
         for statement in node.body:
             self.visit(statement)
         self._num_alone -= is_alone
+        is_other = _is_other_rank(node.test)
+        self._num_alone += is_other
         for statement in node.orelse:
             self.visit(statement)
+        self._num_alone -= is_other and not isinstance(node.body[-1], ast.Return)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """A function that is defined below `if rank == 0` may be called anywhere."""
+        """A function that is defined below `if rank == 0` may be called anywhere. What follows `if rank != 0: return`
+        is for rank 0 up to the function's end."""
         before, self._num_alone = self._num_alone, 0
         self.generic_visit(node)
         self._num_alone = before
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if isinstance(node.value, ast.Call) and self._name(node.value.func) == _DDP:
-            self._source.wrapped.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        if any(isinstance(inner, ast.Call) and self._name(inner.func) == _DDP for inner in ast.walk(node.value)):
+            self._source.wrapped.update(self._name(target) for target in node.targets)
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for base in node.bases:
-            self._source.classes.append((self._name(base).rpartition(".")[2], self._place(node)))
+            name = self._name(base)
+            last = name.rpartition(".")[2]
+            self._source.classes.append((last, self._place(node)))
+            name = self._source.trainers.get(last, name)
+            if name in _TRAINERS:
+                self._source.trainers[node.name] = name
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -621,7 +668,7 @@ class _Visitor(ast.NodeVisitor):
     def _name(self, node: ast.expr) -> str:
         """Return the full name of an expression, as its imports give it."""
         if isinstance(node, ast.Name):
-            return self._names.get(node.id, node.id)
+            return _usual_name(self._names.get(node.id, node.id))
         if not isinstance(node, ast.Attribute):
             return ""
         owner = self._name(node.value)
@@ -629,14 +676,30 @@ class _Visitor(ast.NodeVisitor):
         while isinstance(root, ast.Attribute):
             root = root.value
         is_module = isinstance(root, ast.Name) and root.id in self._names
-        name = f"{owner}.{node.attr}" if is_module or owner == "os.environ" else f".{node.attr}"
-        for other, usual in _SAME:
-            if name.startswith(other):
-                return usual + name.removeprefix(other)
-        return name
+        return _usual_name(f"{owner}.{node.attr}" if is_module or owner == "os.environ" else f".{node.attr}")
 
     def _place(self, node: ast.expr | ast.stmt) -> str:
         return f"{self._file}:{node.lineno}"
+
+
+def _usual_name(name: str) -> str:
+    """Return the name by which an object is known that has others."""
+    if name.startswith("trl."):  # its trainers move between its packages
+        return f"trl.{name.rpartition('.')[2]}"
+    for other, usual in _SAME:
+        if name.startswith(other):
+            return usual + name.removeprefix(other)
+    return name
+
+
+def _is_other_rank(test: ast.expr) -> bool:
+    """Return True if the condition holds on all ranks but rank 0: `rank != 0`, `rank`, `not is_main_process`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _is_rank_zero(operand)
+        case ast.Compare(left=left, ops=[ast.NotEq() | ast.Gt()], comparators=[ast.Constant(value=0)]):
+            return _is_rank(left)
+    return _is_rank(test)
 
 
 def _is_rank_zero(test: ast.expr) -> bool:
@@ -646,7 +709,7 @@ def _is_rank_zero(test: ast.expr) -> bool:
         case ast.BoolOp(op=ast.And(), values=values):
             return any(map(_is_rank_zero, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _is_rank(operand)
+            return _is_other_rank(operand)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
             return _is_rank(left)
         case ast.Name(id=name) | ast.Attribute(attr=name):

@@ -114,7 +114,8 @@ def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
 def loop_document(source: str, file: Path, arguments: Sequence[str], assignments: Sequence[str]) -> dict[str, Any]:
     """Return the valid spec of a loop. `source`: the spec, or the program itself. Raises CliError, SpecError."""
     if source.endswith(".py"):
-        document = complete(make_spec(Program(file=file, args=tuple(arguments)), in_place=True), assignments, {})
+        program = Program(file=file, args=tuple(arguments), workers=(1, 4))
+        document = complete(make_spec(program, in_place=True), assignments, {})
     elif arguments:
         raise CliError("the spec has the arguments of the program", hint="change it with --set loop.args=[...]")
     else:
@@ -150,6 +151,27 @@ def try_loop(document: dict[str, Any], directory: Path, program: str, timeout_s:
     raise _crashed(program, code, answer, text)
 
 
+def with_workers(
+    trial: dict[str, Any], program: str, elasticity: dict[str, Any], *, is_proposal: bool
+) -> dict[str, Any]:
+    """Return the result of a trial with the workers that the loop can have. `is_proposal`: fewer do as well.
+
+    Raises:
+        CliError: it has no work for so many.
+    """
+    least, most = elasticity["min_workers"], elasticity["max_workers"]
+    can_have = trial["most_workers"] or most
+    if can_have < (least if is_proposal else most):
+        raise CliError(
+            f"{program} has work for {count_text(can_have, 'worker')}, by the micro-batches or streams that "
+            f"run.batches() divides, and elasticity.max_workers is {most}",
+            hint="lower micro_size or elasticity.max_workers, or raise num_streams",
+            exit_code=ExitCode.FAILED,
+        )
+    most = min(most, can_have)
+    return {**trial, "workers": str(least) if least == most else f"{least}:{most}"}
+
+
 def describe_loop(program: str, trial: dict[str, Any], has_arguments: bool = False) -> str:
     """Describe the result to people."""
     return "\n".join(
@@ -161,7 +183,8 @@ def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Ite
     tracked = ", ".join(trial["tracked"]) or "nothing"
     if trial["is_whole"]:
         arguments = " -- ..." if has_arguments else ""
-        yield f"{program} gives its loop to shoal.run, and it trains: shoal submit {program} --workers 1:4{arguments}"
+        command = f"shoal submit {program} --workers {trial['workers']}{arguments}"
+        yield f"{program} gives its loop to shoal.run, and it trains: {command}"
         if not trial["remarks"] or not trial["remarks"][0].startswith("the loop has ended"):
             yield (
                 f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins and in one whose group "

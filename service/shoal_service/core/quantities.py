@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def duration_text(seconds: object) -> str:
     """`20 ms`, `1.3 s`, `42 s`, `3 min 20 s`, `2 h 05 min`; "?" for None and everything else that is no duration."""
@@ -27,6 +29,12 @@ def size_text(num_bytes: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0, 2`."""
+    ranks = sorted(ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
 
 
 def count_text(number: int, noun: str) -> str:

@@ -76,6 +76,7 @@ def test_what_a_loop_does_not_track_is_named_with_the_first_step_that_differs(
 def test_a_right_loop_passes_although_it_counts_and_looks_at_the_time() -> None:
     code, found = check("untracked.py")
     assert (code, found["trial"]["is_whole"]) == (0, True), found
+    assert found["trial"]["workers"] == "1:3", "it has three micro-batches in a step"
     [remark] = found["trial"]["remarks"]
     assert remark.endswith("without a change of the training: printed (untracked.py:50)")
 
@@ -113,3 +114,10 @@ def test_a_sharded_loop_is_tried_as_its_spec_says(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(json.dumps(spec), "utf-8")
     code, found = check("spec.json", directory=tmp_path)
     assert (code, found["trial"]["is_whole"]) == (0, True), found
+
+
+@pytest.mark.slow
+def test_a_loop_without_work_for_all_workers_of_its_spec_is_refused(tmp_path: Path) -> None:
+    arguments = ("--set", "elasticity.max_workers=8", "--", "stateful_streams", str(tmp_path))
+    code, found = check("loaders.py", *arguments)
+    assert code == 1 and found["error"]["message"].startswith("loaders.py has work for 4 workers"), found

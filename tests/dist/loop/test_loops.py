@@ -223,11 +223,13 @@ def test_a_loop_goes_on_from_a_checkpoint(make_job: Any) -> None:
     assert job.losses(workers[:1]) == pytest.approx(undisturbed(), abs=3e-7)
 
 
-def test_an_error_of_the_loop_names_its_line(make_job: Any) -> None:
-    job = make_job(**spec_of("mistaken"))
+@pytest.mark.cells(2)
+@pytest.mark.parametrize("kind", ["ZeroDivisionError", "SystemExit", "GeneratorExit"])
+def test_an_error_of_the_loop_names_its_line(make_job: Any, kind: str) -> None:
+    job = make_job(**spec_of("mistaken", kind))
     [end] = job.run(job.workers(1), layout=replicated(1))
     assert end.kind is ExitKind.USER_ERROR and end.error is not None
-    assert end.error.type == "ZeroDivisionError" and end.error.line == "mistaken.py:12 in train()"
+    assert end.error.type == kind and end.error.line.endswith("mistaken.py:16 in train()"), end.error
 
 
 def test_a_file_that_gives_nothing_to_shoal_run_is_one_sentence(make_job: Any) -> None:

@@ -142,6 +142,15 @@ def test_an_exception_ends_a_process_whose_threads_go_on(bench: Bench) -> None:
     assert len(runners.said()) == 1 and "because of its threads" in runners.said()[0]
 
 
+@pytest.mark.parametrize(("end", "status"), [("'no data'", "1 at train.py:4: no data"), ("3", "3 at train.py:4, and")])
+def test_a_script_that_ends_with_a_text_has_failed_although_its_threads_go_on(
+    bench: Bench, end: str, status: str
+) -> None:
+    text = "import sys, threading\nevent = threading.Event()\nthreading.Thread(target=event.wait).start()\n"
+    error = _error(bench(f"{text}sys.exit({end})", script={"grace_s": 0.5}))
+    assert error.sentence.startswith(f"train.py ended with exit status {status}")
+
+
 def test_a_breakpoint_is_that_of_python_with_empty_input(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")  # as Ray has it in its workers
     error = _error(bench("x = 1\nbreakpoint()\nprint(x)"))
@@ -211,8 +220,9 @@ def test_a_signal_from_outside_is_not_the_scripts_fault(bench: Bench, events: Ev
     runners.start()
     os.kill(events.next(ready=True)["pid"], number)
     [end] = runners.exits()
-    assert (end.kind, end.error) == (ExitKind.SCRIPT_DIED, None)
-    assert runners.said() == [f"the process of train.py was killed by signal {number.value} ({number.name})"]
+    assert end.kind is ExitKind.SCRIPT_DIED and end.error is not None
+    assert end.error.sentence == f"the process of train.py was killed by signal {number.value} ({number.name})"
+    assert runners.said() == [end.error.sentence]
 
 
 def test_a_full_disk_is_a_fault_of_the_node(bench: Bench) -> None:

@@ -139,4 +139,4 @@ def sentence_of(type_name: str, message: str, mistake: str, line: str) -> str:
     """An error in one line: with its type and the task's line, unless the message is a sentence of its own."""
     if mistake:
         return message
-    return f"{type_name}: {message}" + (f" ({line})" if line else "")
+    return ": ".join(filter(None, (type_name, message))) + (f" ({line})" if line else "")

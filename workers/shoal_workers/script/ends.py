@@ -4,7 +4,7 @@
     an exception       COLLECTIVE_FAILED if another rank or the network broke a collective; WORKER_FAULT if the device,
                        memory or the operating system failed; else USER_ERROR. It counts whatever the status is
     exit status 0      FINISHED
-    another status     USER_ERROR
+    another status     USER_ERROR, also if threads of the process went on until it was killed
     a signal           SCRIPT_DIED if it comes from outside; COLLECTIVE_FAILED if NCCL or gloo has aborted the process
                        for a broken collective; else USER_ERROR: the process itself has caused it (a crash, or tensors
                        of other sizes than those of the other ranks)
@@ -67,11 +67,9 @@ class Ended:
     printed: str = ""
     """If it crashed: the end of its standard error."""
 
-    def words(self, *, out_of_memory: bool = False) -> str:
-        """`exited with 3`, `was killed by signal 9 (SIGKILL)`. `out_of_memory`: the kernel has killed a process for
-        lack of memory meanwhile."""
-        is_oom = out_of_memory and self.signal == signal.SIGKILL
-        return ExitStatus(self.code, self.signal, out_of_memory=is_oom).words()
+    def words(self) -> str:
+        """`exited with 3`, `was killed by signal 9 (SIGKILL)`."""
+        return ExitStatus(self.code, self.signal).words()
 
 
 def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:
@@ -83,17 +81,29 @@ def end_of(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorRepor
     """
     if ended.raised is not None and "text" not in ended.raised:
         return _of_exception(ended.raised, folder)
-    if ended.signal is not None:
+    code = ended.code if ended.raised is None else ended.raised["status"]
+    if code is None:
         return _of_signal(ended, script, folder)
-    if ended.code == 0:
+    if code == 0:
         return ExitKind.FINISHED, None
     message, line = _recorded(ended.recorded, folder)
     if not message and ended.raised is not None:
         message, line = ended.raised["text"], _line(ended.raised["frames"], folder)
     place = f" at {line}" if line else ""
     reason = f": {message}" if message else ", and its log says why."
-    message = f"{script} ended with exit status {ended.code}{place}{reason}"
+    message = f"{script} ended with exit status {code}{place}{reason}"
     return ExitKind.USER_ERROR, _sentence("ExitStatus", message, EXIT_STATUS)
+
+
+def killed(ended: Ended, script: str, *, out_of_memory: bool) -> ErrorReport:
+    """The report about a process that was killed by a signal other than that of a crash. Who has sent it is not known.
+
+    Args:
+        out_of_memory: the kernel has killed a process for lack of memory meanwhile.
+    """
+    status = ExitStatus(signal=ended.signal, out_of_memory=out_of_memory and ended.signal == signal.SIGKILL)
+    kind = "OutOfMemory" if status.out_of_memory else f"Signal{ended.signal}"
+    return _sentence(kind, f"the process of {script} {status.words()}", EXIT_STATUS)
 
 
 def _of_signal(ended: Ended, script: str, folder: str) -> tuple[ExitKind, ErrorReport | None]:

@@ -86,8 +86,8 @@ def run(task: Task) -> None:
             _run_script(task)
     except SystemExit as end:
         if end.code:
-            text = "" if isinstance(end.code, int) else _short(str(end.code))
-            _report(task, {"text": text, "frames": _frames(end)})
+            text, status = ("", end.code) if isinstance(end.code, int) else (_short(str(end.code)), 1)
+            _report(task, {"text": text, "status": status, "frames": _frames(end)})
         raise
     except BaseException as error:
         error = error.with_traceback(_from_script(error.__traceback__))

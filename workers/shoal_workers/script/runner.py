@@ -45,7 +45,7 @@ from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.exit_status import MemoryKills
 from shoal_workers.script.client import GuardianClient, GuardianLost
-from shoal_workers.script.ends import Ended, end_of
+from shoal_workers.script.ends import Ended, end_of, killed
 from shoal_workers.script.environment import DEVICES, Place, environment_of
 from shoal_workers.script.event_files import VARIABLE as EVENTS_VARIABLE
 from shoal_workers.script.event_files import EventFiles
@@ -351,8 +351,8 @@ class ScriptRunner:
         if kind in _AFTERMATH_S and generation.wait_for_fence(_AFTERMATH_S[kind]):
             return ExitKind.INTERRUPTED, None
         if kind is ExitKind.SCRIPT_DIED:
-            words = ended.words(out_of_memory=self._memory_kills.have_grown())
-            self._outbox.log_text(f"the process of {self._script.words} {words}")
+            error = killed(ended, self._script.words, out_of_memory=self._memory_kills.have_grown())
+            self._outbox.log_text(error.message)
         return kind, error
 
     def _ended(self, generation: _Generation) -> Ended:

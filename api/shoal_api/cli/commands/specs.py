@@ -29,6 +29,7 @@ from shoal_api.cli.trial import (
     read_task,
     try_loop,
     try_task,
+    with_workers,
 )
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
@@ -163,6 +164,8 @@ def check(
             return
         document = loop_document(task, program[0], arguments or (), assignments or ())
         trial = try_loop(document, program[1], doors.program, timeout)
+        is_proposal = task.endswith(".py") and not any("elasticity" in text for text in assignments or ())
+        trial = with_workers(trial, doors.program, document["elasticity"], is_proposal=is_proposal)
         session.show({**doors.document(), "trial": trial}, describe_loop(doors.program, trial, bool(arguments)))
         if not trial["is_whole"]:
             raise typer.Exit(ExitCode.FAILED)

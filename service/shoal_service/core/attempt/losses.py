@@ -11,6 +11,7 @@ says about its node, its memory and its code is noted. If its group is lost with
 How a process ended may become known some time after its death:
 
     SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV    a fault of native code that the task runs, or of the machine
+    other signals but SIGKILL and SIGTERM       of the task: an alarm, a limit of time
     an exit status                              `os._exit` or C's `exit` in the task or a library: Shoal's workers leave
                                                 `run` and are killed, and never end themselves
     three groups in a row, the same place       the task's: each time other processes have ended there
@@ -44,7 +45,7 @@ from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.training import CheckpointFailed
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 
@@ -250,10 +251,13 @@ def _polls_are_answered(state: Attempt, workers: list[Worker], now: float) -> bo
 
 TIMES = 3
 _KEPT_DEATHS = 64
-_CRASH = re.compile(r"\b(?:was )?(killed by signal (?:4|6|7|8|11)\b.*|exited with -?\d+)$")
-_EXIT = "exited with"
-PROCESS_EXIT = "process_exit"
-"""Value of `UserFailure.mistake`, as CRASH."""
+_CRASH = re.compile(
+    r"\b(?:was )?(killed by (?:signal (?!9\b|15\b)\d+\b.*|the kernel: out of memory)|exited with -?\d+)$"
+)
+"""Ends of the task's own. Who sends SIGKILL and SIGTERM is not known."""
+_EXIT, _NO_MEMORY = "exited with", "killed by the kernel"
+PROCESS_EXIT, NO_MEMORY = "process_exit", "no_memory"
+"""Values of `UserFailure.mistake`, as CRASH."""
 _OUT_OF_MEMORY = ("out of memory", "out-of-memory", "running low on memory", "oom-kill", "outofmemory")
 """Texts by which the kernel and Ray's memory monitor report a lack of memory, in lower case."""
 
@@ -275,7 +279,9 @@ def death_explained(turn: Turn, worker_id: str, message: str) -> None:
         mistake, advice = CRASH, "look at the native code that is called there"
         if crash.words.startswith(_EXIT):
             mistake, advice = PROCESS_EXIT, "look for os._exit in the task and in the libraries that it calls"
-        sentence = f"{describe_crash(crash)}; run `shoal check`, and {advice}"
+        elif crash.words.startswith(_NO_MEMORY):
+            mistake, advice = NO_MEMORY, "lower batch.micro_size, or give the workers more memory"
+        sentence = f"{describe_crash(crash)}; run `shoal check`, and {advice}."
         failure = UserFailure(
             type=mistake,
             message=sentence,
@@ -302,7 +308,10 @@ def describe_last_loss(state: Attempt) -> str:
     crash = state.health.crash
     if crash is not None and state.group.generation - crash.generation <= 1:
         return describe_crash(crash)
-    return state.incident.message if state.incident else "unknown"
+    if state.incident is None:
+        return "unknown"
+    ranks = f"{ranks_text(state.incident.ranks)}: " if state.incident.ranks else ""
+    return ranks + state.incident.message
 
 
 def is_out_of_memory(message: str) -> bool:

@@ -8,19 +8,18 @@ it reports one:
     no report ever        the incident closes once the group has formed
     LONG_S of running     the loss of a worker after it is no loss at the start
     TIMES groups in a row that the program itself has ended at the same place, without a new step or a file with new
-                          content: the attempt ends, however long they ran. The loss of a worker or of a node does not
-                          count
+                          content: the attempt ends, however long they ran. The loss of a worker or of a node, and
+                          what ends while a worker has to leave, does not count
     every rank has ended  with status 0: the job is done; on request: the script is started again, or the attempt ends
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Crash
 from shoal_service.core.endings import REPEATED
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.job import IncidentCause, StateSource, UserFailure
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource
@@ -111,13 +110,13 @@ class ScriptRules(TaskRules):
     ) -> tuple[str, UserFailure]:
         failure = self.failure(exits)
         if is_repeated:
-            failure = _final(failure, f"{failure.sentence}, on {_list_ranks(failure.ranks)}")
+            failure = _final(failure, f"{failure.sentence}, on {ranks_text(failure.ranks)}")
         first = min(e.at for e in exits)
         done = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
         if not done:
             return failure.sentence, failure
         sentence = failure.sentence.rstrip(".")
-        return f"{sentence}. Before, {_list_ranks(done)} had ended with status 0.", failure
+        return f"{sentence}. Before, {ranks_text(done)} had ended with status 0.", failure
 
     def count_end(self, state: Attempt) -> tuple[Crash | None, UserFailure | None]:
         last, step = state.health.program_end, state.progress.furthest_step
@@ -168,13 +167,22 @@ def most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
 
 def is_of_a_loss(state: Attempt) -> bool:
     """True if another rank was lost, so an error that a script raises follows from that. A crash does not."""
-    exits = state.group.exits
-    if any(e.kind is ExitKind.SCRIPT_DIED for e in exits.values()):
-        return True
+    return any(e.kind is ExitKind.SCRIPT_DIED for e in state.group.exits.values()) or _has_lost_worker(state)
+
+
+def _has_lost_worker(state: Attempt) -> bool:
+    """True if a worker of the group is gone, and not because of an error."""
     if state.incident is None or state.incident.cause is IncidentCause.STUCK:
         return False  # a worker that is stuck was ended because of the error
-    workers = (state.pool.worker(index) for index in state.group.workers if index not in exits)
+    workers = (state.pool.worker(index) for index in state.group.workers if index not in state.group.exits)
     return any(worker is None or worker.left_out is not None for worker in workers)
+
+
+def _has_to_leave(state: Attempt) -> bool:
+    """True if a worker of the group was told to leave, or its node is avoided: its processes get signals."""
+    avoided = {node.node_id for node in state.target.avoided if not node.keeps_workers}
+    workers = [worker for index in state.group.workers if (worker := state.pool.worker(index)) is not None]
+    return any(w.leave is not None or (w.info is not None and w.info.node_id in avoided) for w in workers)
 
 
 def _is_same_error(this: WorkerExit, other: WorkerExit) -> bool:
@@ -184,18 +192,19 @@ def _is_same_error(this: WorkerExit, other: WorkerExit) -> bool:
 
 def _end_of_program(state: Attempt) -> UserFailure | None:
     """Return the end of the program itself that has ended the group, with its place as the type. None if a worker was
-    lost, which explains every other end."""
+    lost or has to leave, which explains every other end. A signal whose sender is not known counts as the program's:
+    its worker lives on."""
     script, incident = state.target.spec.script, state.incident
-    if script is None or incident is None or is_of_a_loss(state):
+    if script is None or incident is None or _has_lost_worker(state) or _has_to_leave(state):
         return None
-    ends = sorted(state.group.exits.values(), key=lambda e: e.at)
-    broken = ((e.rank, e.error) for e in ends if e.kind is ExitKind.COLLECTIVE_FAILED and e.error is not None)
-    rank, error = next(broken, (0, None))
-    ranks = [e.rank for e in ends if e.kind is ExitKind.FINISHED]
+    ends = sorted(state.group.exits.values(), key=lambda e: (e.kind is not ExitKind.SCRIPT_DIED, e.at))
+    kinds = (ExitKind.SCRIPT_DIED, ExitKind.COLLECTIVE_FAILED)
+    rank, error = next(((e.rank, e.error) for e in ends if e.kind in kinds), (0, None))
+    ranks = [e.rank for e in ends if e.kind is ExitKind.FINISHED and ends[0].kind is not ExitKind.SCRIPT_DIED]
     if ranks:
         place = "status 0"
         waited = f" (rank {rank} was at {error.line})" if error is not None and error.line else ""
-        sentence = f"{_list_ranks(ranks)} of {script.words} ended with status 0 while others still trained{waited}"
+        sentence = f"{ranks_text(ranks)} of {script.words} ended with status 0 while others still trained{waited}"
     elif error is not None:
         ranks, place = [rank], f"{error.type} {error.line}"
         sentence = f"{error.sentence.rstrip('.')}, on rank {rank}"
@@ -218,8 +227,3 @@ def _final(failure: UserFailure, sentence: str) -> UserFailure:
     """Return the failure as one after which no other attempt follows."""
     message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content."
     return failure.model_copy(update={"mistake": REPEATED, "message": message})
-
-
-def _list_ranks(ranks: Iterable[int]) -> str:
-    ranks = sorted(ranks)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

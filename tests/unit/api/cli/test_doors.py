@@ -16,6 +16,7 @@ from shoal_api.cli.doors import (
     refuse_function_as_task,
 )
 from shoal_api.cli.errors import CliError
+from shoal_api.cli.trial import with_workers
 
 DDP = """\
 import os
@@ -79,6 +80,8 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
         ("if dist.get_rank() == 0: model(torch.ones(2))", "use its .module"),
         ("if not rank and done: dist.barrier()", "rank 0 makes it alone"),
         ("if int(os.environ['RANK']) == 0: dist.barrier()", "rank 0 makes it alone"),
+        ("if rank == 0: dist.all_gather_into_tensor(a, b)", "rank 0 makes it alone"),
+        ("if rank == 0: dist.new_group([0])", "rank 0 makes it alone"),
     ],
 )
 def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
@@ -99,6 +102,8 @@ def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, 
         "if rank == 0: model.module(torch.ones(2))",
         "if rank == 0: pass\nelse: dist.barrier()",
         "if rank == 1: dist.barrier()",
+        "if rank != 0: pass\ndist.barrier()",
+        "def save():\n    if rank != 0:\n        return\n    print()\ndist.barrier()",
     ],
 )
 def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, tmp_path: Path) -> None:
@@ -116,6 +121,15 @@ def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, t
         ("class Stream(torch.utils.data.IterableDataset): pass", "IterableDataset", ("train.py:14",)),
         ("dist.all_gather([], 1)", "collectives of its own", ("train.py:14",)),
         ("from torch.distributed.nn.functional import all_gather; all_gather(1)", "collectives", ("train.py:14",)),
+        ("dist.reduce_scatter_tensor(a, b)", "collectives", ("train.py:14",)),
+        ("import torch.distributed._functional_collectives as c; c.all_reduce(x)", "collectives", ("train.py:14",)),
+        ("accelerator.gather_for_metrics(x)", "collectives", ("train.py:14",)),
+        ("torch.multinomial(p, 1)", "made by the model", ("train.py:14",)),
+        ("actor.generate(prompts)", "made by the model", ("train.py:14",)),
+        ("import gymnasium\nclass Pole(gymnasium.Env): ...", "made by the model", ("train.py:15",)),
+        ("from trl.experimental.ppo import PPOTrainer; PPOTrainer()", "that of a trainer", ("train.py:14",)),
+        ("from lightning.pytorch import Trainer; Trainer()", "that of a trainer", ("train.py:14",)),
+        ("from transformers import Trainer\nclass A(Trainer): ...\nA(m)", "that of a trainer", ("train.py:16",)),
         ("import gymnasium as gym; gym.make('CartPole-v1')", "made by the model", ("train.py:14",)),
         ("torch.distributions.Categorical(logits=x).sample()", "made by the model", ("train.py:14",)),
         ("from transformers import Trainer; Trainer(model)", "the loop is that of a trainer", ("train.py:14",)),
@@ -127,6 +141,22 @@ def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
     found = _examined(tmp_path, f"{DDP}{line}\n")
     assert found.obstacles == ()
     assert _places(found.before_task, words) == places
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ("if rank != 0:\n    pass\nelse:\n    dist.barrier()", "train.py:17"),
+        ("if not accelerator.is_main_process:\n    pass\nelse:\n    dist.barrier()", "train.py:17"),
+        ("def save():\n    if rank > 0:\n        return\n    dist.barrier()\ndist.barrier()", "train.py:17"),
+        ("self.net = DDP(net)\nif rank == 0:\n    self.net(x)", "train.py:16"),
+        ("net = DDP(net) if size > 1 else net\nif rank == 0:\n    net(x)", "train.py:16"),
+    ],
+)
+def test_a_call_of_all_ranks_that_rank_0_makes_alone_is_seen_however_it_is_written(
+    lines: str, place: str, tmp_path: Path
+) -> None:
+    assert _places(_examined(tmp_path, f"{DDP}{lines}\n").obstacles, "rank 0 makes it alone") == (place,)
 
 
 def test_a_report_on_rank_0_alone_is_named_with_its_line(tmp_path: Path) -> None:
@@ -150,12 +180,23 @@ _ACCELERATE = "import os, torch\nfrom accelerate import Accelerator\nAccelerator
         (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8)", True),
         (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8 // int(os.environ['WORLD_SIZE']))", False),
         ("from transformers import Trainer\nTrainer().train()", True),
+        ("from mine import Mine\nMine().train()", True),
+        (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8 // accelerator.num_processes)", False),
+        (f"{_ACCELERATE}torch.utils.data.DataLoader(x, 8 // fabric.world_size)", False),
+        (f"{_ACCELERATE}Accelerator(split_batches=True)\ntorch.utils.data.DataLoader(x, 8)", False),
+        ("import lightning as L\nL.Trainer(devices=2)", False),
+        ("from ray.train.torch import TorchTrainer\nTorchTrainer(f)\ndata.iter_torch_batches(batch_size=8)", True),
+        (
+            "import ray.train\nfrom ray.train.torch import TorchTrainer\nTorchTrainer(f)\n"
+            "data.iter_torch_batches(batch_size=8 // ray.train.get_context().get_world_size())",
+            False,
+        ),
     ],
 )
 def test_the_batch_size_is_spoken_of_where_the_program_does_not_know_how_many_it_is(
     source: str, is_said: bool, tmp_path: Path
 ) -> None:
-    notes = _examined(tmp_path, source).notes
+    notes = _examined(tmp_path, source, mine="import transformers\nclass Mine(transformers.Trainer): ...\n").notes
     assert any("divide by WORLD_SIZE" in one.words for one in notes) is is_said
 
 
@@ -164,11 +205,55 @@ def test_one_sentence_says_what_a_loop_loses() -> None:
     assert [page for page in ("loops.md", "porting.md") if LOOP_COST not in (docs / page).read_text("utf-8")] == []
 
 
-def test_lightning_on_one_device_is_no_training_of_several(tmp_path: Path) -> None:
-    alone = _examined(tmp_path, "import lightning as L\nL.Trainer(devices=1).fit(m)")
-    assert (alone.distributed, alone.launcher) == ((), "python") and "--workers 1\n" in describe(alone)
-    several = _examined(tmp_path, "import lightning as L\nL.Trainer(devices=1, num_nodes=2).fit(m)")
-    assert several.launcher == "torchrun"
+@pytest.mark.parametrize(
+    ("most_workers", "least", "most", "is_proposal", "workers"),
+    [
+        (3, 1, 4, True, "1:3"),
+        (1, 1, 4, True, "1"),
+        (None, 1, 4, True, "1:4"),
+        (8, 2, 4, False, "2:4"),
+        (4, 4, 4, False, "4"),
+        (3, 1, 4, False, None),
+        (3, 4, 4, True, None),
+    ],
+)
+def test_a_loop_is_proposed_for_the_workers_for_which_it_has_work(
+    most_workers: int | None, least: int, most: int, is_proposal: bool, workers: str | None
+) -> None:
+    trial, elasticity = {"most_workers": most_workers}, {"min_workers": least, "max_workers": most}
+    if workers is None:
+        with pytest.raises(CliError, match=f"train.py has work for {most_workers} workers, .* is {most}"):
+            with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)
+    else:
+        assert with_workers(trial, "train.py", elasticity, is_proposal=is_proposal)["workers"] == workers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "workers"),
+    [
+        ("devices=1", "1"),
+        ("devices='1', strategy='ddp'", "1"),
+        ("devices=[0]", "1"),
+        ("accelerator='cpu'", "1"),
+        ("accelerator='cpu', devices='auto'", "1"),
+        ("devices=1, num_nodes=2", "2"),
+        ("accelerator='cpu', devices=2", "2"),
+        ("devices=[0, 1], num_nodes=2", "4"),
+        ("devices=n", "1:4"),
+        ("devices=1, num_nodes=n", "1:4"),
+        ("", "1:4"),
+    ],
+)
+def test_lightning_gets_the_workers_for_which_it_is_made(arguments: str, workers: str, tmp_path: Path) -> None:
+    for call in (
+        "import lightning\nlightning.Trainer",
+        "import lightning.pytorch as pl\npl.Trainer",
+        "from pytorch_lightning import Trainer\nTrainer",
+        "import lightning\nlightning.Fabric",
+    ):
+        found = _examined(tmp_path, f"{call}({arguments})")
+        assert f"--workers {workers}\n" in describe(found), call
+        assert (bool(found.distributed), found.launcher == "python") == (workers != "1", workers == "1"), call
 
 
 def test_schedulers_and_averaged_models_are_no_optimizers(tmp_path: Path) -> None:
@@ -182,7 +267,9 @@ def test_schedulers_and_averaged_models_are_no_optimizers(tmp_path: Path) -> Non
         ("print()", "all steps so far: no line was found that saves or loads"),
         ("import torch\ntorch.save(1, 'a.pt')", "all steps so far: it saves"),
         ("from ray.train import report\nreport({'loss': 1})", "all steps so far: no line"),
+        ("from ray.train import report\nreport({'loss': 1}, checkpoint=None)", "all steps so far: no line"),
         ("from ray.train import report\nreport({'loss': 1}, checkpoint=c)", "all steps so far: it saves"),
+        ("from ray.train import report\nreport({'loss': 1}, c)", "all steps so far: it saves"),
         ("from transformers import Trainer\nTrainer().train()", "all steps so far: the trainer is not asked to resume"),
         ("from transformers import Trainer\nTrainer().train(resume_from_checkpoint=True)", "the steps since"),
         ("import lightning as L\nL.Trainer().fit(1, ckpt_path='last')", "the steps since"),

@@ -12,7 +12,7 @@ from shoal.names import sorted_out
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import is_metric_name
-from shoal_workers.script.ends import Ended, end_of
+from shoal_workers.script.ends import Ended, end_of, killed
 from shoal_workers.script.takeover import MARK, NothingToContinue, take_over
 from shoal_workers.script.written_files import WrittenFiles
 
@@ -263,3 +263,10 @@ def test_only_a_new_content_counts(tmp_path: Path) -> None:
     (folder / "c.pt").unlink()
     os.mkfifo(folder / "pipe")
     assert not files.has_new()
+
+    for has_killed in (False, True):
+        report = killed(Ended(signal=number), "train.py", out_of_memory=has_killed)
+        is_oom = has_killed and number is signal.SIGKILL
+        words = "the kernel: out of memory" if is_oom else f"signal {number.value} ({number.name})"
+        assert report.sentence == f"the process of train.py was killed by {words}"
+        assert report.type == ("OutOfMemory" if is_oom else f"Signal{number.value}")

@@ -46,6 +46,10 @@ class Source(Protocol):
         """All micro-batches of a step, over all ranks."""
 
     @property
+    def most_workers(self) -> int:
+        """Among how many the data can be divided."""
+
+    @property
     def epoch(self) -> EpochOrder | None:
         """What is read, if it ends with an epoch."""
 

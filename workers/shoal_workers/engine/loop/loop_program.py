@@ -31,7 +31,7 @@ from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.program import Entered
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.task.user_code import report_of
+from shoal_workers.engine.task.user_code import is_of_task, report_of
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -121,9 +121,9 @@ class LoopProgram:
             return function(*arguments)
         except (EngineError, SnapshotLost, CheckpointError, DistError):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             is_storage = isinstance(error, OSError) and self._position.phase in (Phase.RESTORING, Phase.SAVING)
-            if is_storage or is_collective_error(error):
+            if is_storage or is_collective_error(error) or not is_of_task(error):
                 raise
             raise TaskFailed(report_of(error, self._position.phase, in_task_call=True)) from None
 

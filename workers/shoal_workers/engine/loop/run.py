@@ -168,6 +168,8 @@ class Run:
         """What is tracked, by name."""
         self.steps_per_epoch: int | None = None
         """Steps in which each sample is read once; None if that is not known."""
+        self.most_workers: int | None = None
+        """Among how many the data can be divided; None before they are opened."""
         self.most_micro_batches: int | None = None
         """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
@@ -354,6 +356,7 @@ class Run:
         if epoch is not None:
             self._begin_epoch(epoch)
         source = source_of(data, replace(wanted, epoch=epoch), self._reader(), len(self._sources))
+        self.most_workers = min(self.most_workers or source.most_workers, source.most_workers)
         if epoch is None:
             self._sources.append(source)
         try:

@@ -219,6 +219,7 @@ class Samples:
         """
         self._first_look = first_look
         self.own, self.num_micro_batches = own, num_micro_batches
+        self.most_workers = num_micro_batches
         self.epoch = order if isinstance(order, EpochOrder) else None
         self._fetch = fetch
         self._order = order

@@ -168,6 +168,7 @@ class Streams:
     ) -> None:
         self.own, self.epoch = plan.own(rank, world_size), None
         self.num_micro_batches = plan.num_micro_batches
+        self.most_workers = plan.num_micro_batches if plan.is_shared else plan.num_streams
         self._plan = plan
         self._seed = seed ^ _SEEDED
         self._source = source

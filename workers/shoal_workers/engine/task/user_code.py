@@ -100,7 +100,7 @@ class UserCode:
             self._remark(text)
         if refused is not None and not isinstance(error, Fenced):
             raise self._failed(refused) from None
-        if error is not None and not isinstance(error, (Exception, SystemExit)) and not _is_of_task(error):
+        if error is not None and not is_of_task(error):
             return
         if error is not None and (isinstance(error, EngineError) or is_collective_error(error)):
             return
@@ -123,9 +123,11 @@ class UserCode:
         return f"{where}: {left}"
 
 
-def _is_of_task(error: BaseException) -> bool:
-    """Whether the task has raised an exception that `except Exception` does not catch: it is neither Shoal's own, nor
-    Ctrl-C, which reaches the main thread only."""
+def is_of_task(error: BaseException) -> bool:
+    """True if the user's code may have raised it. Of what `except Exception` does not catch, Shoal's own exceptions are
+    none of it, nor is Ctrl-C, which reaches the main thread only."""
+    if isinstance(error, (Exception, SystemExit)):
+        return True
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is not threading.main_thread()
     return not type(error).__module__.startswith("shoal_workers.")

@@ -408,6 +408,57 @@ def test_lost_workers_are_no_ends_of_the_script(new_world: NewWorld) -> None:
     assert world.state.health.program_end is None
 
 
+def killed(kind: str = "Signal14", words: str = "was killed by signal 14 (SIGALRM)") -> ErrorReport:
+    return raised(f"the process of train.py {words}", mistake="exit_status").model_copy(update={"type": kind})
+
+
+def die_by(world: Any, error: ErrorReport | None, *, has_output: bool = False) -> None:
+    """The process of rank 1 is killed, and the collective of rank 0 breaks first."""
+    first, second = world.group()
+    world.leave(first, ExitKind.COLLECTIVE_FAILED, broken(), has_output=has_output)
+    world.now += 0.1
+    world.leave(second, ExitKind.SCRIPT_DIED, error)
+    world.deliver_all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Signal14", "was killed by signal 14 (SIGALRM)"),
+        ("Signal9", "was killed by signal 9 (SIGKILL)"),
+        ("OutOfMemory", "was killed by the kernel: out of memory"),
+    ],
+)
+def test_the_same_signal_three_times_in_a_row_ends_the_job_however_long_it_ran(
+    new_world: NewWorld, kind: str, words: str
+) -> None:
+    world = script_world(new_world, workers=2).open(then=0)
+    for expected in (True, True, False):
+        die_by(world, killed(kind, words))
+        assert again(world) is expected
+    assert world.end.reason is EndReason.USER_ERROR and world.end.failure.mistake == REPEATED
+    assert world.end.message == (
+        f"the process of train.py {words}, on rank 1, 3 times in a row without a new step or a file with new content."
+    )
+    assert world.end.failure.ranks == (1,)
+
+
+def test_progress_another_signal_a_notice_and_a_guardian_begin_the_count_of_signals_anew(new_world: NewWorld) -> None:
+    world = script_world(new_world, workers=2).open(then=0)
+    for has_output in (False, False, True, False):
+        die_by(world, killed(), has_output=has_output)
+        assert again(world)
+    world.run(1)
+    for error in (killed(), killed("Signal24"), killed(), killed("Signal24"), None, None, None):
+        die_by(world, error)
+        assert again(world)
+    counted = world.state.health.program_end
+    assert counted.words.startswith("Signal24") and counted.times == 1
+    world.feed(NodesAvoided((AvoidedNode(node_id="n1", reason="drain requested", deadline=world.now + 1000.0),)))
+    die_by(world, killed("Signal24"))
+    assert world.state.health.program_end == counted, "a worker that has to leave gets signals"
+
+
 def test_a_fault_that_comes_a_third_time_is_final(new_world: NewWorld) -> None:
     full = raised("no space left on device").model_copy(update={"type": "OSError", "error_class": ErrorClass.SYSTEM})
     world = script_world(new_world, workers=2, min_workers=2).open(then=5)

@@ -60,9 +60,32 @@ def test_a_task_that_ends_its_process_is_named(new_world: NewWorld, code: int) -
     assert world.end is not None and world.end.reason is EndReason.USER_ERROR
     assert world.end.message == (
         f"exited with {code} after step 3, 3 times in a row at the same place; run `shoal check`, and look for "
-        "os._exit in the task and in the libraries that it calls"
+        "os._exit in the task and in the libraries that it calls."
     )
     assert world.end.failure is not None and world.end.failure.mistake == "process_exit"
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake", "advice"),
+    [
+        ("killed by the kernel: out of memory", "no_memory", "lower batch.micro_size, or give the workers more memory"),
+        ("killed by signal 14 (SIGALRM)", "crash", "look at the native code that is called there"),
+        ("killed by signal 24 (SIGXCPU)", "crash", "look at the native code that is called there"),
+        ("killed by signal 34", "crash", "look at the native code that is called there"),
+    ],
+)
+def test_lack_of_memory_and_signals_of_its_own_are_ends_of_the_task(
+    new_world: NewWorld, words: str, mistake: str, advice: str
+) -> None:
+    world = running(new_world)
+    for _ in range(3):
+        assert world.end is None
+        crash(world, f"process 12 on 10.0.0.1 was {words}")
+    assert world.end is not None and world.end.reason is EndReason.USER_ERROR
+    assert world.end.message == (
+        f"{words} after step 3, 3 times in a row at the same place; run `shoal check`, and {advice}."
+    )
+    assert world.end.failure is not None and world.end.failure.mistake == mistake
 
 
 def test_a_process_that_ends_itself_now_and_then_is_replaced(new_world: NewWorld) -> None:
@@ -74,8 +97,8 @@ def test_a_process_that_ends_itself_now_and_then_is_replaced(new_world: NewWorld
 
 def test_a_signal_from_outside_is_no_crash(new_world: NewWorld) -> None:
     world = running(new_world)
-    for _ in range(4):
-        crash(world, "process 12 on 10.0.0.1 was killed by signal 9 (SIGKILL)")
+    for words in [*["9 (SIGKILL)"] * 4, *["15 (SIGTERM)"] * 4]:
+        crash(world, f"process 12 on 10.0.0.1 was killed by signal {words}")
     assert world.end is None
 
 
