@@ -54,7 +54,12 @@ BESIDE = (
 """The folders of each process that runs beside the one in the foreground, which has all others. A folder leaves out
 what is below it and named by another process."""
 _IMPORTED = (
+    "boto3",
     "fastapi",
+    "hypothesis.strategies",
+    "pandas",
+    "psycopg",
+    "pydantic_settings",
     "ray",
     "shoal_api.client",
     "shoal_api.http.app",
@@ -62,8 +67,11 @@ _IMPORTED = (
     "shoal_workers.engine.engine",
     "shoal_workers.tasks.lm",
     "sqlalchemy.orm",
+    "tensorboardX",
     "torch._dynamo",
     "torch.distributed.fsdp",
+    "trio",
+    "uvicorn",
 )
 AFTERWARDS = "afterwards"
 _NICENESS = 5
@@ -83,6 +91,7 @@ def main() -> int:
     sys.path[0] = str(ROOT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of nine processes would wait for each other, spinning
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of many hundred processes would compile Shoal anew
+    sys.dont_write_bytecode = False  # of this process and its forks, which rewrite the asserts of the tests
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _import_once()
     folder = Path(tempfile.mkdtemp(prefix="shoal-tests-"))  # a TemporaryDirectory would end with the first fork

@@ -61,7 +61,7 @@ from shoal_service.store import cluster_links
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WebhookTallies
+from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts
@@ -113,7 +113,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     elif exposure:
         _say(exposure)
     clock = SystemClock()
-    clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease)
+    waits = WaitTallies()
+    clusters = JoinedClusters(store, settings.cluster or DEFAULT_CLUSTER, clock, lambda: control.lease, waits)
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(
         owner=own_name(),
@@ -136,7 +137,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
         _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
-    storage, removals = JobStorage(settings.checkpoint_url), RemovalTallies()
+    storage, removals = JobStorage(settings.checkpoint_url, waits), RemovalTallies()
     rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)
     retention = RetentionCollector(store, storage, SystemClock(), rules, removals, NodePackages(clusters))
     exposition = Exposition(
@@ -144,6 +145,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             store=store,
             owner=config.owner,
             removals=removals,
+            waits=waits,
             requests=requests,
             passes=passes,
             webhooks=tallies,

@@ -84,7 +84,7 @@ def measure_page(folder: Path) -> dict[str, Any]:
         for _ in range(_VIEWS):
             job.report(step=NUM_STEPS)  # a change, so that no answer is kept from the view before
             begun_mono, before_s = time.monotonic(), cpu_seconds(edge.pid)
-            body = _first_answer(edge, f"/v1/jobs/{job.id}/overview?logs=true")
+            body = first_answer(edge, f"/v1/jobs/{job.id}/overview?logs=true")
             times_s.append(time.monotonic() - begun_mono)
             cpu_s += cpu_seconds(edge.pid) - before_s
             begun_mono = time.monotonic()
@@ -259,7 +259,7 @@ def fetch(edge: Edge, path: str, *, accept: str = "application/json") -> bytes:
     return body
 
 
-def _first_answer(edge: Edge, path: str) -> bytes:
+def first_answer(edge: Edge, path: str) -> bytes:
     """Reads all parts that a page needs before it shows anything; then closes the page."""
     connection = http.client.HTTPConnection("127.0.0.1", edge.port, timeout=120)
     connection.request("GET", path, headers={"Accept": "text/event-stream", **edge.headers})

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from kit.processes.fleet import Fleet, Job, RemoteWorker
-from shoal_service.core.attempt.plan_layout import HostNeed
+from shoal_service.core.layout_plan import HostNeed
 from shoal_service.planner import plan
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.language_model import LM_TASK

@@ -197,7 +197,7 @@ class JobStatus(Frozen):
     difference only checkpoints of this step and earlier ones are restored."""
     num_parameters: int | None = None
     proofs: tuple[LayoutProof, ...] = ()
-    """Proofs of the layouts that the attempt has used or tried, one micro-batch split against whole."""
+    """Proofs of the layouts that the attempt has used or tried, two steps split against whole."""
     eta_s: float | None = None
     note: str = ""
     """For people: what the attempt waits for, and how far that is; while it trains, what it saves or validates, that

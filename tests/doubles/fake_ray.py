@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,6 +35,8 @@ class FakeRay(FakeCluster):
         self.is_test_endless = False
         self.begun = threading.Event()
         """A `reap` has begun."""
+        self.code: dict[str, str] = {}
+        """URI of each code archive that it has, by SHA-256."""
 
     def connect(self, address: str) -> None:
         self.num_connects += 1
@@ -64,8 +67,11 @@ class FakeRay(FakeCluster):
             await asyncio.Event().wait()
         return await super().fault_of_node(suspect, partner)
 
+    def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        return self.code.get(sha256, "")
+
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:  # type: ignore[override]
-        return f"gcs://{len(archive)}.zip"
+        return self.code.setdefault(hashlib.sha256(archive).hexdigest(), f"gcs://{len(archive)}.zip")
 
     def reap(self, job_id: str, attempt: int) -> int:
         self.begun.set()

@@ -26,7 +26,7 @@ from shoal_service.store import credentials
 from shoal_workers.version import VERSION
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
-MAX_EXAMPLES = settings().max_examples // 10
+MAX_EXAMPLES = settings().max_examples // 15
 Answers = Counter[tuple[str, int]]
 """Number of answers by operation and status."""
 

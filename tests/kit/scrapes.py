@@ -11,7 +11,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from shoal_service.planner.planning import profile_for
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
-from shoal_service.telemetry.tallies import PassTimes, RequestMetrics, WebhookTallies
+from shoal_service.telemetry.tallies import PassTimes, RequestMetrics, WaitTallies, WebhookTallies
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 NOW = 100.0
@@ -24,6 +24,7 @@ def exposition_of(
     cluster: FakeClusterSource | None = None,
     state_dir: Path = Path("/"),
     webhooks: WebhookTallies | None = None,
+    waits: WaitTallies | None = None,
     **clocks: Any,
 ) -> Exposition:
     sources = Sources(
@@ -35,6 +36,7 @@ def exposition_of(
         profile_of=profile_for,
         state_dir=state_dir,
         webhooks=webhooks or WebhookTallies(),
+        waits=waits or WaitTallies(),
     )
     return Exposition(sources, **{"clock": lambda: NOW, **clocks})
 

@@ -135,8 +135,6 @@ class Trials:
         progress.write_text("", encoding="utf-8")
         files = list(dict.fromkeys(test.name.split("::")[0] for test in tests))
         command = [sys.executable, "-m", "pytest", "-x", "-p", "injected_faults.plugins.pick", *(options or ["-m", ""])]
-        if tests and not any("openapi" in file for file in files):
-            command += ["-p", "no:schemathesis"]  # its import takes a third of a short run, and no other test uses it
         environment = tree_environment(tree) | {
             "SHOAL_FAULTS_PICKED": str(picked) if tests else "",
             "SHOAL_FAULTS_PROGRESS": str(progress),

@@ -4,12 +4,12 @@
     2 steps    one micro-batch each: batch, forward, backward, update
     save       a checkpoint in the directory that the argument names, committed
     load       the state is read back from it, and one more step and a validation follow
-    layouts    one micro-batch whole against split: two processes for the data axis and for each axis of the plan
+    layouts    two steps whole against split: two processes for the data axis and for each axis of the plan
 
-It runs the engine that trains, as a group of one rank on the data axes; `proofs` proves the layouts. Standard input is
-the spec as JSON; each line of standard output is a JSON object: {"phase": ...} when a phase begins, and at last
-{"found": ...} or {"failed": ...}. If the process crashes, the last phase and the stack on standard error tell where.
-Called by `shoal check`.
+It runs the engine that trains, as a group of one rank with the data axis that the service would choose; `proofs` proves
+the layouts. Standard input is the spec as JSON; each line of standard output is a JSON object: {"phase": ...} when a
+phase begins, and at last {"found": ...} or {"failed": ...}. If the process crashes, the last phase and the stack on
+standard error tell where. Called by `shoal check`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.encoders import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import Layout, data_parallel
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
@@ -52,7 +52,7 @@ from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import PackagesNotInstalled
-from shoal_workers.proofs import Zygote, fixed_to_prove, layouts_to_prove
+from shoal_workers.proofs import Zygote, data_layout, fixed_to_prove, layouts_to_prove
 from shoal_workers.training_thread import on_training_thread
 
 _STEPS = 3
@@ -123,8 +123,10 @@ def main() -> int:
 
 
 def _with_proofs(found: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
-    """Raises TaskRefused: the layout that the spec fixes trains another model."""
+    """Raises TaskRefused: a layout that the job is certain to use trains another model."""
     layouts, fixed = layouts_to_prove(spec), fixed_to_prove(spec)
+    if fixed is None and spec.elasticity.max_workers > 1:
+        fixed = data_layout(spec, 2)
     proofs = list(zygote.proofs(layouts))
     for proof in proofs:
         if proof.layout == fixed and proof.outcome is ProofOutcome.REFUSED:
@@ -145,7 +147,7 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
     Raises:
         TaskRefused: the task, or its data, or its model does not train.
     """
-    layout = data_parallel(spec.parallelism, 1)
+    layout = data_layout(spec, 1)
     found = _Check(reduced(spec, directory), layout, directory, on_phase).run()
     return replace(found, remarks=(*found.remarks, *_not_tried(spec)))
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shoal_workers.contract.checks.legality import fixed_layout, violations
-from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded
+from shoal_workers.contract.checks.legality import fixed_layout, is_plain_by_default, violations
+from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded, plain
 from shoal_workers.contract.messages import Assignment, Phase
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
@@ -51,7 +51,7 @@ def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
     """The data axis, each axis that the plan names, and what `parallelism` fixes with degrees of at most 2: those of
     them that are legal."""
     plan = plan_of(spec)
-    wanted = [data_parallel(spec.parallelism, 2)]
+    wanted = [data_layout(spec, 2)]
     if plan is not None:
         wanted += [Layout(tp=2)] if plan.tensor else []
         wanted += [Layout(pp=2)] if plan.blocks and plan.num_blocks > 1 and plan.hidden_size else []
@@ -62,6 +62,11 @@ def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
     enough = spec.batch.model_copy(update={"global_size": spec.batch.micro_size * _MOST_RANKS})
     asked = spec.model_copy(update={"batch": enough})
     return tuple(dict.fromkeys(one for one in wanted if one.world_size > 1 and not violations(one, asked, plan)))
+
+
+def data_layout(spec: JobSpec, world_size: int) -> Layout:
+    """The data axis that the service would choose, if whole states fit."""
+    return plain(world_size) if is_plain_by_default(spec) else data_parallel(spec.parallelism, world_size)
 
 
 def fixed_to_prove(spec: JobSpec) -> Layout | None:
@@ -183,11 +188,17 @@ def _of_rank(spec: JobSpec, layout: Layout, rank: int, place: Path) -> LayoutPro
         collectives=CollectiveLog(),
     )
     try:
-        proof = prove(generation)
+        proof = prove(generation, _from_rank_0)
     except LayoutRefused as refused:
         return refused.proof
     dist.barrier()  # else the others find a broken connection
     return proof
+
+
+def _from_rank_0(text: str) -> str:
+    box = [text]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 class Zygote:

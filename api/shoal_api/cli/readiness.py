@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
-
 import httpx
 
 from shoal_api.client.credentials import find_ca_file
+from shoal_api.client.transport import certificates
 
 
 def waits_for(url: str) -> str | None:
@@ -33,6 +32,6 @@ def read_warnings(url: str) -> tuple[str, ...]:
 
 
 def _get(url: str) -> httpx.Response:
-    ca_file = find_ca_file()
-    verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
-    return httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False, verify=verify)
+    return httpx.get(
+        f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False, verify=certificates(url, find_ca_file())
+    )

@@ -55,7 +55,7 @@ def _layouts(proofs: Sequence[dict[str, Any]]) -> list[str]:
     """Say what splitting the model has shown."""
     proven = [proof["name"] for proof in proofs if proof["outcome"] == "proven"]
     others = [proof for proof in proofs if proof["outcome"] != "proven"]
-    lines = [f"  layouts proven, one micro-batch split against whole: {', '.join(proven)}"] if proven else []
+    lines = [f"  layouts proven, two steps split against whole: {', '.join(proven)}"] if proven else []
     return [*lines, *(f"  layout {proof['name']} {proof['outcome']}: {proof['words']}" for proof in others)]
 
 

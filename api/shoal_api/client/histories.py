@@ -95,7 +95,7 @@ class Histories(Endpoint):
     def save_series(
         self, job_id: str, out: BinaryIO, *, format: str = "csv", after_step: int = -1, max_points: int | None = None
     ) -> None:
-        """Write the series to a file, as `csv` or `parquet`: every step, or means if they are more than `max_points`.
+        """Write the series to a file, as `csv` or `parquet`: all stored steps, or `max_points` means.
 
         Raises:
             Disconnected: the answer broke off; `out` has a part of it.

@@ -25,6 +25,7 @@ from shoal_service.artifact_views import MediaPage, OutputPage, OutputView
 from shoal_service.problems import ProblemKind, ServiceError
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import checkpoint_root
+from shoal_service.telemetry.tallies import WaitTallies
 from shoal_service.views import JobView, VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import index_name
@@ -67,9 +68,10 @@ class StorageAway(ServiceError):
 class JobStorage:
     """The directories of jobs. Calls wait for a thread; one that hangs raises StorageAway after a time."""
 
-    def __init__(self, default_url: str) -> None:
+    def __init__(self, default_url: str, waits: WaitTallies | None = None) -> None:
         """`default_url`: the checkpoint directory of jobs without a `checkpoint.url`; empty: they cannot be read."""
         self._default_url = default_url
+        self._waits = waits or WaitTallies()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="storage")
 
     def catalog(self, job: JobView) -> CheckpointCatalog:
@@ -175,7 +177,8 @@ class JobStorage:
         """Runs a blocking call on one of the threads, and returns its result. Raises StorageAway, FileNotFoundError."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
-            return await asyncio.wait_for(asyncio.shield(future), within_s)
+            with self._waits.waiting("storage", within_s):
+                return await asyncio.wait_for(asyncio.shield(future), within_s)
         except TimeoutError:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whatever it is
             raise StorageAway(f"the storage did not answer within {within_s:g} s") from None

@@ -41,6 +41,7 @@ from shoal_service.store.cluster_links import reports_of
 from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
+from shoal_service.telemetry.tallies import WaitTallies
 from shoal_workers.contract.base import Frozen
 
 STALE_S = 5.0
@@ -61,10 +62,18 @@ class JoinedClusters:
     Call `close` at the end. Everything but `refresh` may be called from any thread.
     """
 
-    def __init__(self, store: Store, own: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        own: str,
+        clock: Clock,
+        lease: Callable[[], Lease | None],
+        waits: WaitTallies | None = None,
+    ) -> None:
         """`lease`: the one of this process, None while it has none. From any thread."""
         self._store = store
         self._own = own
+        self._waits = waits or WaitTallies()
         self._clock = clock
         self._lease = lease
         self._lock = threading.Lock()
@@ -106,7 +115,7 @@ class JoinedClusters:
             if (started := self._started.get(name)) is not None:
                 return started
             if name not in self._absent:
-                self._absent[name] = JoinedCluster(self._store, name, self._clock, self._lease)
+                self._absent[name] = self._cluster(name)
             return self._absent[name]
 
     def watch(self, changed: Callable[[str], None]) -> Callable[[], None]:
@@ -121,10 +130,13 @@ class JoinedClusters:
         for cluster in started:
             cluster.close()
 
+    def _cluster(self, name: str) -> JoinedCluster:
+        return JoinedCluster(self._store, name, self._clock, self._lease, self._waits)
+
     def _made(self, name: str) -> JoinedCluster:
         with self._lock:
             if name not in self._started:
-                cluster = JoinedCluster(self._store, name, self._clock, self._lease)
+                cluster = self._cluster(name)
                 cluster.watch(lambda: self._changed(name))
                 self._started[name] = cluster.start()
                 self._absent.pop(name, None)
@@ -167,10 +179,18 @@ class JoinedCluster:
     Call `start` first, and `close` at the end. One that was not started answers no call.
     """
 
-    def __init__(self, store: Store, name: str, clock: Clock, lease: Callable[[], Lease | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        clock: Clock,
+        lease: Callable[[], Lease | None],
+        waits: WaitTallies | None = None,
+    ) -> None:
         """`lease`: the one of this process, None while it has none. From any thread."""
         self._store = store
         self.name = name
+        self._waits = waits or WaitTallies()
         self._clock = clock
         self._lease = lease
         self._epoch: int | None = None
@@ -244,8 +264,9 @@ class JoinedCluster:
         """Orders a verb and waits for the answer. If the caller is cancelled, so is the order."""
         number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
         try:
-            async with asyncio.timeout(verb.limit_s):
-                return await asyncio.wrap_future(answer)
+            with self._waits.waiting(verb.kind, verb.limit_s):
+                async with asyncio.timeout(verb.limit_s):
+                    return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise ClusterUnreachable(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s") from None
         finally:

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 
 from shoal_service.cluster.ray_environment import inherited
 from shoal_service.control.hardware_profiles import measured_profile
-from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
+from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
 from shoal_service.planner.gpus import DEFAULT_GPU

@@ -179,17 +179,36 @@ class SupervisorLinks:
         self._clock = clock
         self._links: Mapping[AttemptKey, SupervisorLink] = {}
         self._read_mono = float("-inf")
-        self._num_readings = 0
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        """The reading that begins when the current one ends."""
 
     async def of(self, key: AttemptKey, *, newest: bool = False) -> SupervisorLink | None:
         """When the supervisor of an attempt has reported last; None: the attempt is over. `newest`: the answer includes
-        what was committed before this call; otherwise it may be a quarter of a second old. Raises StoreUnavailable."""
-        needed = self._num_readings + 1 if newest else 0  # a reading that begins from now on, which all who wait share
-        async with self._reading:
-            if self._num_readings < needed or self._clock.monotonic() - self._read_mono >= _FRESH_S:
-                self._num_readings += 1
-                began_mono = self._clock.monotonic()
-                self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
-                self._read_mono = began_mono
-            return self._links.get(key)
+        what was committed before this call; otherwise it may be a quarter of a second old. Raises StoreUnavailable.
+
+        All who wait share a reading, however long the others take to go on: after a takeover every driver asks.
+        """
+        reading = None
+        if newest:
+            if self._next is None and self._reading is not None:
+                self._next = asyncio.create_task(self._read_after(self._reading))
+            reading = self._next
+        if reading is None and (newest or self._clock.monotonic() - self._read_mono >= _FRESH_S):
+            reading = self._reading = self._reading or asyncio.create_task(self._read())
+        if reading is not None:
+            await asyncio.shield(reading)
+        return self._links.get(key)
+
+    async def _read_after(self, before: asyncio.Task[None]) -> None:
+        await asyncio.wait([before])
+        self._reading, self._next = self._next, None
+        await self._read()
+
+    async def _read(self) -> None:
+        began_mono = self._clock.monotonic()
+        try:
+            self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
+            self._read_mono = began_mono
+        finally:
+            self._reading = None

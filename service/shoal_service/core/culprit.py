@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.faults import FAULTS, Blame
-from shoal_service.core.attempt.stacks import place
 from shoal_service.core.attempt.state.attempt import Incident
 from shoal_service.core.quantities import duration_text
+from shoal_service.core.stacks import place
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase, StackSource, WorkerExit, WorkerStack
 from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect

@@ -55,6 +55,10 @@ class RayAccess(Protocol):
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]: ...
 
+    def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        """Keeps code that the cluster has for this attempt too. Returns its URI; empty if the cluster does not have
+        it."""
+
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
         """Stores a zip archive in the cluster. Returns its URI, which is the same for equal bytes."""
 
@@ -131,6 +135,8 @@ class Answering:
         return value[:MAX_WORDS] if isinstance(value, str) else value
 
     async def _upload_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        if uri := await self._blocking(lambda: self._ray.hold_code(job_id, attempt, sha256)):
+            return uri
         archive = await self._downloads.archive(sha256)
         return await self._blocking(lambda: self._ray.upload_code(job_id, attempt, archive))
 

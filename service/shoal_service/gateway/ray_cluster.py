@@ -39,7 +39,7 @@ from shoal_service.gateway.prestart import SupervisorReserve, prestart
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.copies import CodePackage, StoredConfig, version_of
+from shoal_service.supervisor.copies import CodePackage, StoredConfig, drop_unheld, version_of
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import (
     RESERVED_S,
@@ -367,7 +367,9 @@ class RayCluster:
             ray.wait(forgetting, num_returns=len(forgetting), timeout=_FORGET_S)
         for handle in handles:
             ray.kill(handle, no_restart=True)
-        GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()
+        copies = gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
+        GcsJournal(copies, job_id, attempt).delete()
+        drop_unheld(copies)
         self._started.pop((job_id, attempt), None)
         self._failed -= {(job_id, attempt)}
         return len(mine)
@@ -402,11 +404,19 @@ class RayCluster:
         except (RpcError, RaySystemError) as error:
             raise ClusterUnreachable(f"the request to the autoscaler failed: {error}") from error
 
+    def hold_code(self, job_id: str, attempt: int, sha256: str) -> str:
+        uri = package_uri(sha256)
+        return uri if _code(job_id, attempt, uri).hold() else ""
+
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
         uri = package_uri(version_of(archive))
-        packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
-        CodePackage(packages, copies, job_id, attempt, uri).store(archive)
+        _code(job_id, attempt, uri).store(archive)
         return uri
+
+
+def _code(job_id: str, attempt: int, uri: str) -> CodePackage:
+    packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
+    return CodePackage(packages, copies, job_id, attempt, uri)
 
 
 def _wait_until_free(name: str) -> None:

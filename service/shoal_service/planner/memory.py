@@ -40,8 +40,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.gpus import CPU
 from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of

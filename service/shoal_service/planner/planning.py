@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
+from shoal_service.core.layout_plan import Plan
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.memory import BytesPart, least_need, num_params_of
 from shoal_service.planner.ranking import (
@@ -55,24 +55,6 @@ _OWN_ERROR = 0.25
 two layouts is that much off, and more for single ones (docs/planner.md)."""
 _REMEMBERED = 512
 """Plans in the cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A layout, and why it was chosen."""
-
-    layout: Layout
-    reason: str
-    rank_bytes: int = 0
-    """Predicted bytes of the rank that needs the most, without those of a process that has no model and without
-    snapshots; 0: unknown."""
-    fits: bool = True
-    """Predicted to fit into memory, or the sizes of the model are unknown."""
-    host: HostNeed = UNKNOWN_NEED
-    """Host memory of a worker; all zero: not known."""
-    rivals: tuple[Plan, ...] = ()
-    """The same at other shard levels, if their steps are predicted to be so similar that only a measurement can tell
-    which is the fastest."""
 
 
 def plan(

@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 from pydantic import Field
 
-from shoal_service.core.attempt.plan_layout import UNKNOWN_NEED, HostNeed
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, LinkClass, Racks
+from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.planner.candidates import LEVELS, Candidates, Floats, Limits, candidates, select_rows
 from shoal_service.planner.holding import holding_of
 from shoal_service.planner.memory import (

@@ -3,7 +3,9 @@
     least 60 points of a job with 100,000 steps: 195 buckets of 512 steps, then of 64 and 8, then steps
 
 A read takes the widest buckets that give a curve at least `least` points, so it has at most eight times as many, and
-some thirty for the end that is not rolled up yet. Used by `many_curves.py` and for the small curves of `job_lists.py`.
+some thirty for the end that is not rolled up yet. Where old rows of a level were deleted (store/thinning.py, and
+retention of ended jobs) it takes the next coarser one. Used by `many_curves.py` and for the small curves of
+`job_lists.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +14,30 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Column, ColumnElement, ScalarSelect, Select, bindparam, func, select
 
 from shoal_service.store.database import Transaction
-from shoal_service.store.tables import series, series_rollups
+from shoal_service.store.tables import jobs, series, series_rollups
 
 MAX_STEP = 2**62
 FACTOR = 8
 WIDTHS = tuple(FACTOR**n for n in range(1, 7))
 """Steps per bucket of each level of roll-ups."""
 _ROWS_AT_ONCE = 5_000
+_THINNED_UNTIL = select(jobs.c.thinned_until).where(jobs.c.num == bindparam("of_job"))
+
+
+def _end(of: Any, column: Column[int], *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
+    """The smallest or largest value: each in a query of its own, for which an index has the answer at its end."""
+    return select(of(column)).where(column.table.c.job_num == bindparam("of_job"), *conditions).scalar_subquery()
+
+
+_EXTENT = select(
+    _end(func.min, series.c.step).label("first"),
+    _end(func.max, series.c.step).label("last"),
+    *(_end(func.min, series_rollups.c.bucket, series_rollups.c.width == width) for width in WIDTHS),
+    ((_end(func.max, series_rollups.c.bucket, series_rollups.c.width == FACTOR) + 1) * FACTOR).label("rolled_until"),
+)
 
 
 def points_of(
@@ -46,26 +62,72 @@ def points_of(
             if len(rows) >= least:
                 return rows
             # A job that goes on from another one's checkpoint has fewer steps than the number of its last one says.
-    rows = list(read_steps(tx, num, columns, after_step, until_step))
-    if rows and rows[0].step <= max(after_step, 0) + FACTOR:
-        return rows
-    pruned_until = rows[0].step if rows else until_step
-    first = max(after_step, 0) // FACTOR
-    rolled = read_buckets(tx, num, columns, FACTOR, first, pruned_until // FACTOR)
-    return [row for row in rolled if after_step < row.step < pruned_until] + rows
+    return list(read_pyramid(tx, num, columns, coarsest=1, after_step=after_step, until_step=until_step))
+
+
+def read_extent(tx: Transaction, num: int) -> tuple[int, int] | None:
+    """First and last step of the job's curve; None if it has no step. A level begins earlier than the finer one only
+    if old rows of that were deleted: a job that goes on from another one's checkpoint begins within a bucket."""
+    row = tx.execute(_EXTENT, {"of_job": num}).one()
+    first, last = row.first, row.last
+    for width, bucket in zip(WIDTHS, row[2:-1], strict=True):
+        if bucket is not None and (first is None or (bucket + 1) * width < first):
+            first = bucket * width + 1
+    if first is None:
+        return None
+    return first, last if last is not None else row.rolled_until
 
 
 def read_pyramid(
-    tx: Transaction, num: int, columns: tuple[str, ...], *, coarsest: int, after_step: int, until_step: int
+    tx: Transaction,
+    num: int,
+    columns: tuple[str, ...],
+    *,
+    coarsest: int,
+    after_step: int,
+    until_step: int,
+    with_singles: bool = True,
 ) -> Iterator[Any]:
-    """Yield the coarsest level as far as it is written, and finer ones after that, down to the steps themselves."""
-    done = after_step
+    """Yield the level `coarsest` (1: the steps themselves) as far as it is written, and finer ones after that; before
+    it, where old rows of it were deleted, the next coarser ones.
+
+    Args:
+        with_singles: also the steps that stayed where the others were deleted; of the steps themselves only.
+    """
+    thinned = tx.execute(_THINNED_UNTIL, {"of_job": num}).scalar_one() if coarsest == 1 else 0
+    rows = _read_down(tx, num, columns, coarsest, max(after_step, min(thinned, until_step)), until_step)
+    first = next(rows, None)
+    begin = until_step if first is None else first.step - coarsest
+    head = {row.step: row for row in _read_up(tx, num, columns, coarsest * FACTOR, after_step, begin)}
+    if with_singles and after_step < thinned:
+        head |= {row.step: row for row in read_steps(tx, num, columns, after_step, min(thinned, until_step))}
+    for step in sorted(head):
+        yield head[step]
+    if first is not None:
+        yield first
+        yield from rows
+
+
+def _read_down(
+    tx: Transaction, num: int, columns: tuple[str, ...], coarsest: int, after: int, until: int
+) -> Iterator[Any]:
+    """Yield the rows of a level, and of finer ones what is not rolled up yet."""
+    done = after
     for width in sorted((width for width in WIDTHS if width <= coarsest), reverse=True):
-        for row in read_buckets(tx, num, columns, width, max(done, 0) // width, until_step // width):
+        for row in read_buckets(tx, num, columns, width, max(done, 0) // width, until // width):
             if row.step > done:
                 done = row.step
                 yield row
-    yield from read_steps(tx, num, columns, done, until_step)
+    yield from read_steps(tx, num, columns, done, until)
+
+
+def _read_up(tx: Transaction, num: int, columns: tuple[str, ...], width: int, after: int, until: int) -> Iterator[Any]:
+    """Yield the rows of a level up to the step at which the finer one begins, and of coarser ones what it lacks."""
+    if width <= WIDTHS[-1] and until > max(after, 0):
+        rows = list(read_buckets(tx, num, columns, width, max(after, 0) // width, until // width))
+        begin = rows[0].step - width if rows else until
+        yield from _read_up(tx, num, columns, width * FACTOR, after, begin)
+        yield from (row for row in rows if row.step > after)
 
 
 def read_buckets(

@@ -9,7 +9,8 @@
 
 Roll-ups are means over 8, 64, 512 ... steps, so that a view reads some thousand rows at any length. A bucket is written
 when its last step is stored, from the eight buckets below it. After a rollback the buckets of the steps that are
-computed again are written again when their last step is. store/reporting.py calls `roll_up`.
+computed again are written again when their last step is. store/reporting.py calls `roll_up`, which also lets
+store/thinning.py delete what is far behind.
 
 The cluster's goodput, by ten minutes, is a running sum: each sample adds what its job has booked since its sample
 before. So it costs nothing to read, with any number of jobs. `edit.save_all` writes the samples.
@@ -23,14 +24,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Column, ColumnElement, bindparam, func, select
+from sqlalchemy import bindparam, func, select
 
 from shoal_service.core.downsampling import BIN_S, SeriesPoint, bin_of, bucket_steps, downsample
 from shoal_service.core.goodput import Category, recovering
+from shoal_service.core.thinning import CHUNK, KEPT_STEPS
 from shoal_service.fleet_views import ClusterGoodput
-from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_pyramid, read_steps
+from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_extent, read_pyramid, read_steps
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
-from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series, series_rollups
+from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series_rollups
+from shoal_service.store.thinning import thin_steps
 from shoal_service.views import JobStatus, SampleColumns
 from shoal_workers.contract.job import JobState
 
@@ -70,9 +73,9 @@ class Extent(NamedTuple):
     last_step: int
 
 
-def roll_up(tx: Transaction, stored: Sequence[Extent]) -> None:
-    """Writes the buckets that new steps of different jobs complete, and those that are missing before. Called after the
-    steps were stored."""
+def roll_up(tx: Transaction, stored: Sequence[Extent], *, kept_steps: int = KEPT_STEPS) -> None:
+    """Writes the buckets that new steps of different jobs complete, and those that are missing before, and thins what
+    lies more than `kept_steps` behind. Called after the steps were stored."""
     for width in WIDTHS:
         # if no bucket of this width ends here, none of a larger one does
         stored = [one for one in stored if one.last_step // width > (one.first_step - 1) // width]
@@ -87,51 +90,34 @@ def roll_up(tx: Transaction, stored: Sequence[Extent]) -> None:
             begin = min((one.first_step - 1) // width, 0 if newest is None else newest + 1)
             rows += _buckets(tx, one.job_num, width, begin, one.last_step // width)
         upsert(tx, series_rollups, rows)
+        if width == CHUNK:
+            for one in stored:
+                thin_steps(tx, **one._asdict(), kept_steps=kept_steps)
 
 
 def read_curve(
     tx: Transaction, job_num: int, *, after_step: int, until_step: int | None, max_points: int
 ) -> list[SeriesPoint]:
     """Reads the steps after `after_step` up to `until_step`; means over equal buckets if they are more than
-    `max_points`."""
-    within = (series.c.job_num == job_num) & (series.c.step > after_step)
-    if until_step is not None:
-        within &= series.c.step <= until_step
-    first, last = _ends(tx, series.c.step, within)
-    rolled = _rolled_extent(tx, job_num, after_step, until_step)
-    # Retention deletes whole buckets. A job that goes on from another one's checkpoint begins within a bucket.
-    is_pruned = rolled is not None and (first is None or -(-rolled[0] // FACTOR) * FACTOR < first)
-    if rolled is not None and is_pruned:
-        first, last = rolled[0], rolled[1] if last is None else last
-    if first is None:
+    `max_points`, or if the single steps are gone."""
+    extent = read_extent(tx, job_num)
+    if extent is None:
         return []
+    first = max(extent[0], after_step + 1)
+    last = extent[1] if until_step is None else min(extent[1], until_step)
     num_steps = last - first + 1
+    if num_steps <= 0:
+        return []
     levels = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
-    coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 0)
-    coarsest = max(coarsest, FACTOR) if is_pruned else coarsest
-    rows = read_pyramid(tx, job_num, _VALUES, coarsest=coarsest, after_step=first - 1, until_step=last)
+    coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 1)
+    reads_all = num_steps <= max_points
+    rows = read_pyramid(
+        tx, job_num, _VALUES, coarsest=coarsest, after_step=first - 1, until_step=last, with_singles=reads_all
+    )
     points = map(point_of, rows)
-    if num_steps <= max_points:
+    if reads_all:
         return list(points)
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
-
-
-def _ends(tx: Transaction, column: Column[int], within: ColumnElement[bool]) -> tuple[Any, Any]:
-    """Smallest and largest value, None if there is none. Each has a query of its own: SQLite uses an index for one of
-    them alone, and reads a million rows for both together."""
-    lowest, highest = (select(of(column)).where(within).scalar_subquery() for of in (func.min, func.max))
-    first, last = tx.execute(select(lowest, highest)).one()
-    return first, last
-
-
-def _rolled_extent(tx: Transaction, job_num: int, after_step: int, until_step: int | None) -> tuple[int, int] | None:
-    """First and last step of the buckets of the finest level in that range. Retention deletes the steps below them."""
-    within = (series_rollups.c.job_num == job_num) & (series_rollups.c.width == FACTOR)
-    within &= series_rollups.c.bucket >= max(0, after_step) // FACTOR
-    if until_step is not None:
-        within &= series_rollups.c.bucket < until_step // FACTOR
-    first, last = _ends(tx, series_rollups.c.bucket, within)
-    return None if first is None else (max(first * FACTOR, after_step) + 1, (last + 1) * FACTOR)
 
 
 def rolled_until(tx: Transaction, job_num: int) -> int:

@@ -45,6 +45,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
+from shoal_service.core.quantities import duration_text
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.hub import Hub
 from shoal_service.store.tables import events
@@ -92,10 +93,12 @@ class DatabaseTallies:
 class Transaction:
     """An open transaction: statements, and what is published and counted once it is committed. Used by one thread."""
 
-    __slots__ = ("_counted", "_epoch", "_exemplars", "_published", "_topics", "connection")
+    __slots__ = ("_counted", "_epoch", "_exemplars", "_published", "_topics", "connection", "unwritten")
 
-    def __init__(self, connection: Connection, epoch: int | None = None) -> None:
+    def __init__(self, connection: Connection, epoch: int | None = None, *, unwritten: str = "") -> None:
+        """`unwritten`: why this process can write nothing now, and since when; empty if it can."""
         self.connection = connection
+        self.unwritten = unwritten
         self._epoch = epoch
         self._published: dict[str, bool] = {}
         self._topics: dict[str, None] = {}
@@ -151,6 +154,8 @@ class Database:
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._writing = self._engine.execution_options(**{_WRITES: True})
         self.tallies = DatabaseTallies()
+        self._failing: tuple[float, str] | None = None
+        """Monotonic time and message of the first write that failed since the last one that did not."""
         event.listen(self._engine, "after_cursor_execute", self._executed)
         self._announced: Connection | None = None
         self._announcing = threading.Lock()
@@ -161,14 +166,19 @@ class Database:
         """Begins a transaction that reads: a consistent view on SQLite; on PostgreSQL each statement sees what was
         committed when it began."""
         with self._timed("read"), self._engine.connect() as connection:
-            yield Transaction(connection)
+            yield Transaction(connection, unwritten=self._unwritten())
 
     @contextmanager
     def write(self, epoch: int | None = None) -> Iterator[Transaction]:
         """Begins one transaction, which is committed at the end of the block, or rolled back if it raises. `epoch`: for
         `Transaction.epoch`; `Store.write` checks it, and publishes."""
-        with self._timed("write"), self._queue, self._writing.begin() as connection:
-            yield Transaction(connection, epoch)
+        try:
+            with self._timed("write"), self._queue, self._writing.begin() as connection:
+                yield Transaction(connection, epoch)
+        except StoreUnavailable as error:
+            self._failing = self._failing or (time.monotonic(), str(error))
+            raise
+        self._failing = None
 
     def announce(self, name: str) -> bool:
         """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
@@ -206,6 +216,12 @@ class Database:
             self._announced.invalidate()  # not back into the pool: the lock is the connection's
             self._announced.close()
             self._announced = None
+
+    def _unwritten(self) -> str:
+        if (failing := self._failing) is None:
+            return ""
+        since_mono, message = failing
+        return f"Nothing has been stored for {duration_text(time.monotonic() - since_mono)}: {message.rstrip('.')}."
 
     @contextmanager
     def _timed(self, kind: str) -> Iterator[None]:

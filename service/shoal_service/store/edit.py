@@ -37,6 +37,7 @@ from shoal_service.store.database import Transaction
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.records import JobRecord, document_of, load_spec, status_document
 from shoal_service.store.tables import events, jobs, logs, queue_places
+from shoal_service.store.thinning import thin_events
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.messages import LogStream
@@ -175,6 +176,7 @@ class JobEdit:
         if self._events:
             columns["event_seq"] = self.job.event_seq + len(self._events)
             self.tx.execute(insert(events), self._events)
+            thin_events(self.tx, self.job.num, before=self.job.event_seq, last=columns["event_seq"])
             self._lines.extend(_line_of(event) for event in self._events)
         if self._lines:
             columns["log_seq"] = _append_lines(self.tx, self.job.num, self.job.log_seq, self._lines)

@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy import Row, bindparam, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.job_machine import JobStanding
+from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.store.database import Transaction
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
@@ -152,6 +152,9 @@ def load_view(tx: Transaction, job_id: str) -> JobView:
     if spec.problem and not job.state.ended:
         status = job.status.model_copy(update={"reason": QUARANTINED, "message": why_quarantined(spec)})
         job = replace(job, status=status)
+    if tx.unwritten and job.state in ATTEMPT_STATES:
+        note = f"{tx.unwritten} The job may be further than is shown here."
+        job = replace(job, status=job.status.model_copy(update={"note": note}))
     return view_of(job, spec.value, place)
 
 

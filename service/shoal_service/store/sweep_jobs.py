@@ -21,8 +21,10 @@ from shoal_service.core.job_machine import ACTIVE, Requested, step
 from shoal_service.core.pruning import AVERAGED_STEPS, Measure, Rule, Verdict, step_to_compare, verdict
 from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps import MAX_JOBS, rank
+from shoal_service.core.thinning import CHUNK
 from shoal_service.fleet_views import SweepResult, SweepSummary, SweepView
 from shoal_service.store import audit, job_lists, submissions
+from shoal_service.store.curve_points import WIDTHS
 from shoal_service.store.database import Transaction, json_number
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
@@ -288,19 +290,23 @@ def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[st
 
 
 def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
-    """The values of the jobs that have one at this step."""
+    """The values of the jobs that have one at this step. Of a job that is far beyond it the finest roll-ups are gone,
+    and the next coarser one that has the step stands for it."""
     ids = {num: job_id for job_id, num in nums.items()}
     if measure is Measure.VALIDATION:
         query = select(series.c.job_num, series.c.val_loss).where(
             series.c.job_num.in_(ids), series.c.step == step, series.c.val_loss.is_not(None)
         )
-    else:
+        return {ids[num]: value for num, value in tx.execute(query)}
+    values: dict[str, float] = {}
+    for width in (width for width in WIDTHS if AVERAGED_STEPS <= width <= CHUNK):
         query = select(series_rollups.c.job_num, series_rollups.c.loss).where(
-            series_rollups.c.job_num.in_(ids),
-            series_rollups.c.width == AVERAGED_STEPS,
-            series_rollups.c.bucket == step // AVERAGED_STEPS - 1,
+            series_rollups.c.job_num.in_([num for num in ids if ids[num] not in values]),
+            series_rollups.c.width == width,
+            series_rollups.c.bucket == (step - 1) // width,
         )
-    return {ids[num]: math.nan if value is None else value for num, value in tx.execute(query)}
+        values |= {ids[num]: math.nan if value is None else value for num, value in tx.execute(query)}
+    return values
 
 
 def _job_ids(tx: Transaction, project: str, name: str) -> list[str]:

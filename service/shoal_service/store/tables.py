@@ -77,6 +77,7 @@ jobs = Table(
     Column("deleting", Boolean, nullable=False, server_default=false()),  # there is a row of `deletions`
     Column("held", String(160), nullable=True, index=True),  # job/name: a checkpoint of another job that it needs
     Column("archived_at", Double, nullable=True),  # NULL: it is in the lists of jobs
+    Column("thinned_until", BigInteger, nullable=False, server_default="0"),  # a step, see store/thinning.py
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),

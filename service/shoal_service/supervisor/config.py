@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.large_groups import AGENTS_FROM
-from shoal_service.core.attempt.state.timeouts import Timeouts
+from shoal_service.core.attempt.state.timeouts import AGENTS_FROM, Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Goodput

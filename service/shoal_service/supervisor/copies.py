@@ -1,6 +1,6 @@
 """Copies of what an attempt was started with: the configuration of its supervisor, and the code of its job.
 
-They lie beside the journal in the head's tables, and go with it. Never changed after they are made. Hidden here: that
+They lie beside the journals in the head's tables. Never changed after they are made. Hidden here: that
 Ray forgets. Used by `gateway/ray_cluster.py` and `workers/ray_fleet.py`.
 
 StoredConfig: Ray passes the same arguments again when it restarts an actor. A control plane that starts a supervisor in
@@ -8,21 +8,27 @@ the place of another one does so too, although it may not be the one that starte
 snapshot key only. Job code can read and write what is stored here, so the home of a supervisor always comes from the
 control plane.
 
-CodePackage: a version of an attempt's code as a package of Ray's runtime environments, and a copy that Ray does not
-know.
+CodePackage: a version of a job's code as a package of Ray's runtime environments, and a copy that Ray does not know.
+Equal code is there once, however many attempts have it:
 
-    control plane   store     package, and the copy beside the journal
-    supervisor      restore   before each worker is created: the package again from the copy, if it is gone
+    code/URI                     the copy
+    code-of/URI/JOB/ATTEMPT      an attempt that needs it ...
+    JOB/ATTEMPT/code/URI         ... until its journal is deleted
+
+    gateway      hold, store    package and copy, if the head has none
+    supervisor   restore        before each worker is created: the package again from the copy, if it is gone
+    gateway      drop_unheld    with the end of each attempt
 
 Ray deletes a package with the last actor that it counts for it. A head that was started again counts only actors that
 were created since. So when one of these died, the package of a job that trained on was gone, and no worker could start
-on a node without a cached copy. Equal code of two jobs is one package, which the end of one may also delete.
+on a node without a cached copy. The end of another job with equal code deletes it too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.supervisor.config import SupervisorConfig
@@ -66,6 +72,11 @@ def version_of(archive: bytes) -> str:
     return hashlib.sha256(archive).hexdigest()
 
 
+_COPY, _HOLDERS = "code/", "code-of/"
+_changing = threading.Lock()
+"""A gateway deletes no copy while it counts another attempt among those that need it."""
+
+
 class CodePackage:
     """Keeps a copy of one version of the attempt's code. All methods block on the head, for two seconds at most per
     request."""
@@ -78,25 +89,62 @@ class CodePackage:
         """
         self._packages = packages
         self._copies = copies
-        self._copy = f"{job_id}/{attempt}/code/{uri}".encode()
+        self._copy = f"{_COPY}{uri}".encode()
+        self._holders = (f"{_HOLDERS}{uri}/{job_id}/{attempt}".encode(), f"{job_id}/{attempt}/code/{uri}".encode())
         self._uri = uri.encode()
 
+    def hold(self) -> bool:
+        """Keeps the code for the attempt. False: the head does not have it. Raises GcsUnavailable."""
+        with _changing:
+            for holder in self._holders:
+                self._copies.put(holder, b"1")
+            if not self._copies.keys(self._copy):
+                return False
+            self._put_back()
+            return True
+
     def store(self, archive: bytes) -> None:
-        """Stores the package and the copy. Raises GcsUnavailable."""
-        self._copies.put(self._copy, archive)
-        self._packages.put(self._uri, archive)
+        """Stores the package and the copy, for the attempt. Raises GcsUnavailable."""
+        if not self.hold():
+            self._copies.put(self._copy, archive)
+            self._packages.put(self._uri, archive)
 
     def restore(self) -> None:
         """Puts the package back from the copy if it is gone. Does nothing while the head is away: no worker can be
         created either."""
         try:
-            if self._packages.keys(self._uri):
-                return
-            archive = self._copies.get(self._copy)
-            if archive is None:
-                _log.error("code_package.lost", extra={"uri": self._uri.decode()})
-                return
-            self._packages.put(self._uri, archive)
-            _log.warning("code_package.restored", extra={"uri": self._uri.decode()})
+            self._put_back()
         except GcsUnavailable as error:
             _log.warning("code_package.not_checked", extra={"error": str(error)})
+
+    def _put_back(self) -> None:
+        if self._packages.keys(self._uri):
+            return
+        archive = self._copies.get(self._copy)
+        if archive is None:
+            _log.error("code_package.lost", extra={"uri": self._uri.decode()})
+            return
+        self._packages.put(self._uri, archive)
+        _log.warning("code_package.restored", extra={"uri": self._uri.decode()})
+
+
+def drop_unheld(copies: KeyValueStore) -> None:
+    """Deletes the copies of code that no attempt with a journal needs. While the head is away it does nothing: the end
+    of the next attempt does it."""
+    try:
+        with _changing:
+            _drop_unheld(copies)
+    except GcsUnavailable as error:
+        _log.warning("code_package.not_dropped", extra={"error": str(error)})
+
+
+def _drop_unheld(copies: KeyValueStore) -> None:
+    is_held: dict[str, bool] = {}
+    for key in copies.keys(_HOLDERS.encode()):
+        uri, job_id, attempt = key.decode().removeprefix(_HOLDERS).rsplit("/", 2)
+        if not is_held.get(uri):
+            is_held[uri] = bool(copies.keys(f"{job_id}/{attempt}/code/{uri}".encode()))
+            if not is_held[uri]:
+                copies.delete(key)
+    for uri in (uri for uri, held in is_held.items() if not held):
+        copies.delete(f"{_COPY}{uri}".encode())

@@ -52,9 +52,9 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerLost,
 )
-from shoal_service.core.attempt.large_groups import later_s
 from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import later_s
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, silent_nodes
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan

@@ -22,7 +22,6 @@ from typing import Any, assert_never
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Command, Emit, End, ShowIncident
 from shoal_service.core.attempt.events import Event, ReportArrived
-from shoal_service.core.attempt.stacks import cluster, trimmed
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.culprit import (
@@ -46,6 +45,7 @@ from shoal_service.core.profiles import (
     Wanted,
     step,
 )
+from shoal_service.core.stacks import cluster, trimmed
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.metrics_forwarder import MetricsForwarder
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World

@@ -39,9 +39,18 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, Order, Run, ShowIncident, SuspectNode
+from shoal_service.core.attempt.commands import (
+    Command,
+    Emit,
+    End,
+    IssuedOrder,
+    Order,
+    Run,
+    ShowIncident,
+    SuspectNode,
+    unanswered,
+)
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.unanswered import unanswered
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive

@@ -35,7 +35,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
-from shoal_service.core.attempt.state.persistent import IntMap, Table
+from shoal_service.core.persistent import IntMap, Table
 from shoal_workers.contract.plain_text import plain
 
 _MAX_CHANGES = 64
@@ -225,12 +225,12 @@ def _changed_leaves(before: Table[Any], after: Table[Any]) -> Change | None:
         if id(leaf) in kept:
             place_of_leaf[id(leaf)] = place
         else:
-            others += enumerate(leaf, place)
+            others += enumerate(leaf.values(), place)
         place += len(leaf)
     finder, parts = _Finder(others), list[Any]()
     for leaf in after.leaves:
         place_before = place_of_leaf.get(id(leaf))
-        _join(parts, finder.parts(leaf) if place_before is None else [[place_before, len(leaf)]])
+        _join(parts, finder.parts(tuple(leaf.values())) if place_before is None else [[place_before, len(leaf)]])
     return None if parts == [[0, len(before)]] or (not before and not parts) else {"items": parts}
 
 
@@ -270,7 +270,7 @@ def _join(parts: list[Any], more: list[Any]) -> None:
 
 def _differing(before: IntMap[Any], after: IntMap[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
     """The entries that only one of the two leaves has."""
-    here, there = ({id(leaf) for leaf in one.leaves} for one in (before, after))
+    here, there = ({id(leaf) for leaf in entries.leaves} for entries in (before, after))
     of_before = {key: value for leaf in before.leaves if id(leaf) not in there for key, value in leaf.items()}
     of_after = {key: value for leaf in after.leaves if id(leaf) not in here for key, value in leaf.items()}
     return of_before, of_after

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from shoal_service.clock import Clock
 from shoal_service.core import goodput
-from shoal_service.core.attempt.incidents import incident_of
+from shoal_service.core.attempt.incidents import open_after_loss
 from shoal_service.core.attempt.state.attempt import (
     Attempt,
     AttemptConfig,
@@ -194,7 +194,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
     is looked for, and the newest step of the attempts before is kept until it reports one."""
     is_script = config.spec.script is not None
     done = config.goodput.max_step if is_script and config.goodput is not None else 0
-    incident = incident_of(config.lost, now) if config.lost is not None else None
+    incident = open_after_loss(config.lost, now) if config.lost is not None else None
     origin = config.spec.continue_from
     return Attempt(
         config=AttemptConfig(

@@ -524,6 +524,19 @@ DATABASE_SECONDS = Metric(
 DATABASE_ERRORS = Metric(
     "shoal_database_errors_total", Kind.COUNTER, "Transactions that failed because the database did not answer."
 )
+WAIT_SECONDS = Metric(
+    "shoal_wait_seconds",
+    Kind.HISTOGRAM,
+    "Seconds for which this process waited for another machine: for a gateway, by the order, and for storage.",
+    ("what",),
+    (0.01, 0.1, 1, 5, 10, 30, 60, 180, 600),
+)
+WAIT_LIMIT = Metric(
+    "shoal_wait_limit_seconds", Kind.GAUGE, "Seconds after which such a wait ends without an answer.", ("what",)
+)
+WAITS_ENDED = Metric(
+    "shoal_waits_ended_total", Kind.COUNTER, "Waits of this process that have ended without an answer.", ("what",)
+)
 REMOVED = Metric(
     "shoal_removed_total",
     Kind.COUNTER,

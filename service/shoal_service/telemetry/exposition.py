@@ -39,7 +39,7 @@ from shoal_service.store.reporting import DropReason
 from shoal_service.telemetry import catalogue as names
 from shoal_service.telemetry.catalogue import JOB_MFU, OF_JOBS
 from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, LiveJob, Metric, RecoveryPhase, Value
-from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WebhookTallies
+from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
 from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, header, media_type_of, series
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import WorkerUse
@@ -69,6 +69,7 @@ class Sources:
     state_dir: Path
     webhooks: WebhookTallies = field(default_factory=WebhookTallies)
     removals: RemovalTallies = field(default_factory=RemovalTallies)
+    waits: WaitTallies = field(default_factory=WaitTallies)
 
 
 class Exposition:
@@ -125,6 +126,7 @@ class Exposition:
             passes=self._sources.passes,
             webhooks=self._sources.webhooks,
             removals=self._sources.removals,
+            waits=self._sources.waits,
             cluster=self._sources.cluster(),
             state_filesystem=_space(self._sources.state_dir),
             backed_up_at=newest_backup_at(self._sources.state_dir),
@@ -273,6 +275,7 @@ class _Scene:
     cluster: ClusterView
     webhooks: WebhookTallies
     removals: RemovalTallies
+    waits: WaitTallies
     state_filesystem: tuple[int, int]
     """Bytes and free bytes."""
     backed_up_at: float | None
@@ -402,6 +405,9 @@ def _control_plane(scene: _Scene) -> Iterator[_Family]:
     yield _one(names.EVENTS, scene.transactions.events.value())
     yield _Family(names.DATABASE_SECONDS, scene.transactions.seconds.values())
     yield _one(names.DATABASE_ERRORS, scene.transactions.errors.value())
+    yield _Family(names.WAIT_SECONDS, scene.waits.seconds.values())
+    yield _Family(names.WAIT_LIMIT, scene.waits.limits())
+    yield _Family(names.WAITS_ENDED, scene.waits.ended.values())
     yield _Family(names.REMOVED, scene.removals.counts.values())
 
 

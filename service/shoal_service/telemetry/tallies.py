@@ -7,9 +7,11 @@ classes are thread-safe, and each is written by the part of the service that it 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from shoal_service.core.retention import Kind
@@ -18,6 +20,7 @@ from shoal_service.telemetry.catalogue import (
     HTTP_REQUEST_SECONDS,
     SCHEDULER_DECIDE_SECONDS,
     SCHEDULER_PASS_SECONDS,
+    WAIT_SECONDS,
     WEBHOOK_SECONDS,
 )
 from shoal_service.telemetry.metric import Histogram, Labels, Metric
@@ -83,6 +86,32 @@ class PassTimes:
         self.passes = Durations(SCHEDULER_PASS_SECONDS)
         self.decisions = Durations(SCHEDULER_DECIDE_SECONDS)
         self.failures = Count()
+
+
+class WaitTallies:
+    """How long this process waits for other machines, the bound of each kind of wait, and how many waits reached it."""
+
+    def __init__(self) -> None:
+        self.seconds = Durations(WAIT_SECONDS)
+        self.ended = Count()
+        self._limits: dict[Labels, float] = {}
+
+    @contextmanager
+    def waiting(self, what: str, limit_s: float) -> Iterator[None]:
+        """Counts one wait. The block raises TimeoutError if it has lasted `limit_s`."""
+        began_mono = time.monotonic()
+        self._limits[what,] = limit_s
+        self.ended.add(what, amount=0)  # `increase()` sees the first one only after a 0
+        try:
+            yield
+        except TimeoutError:
+            self.ended.add(what)
+            raise
+        finally:
+            self.seconds.observe(time.monotonic() - began_mono, what)
+
+    def limits(self) -> dict[Labels, float]:
+        return dict(sorted(self._limits.items()))
 
 
 class RemovalTallies:

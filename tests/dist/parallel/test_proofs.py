@@ -63,7 +63,7 @@ def prove(answer_of: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
 @pytest.mark.parametrize("kind", RIGHT)
 def test_a_right_plan_is_proven_on_every_axis_that_it_names(prove: Callable[..., Any], kind: str) -> None:
     assert {name for name, proof in prove(spec_of(kind)).items() if proof["outcome"] == "proven"} == {
-        "fsdp2",
+        "dp2",
         "tp2",
         "pp2",
         "cp2",

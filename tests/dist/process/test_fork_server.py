@@ -291,15 +291,16 @@ def leaving(tmp_path: Path) -> Iterator[Leaving]:
         raylet.kill()
 
 
-@pytest.mark.parametrize("program", [launch, idle])
-def test_children_of_a_killed_process_end_in_whatever_session(leaving: Leaving, program: ModuleType) -> None:
-    other, killed = leaving.start(), leaving.start(program)
-    opened = [os.pidfd_open(pid) for pid in killed["children"]]
-    os.kill(killed["pid"], signal.SIGKILL)
-    ended = [_ends(child) for child in opened]
-    assert all(ended)
-    lives = [_state_of(pid) for pid in other["children"]]
-    assert lives == ["S"] * len(lives), "those of another process live on"
+def test_children_of_a_killed_process_end_in_whatever_session(leaving: Leaving) -> None:
+    other = leaving.start()
+    for program in (launch, idle):
+        killed = leaving.start(program)
+        opened = [os.pidfd_open(pid) for pid in killed["children"]]
+        os.kill(killed["pid"], signal.SIGKILL)
+        ended = [_ends(child) for child in opened]
+        assert all(ended), program
+        states = [_state_of(pid) for pid in other["children"]]
+        assert states == ["S"] * len(states), "those of another process live on"
 
 
 def test_the_server_and_its_processes_outlive_the_interpreter_whose_launcher_started_it(leaving: Leaving) -> None:

@@ -163,8 +163,6 @@ def test_a_buffer_that_one_rank_changes_late_repeats_the_step(make_job: Any) -> 
         ("infinite", "changes the buffer 'odd' of Odd, and it has values that are not finite"),
         ("grows", "changes the buffer 'odd' of Odd from float32 [3] to float32 [6]"),
         ("late", "registers the buffer 'mask' of Odd, which checkpoints would hold"),
-        ("average", "the forward pass changes average of Odd, a plain tensor attribute that it also reads"),
-        ("count", "the forward pass changes average of Odd, a plain tensor attribute that it also reads"),
         ("state", "the buffer 'mask' (persistent=False) is made by the forward pass, with other values in each"),
     ],
 )
@@ -179,7 +177,7 @@ def test_what_cannot_be_added_up_ends_the_run_in_words_before_the_first_step(
     assert job.reported(workers, StepReport) == []
 
 
-@pytest.mark.parametrize("way", ["cache", "notes"])
+@pytest.mark.parametrize("way", ["cache", "notes", "average", "count"])
 def test_a_cache_is_made_anew_and_notes_that_nobody_reads_are_free(make_job: Any, way: str) -> None:
     spec = {**SPEC, "task": "buffered_tasks:Wayward", "model": {"way": way}}
     job = make_job(**spec)

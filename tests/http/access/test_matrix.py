@@ -42,6 +42,8 @@ class World:
     other: str
     askers: tuple[Asker, ...]
     operations: dict[tuple[str, str], Permission | None]
+    http: httpx.Client
+    """Without a token."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,8 @@ def world(service: Any) -> Iterator[World]:
         for path, methods in document["paths"].items()
         for method, known in methods.items()
     }
-    yield World(service, own, other, tuple(askers), operations)
+    with httpx.Client(base_url=service.url, timeout=60, trust_env=False) as http:
+        yield World(service, own, other, tuple(askers), operations, http)
     for job_id in (own, other):
         service.client.cancel(job_id)
 
@@ -89,8 +92,9 @@ def ask(world: World, asker: Asker, method: str, path: str, job_id: str) -> int:
     headers = dict(asker.headers)
     if method in ("POST", "PUT", "PATCH"):
         headers["Content-Type"] = "text/nonsense"
-    with httpx.Client(base_url=world.service.url, timeout=60, trust_env=False, headers=headers) as http:
-        return http.request(method, filled, params={"dry_run": "true"} if path == "/v1/gc" else {}).status_code
+    world.http.cookies.clear()  # of the session of another asker
+    parameters = {"dry_run": "true"} if path == "/v1/gc" else {}
+    return world.http.request(method, filled, params=parameters, headers=headers).status_code
 
 
 def expected(world: World, asker: Asker, permission: Permission | None) -> str:

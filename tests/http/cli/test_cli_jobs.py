@@ -13,7 +13,7 @@ import pytest
 from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
-from shoal_service.core.attempt.stacks import cluster
+from shoal_service.core.stacks import cluster
 from shoal_service.views import IncidentView, JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import Frame, Phase, WorkerStack

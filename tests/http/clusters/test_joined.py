@@ -75,6 +75,8 @@ def test_every_call_has_the_answer_of_the_cluster(store: Store, cluster: Blockin
     sha256 = hashlib.sha256(data).hexdigest()
     store.writing(archives.put)(archives.checked(sha256, data), now=time.time())
     assert cluster.upload_code("j", 1, sha256) == f"gcs://{3 << 20}.zip"
+    store.writing(archives.remove)(sha256, before=time.time() + 1)
+    assert cluster.upload_code("other", 1, sha256) == f"gcs://{3 << 20}.zip", "the cluster has it: nothing is read"
     with pytest.raises(ClusterUnreachable, match="No open order"):
         cluster.upload_code("j", 1, "0" * 64)
 

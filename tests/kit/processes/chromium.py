@@ -64,13 +64,19 @@ class Browser:
         self.driver.execute_cdp_cmd("Network.setCookie", cookie)
 
     def forget(self) -> None:
-        """Leaves the page, and forgets sessions, what the page has stored, the size of the window and complaints. What
-        was loaded stays in the cache, so that the next server at the same address costs less."""
+        """Leaves the page, and forgets sessions, what the page has stored, the window's size, blocked addresses and
+        complaints. What was loaded stays in the cache, so that the next server at the same address costs less."""
         self.run("location.protocol.startsWith('http') && sessionStorage.clear()")
         self.open("about:blank")
         self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})  # those of the host, whatever the port
         self.look()
+        self.block()
         self.complaints()
+
+    def block(self, *patterns: str) -> None:
+        """Let requests for these addresses fail, in place of those of the last call. `forget` lets them pass again."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": list(patterns)})
 
     def look(self, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """The size of the window, and whether the user prefers light or dark."""

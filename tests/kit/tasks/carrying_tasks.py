@@ -1,10 +1,22 @@
 """A task whose results depend on what it has computed before, in the place that `model.kept_in` names."""
 
+import random
+import time
+
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-KEPT_IN = ("number", "module", "gradient", "list", "tensor", "dict", "count", "closure", "nothing")
+KEPT_IN = (
+    *("number", "module", "gradient", "list", "tensor", "dict", "count", "closure", "nothing"),
+    *("teacher", "norm", "first", "hook", "generator", "array", "object", "global", "condition", "time"),
+)
+GLOBAL = [0.0]
+
+
+class Mean:
+    value = 0.0
 
 
 class Points:
@@ -32,9 +44,13 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.line, self.temperature = nn.Linear(4, 3), 1.0
+        self.norm = nn.LayerNorm(3, elementwise_affine=False)
 
     def forward(self, x):
         y = self.line(x) / self.temperature
+        if self.norm.eps != 1e-5:
+            self.norm.eps *= 2
+            y = self.norm(y)
         if self.temperature != 1.0:
             self.temperature *= 0.9
         return y
@@ -45,12 +61,15 @@ class Carrying:
         self.kept_in = model["kept_in"]
         self.number, self.num_calls, self.kept, self.ring = 1.0, 0, {}, [0.0] * 200
         self.mean = torch.zeros(())
-        self.later = later()
+        self.later, self.random = later(), random.Random(3)
+        self.array, self.object = np.zeros(1), Mean()
 
     def build_model(self):
         net = Net()
         if self.kept_in == "module":
             net.temperature = 2.0
+        if self.kept_in == "norm":
+            net.norm.eps = 0.1
         return net
 
     def build_dataset(self, split):
@@ -80,7 +99,39 @@ class Carrying:
                 return functional.cross_entropy(logits, y), {"calls": self.num_calls}
             case "closure":
                 factor = self.later()
+            case "teacher":
+                if not hasattr(self, "teacher"):
+                    self.teacher = [nn.Linear(4, 3)]
+                factor = 1.0 + (self.teacher[0](x).detach() - logits).square().mean()
+                with torch.no_grad():
+                    self.teacher[0].weight.lerp_(x.mean(0).expand(3, 4), 0.5)
+            case "first":
+                if not hasattr(self, "first"):
+                    self.first = float(logits.detach().mean())
+                factor = 1.0 + self.first
+            case "hook":
+                logits.register_hook(self.smooth)
+            case "generator":
+                factor = self.random.random()
+            case "array":
+                factor = 1.0 + float(self.array[0])
+                self.array += float(logits.detach().mean())
+            case "object":
+                factor = 1.0 + self.object.value
+                self.object.value += 0.1
+            case "global":
+                factor = 1.0 + GLOBAL[0]
+                GLOBAL[0] += 0.1
+            case "condition":
+                self.num_calls += 1
+                factor = 2.0 if self.num_calls > 100 else 1.0
+            case "time":
+                factor = 1.0 + time.perf_counter() % 1
         return functional.cross_entropy(logits, y) * factor
+
+    def smooth(self, gradient):
+        self.kept["mean"] = 0.9 * self.kept.get("mean", 0.0) + 0.1 * float(gradient.abs().mean())
+        return gradient + self.kept["mean"]
 
 
 class Declaring(Carrying):

@@ -28,7 +28,7 @@ _CANNOT_IMPORT_IT = {
     "workers/shoal_workers/forkserver/launch.py": "--raylet-name=",
     "workers/shoal_workers/forkserver/idle.py": "ray::",
     "service/shoal_service/cluster/embedded_node.py": "ray.scripts.scripts",
-    "service/shoal_service/core/attempt/planning.py": "_ray_pkg_",
+    "service/shoal_service/core/attempt/scripts.py": "_ray_pkg_",
 }
 """Programs that run before the package can be imported, or never import Ray; and the text that each has of its own."""
 _SUSPECT = re.compile(rf"\bfrom ray[. ]|{'|'.join(map(re.escape, (*_TEXTS, *_ATTRIBUTES)))}")

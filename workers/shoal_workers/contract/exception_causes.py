@@ -6,7 +6,7 @@
 
 The worker classifies its own exception (`engine/task/user_code.py`, `actor.py`) and reports the result with its exit.
 It does not decide who is to blame: one rank alone cannot know whether the others have the same error, so the attempt
-machine combines the classes of all ranks (`shoal_service.core.attempt.verdict`).
+machine combines the classes of all ranks (`shoal_service.core.attempt.outcome`).
 """
 
 from __future__ import annotations

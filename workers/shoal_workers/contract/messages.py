@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
-from shoal_workers.contract.job import sentence_of
+from shoal_workers.contract.job import UserFailure, sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.plain_text import OfTask, plain_line
@@ -372,6 +372,19 @@ class ErrorReport(OfTask):
         """What a user reads in one line."""
         return sentence_of(self.type, self.message, self.mistake, self.line)
 
+    def as_failure(self, *, ranks: tuple[int, ...], step: int) -> UserFailure:
+        """The exception as one that ends an attempt."""
+        return UserFailure(
+            type=self.type,
+            message=self.message,
+            traceback=self.traceback,
+            phase=self.phase,
+            ranks=ranks,
+            step=step,
+            mistake=self.mistake,
+            line=self.line,
+        )
+
 
 class WorkerExit(Frozen):
     """The answer of `run`."""
@@ -394,6 +407,11 @@ class WorkerExit(Frozen):
     """What this rank suspects, from its own observations; None: nothing."""
     has_output: bool = False
     """Whether a script has written a file with a content that no file had when its group began."""
+
+    @property
+    def is_planned(self) -> bool:
+        """True if the rank has left because all is done, or because it was asked to."""
+        return self.kind in (ExitKind.FINISHED, ExitKind.YIELDED)
 
 
 class StackSource(StrEnum):

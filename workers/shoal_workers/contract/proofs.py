@@ -1,4 +1,4 @@
-"""What is known of a layout: whether one micro-batch that is split as it says trains the same model as a whole one.
+"""What is known of a layout: whether two steps that are split as it says train the same model as a plain loop.
 
 Pure data. Made by the engine (engine/proof), kept by the supervisor, shown by `shoal check` and in the status.
 """
@@ -16,7 +16,7 @@ class ProofOutcome(StrEnum):
     """What a proof has found."""
 
     PROVEN = "proven"
-    """Loss, metrics and the gradient of every parameter are those of the whole model."""
+    """Loss, metrics, every gradient, parameter and buffer are those of the whole model, also after a restore."""
     REFUSED = "refused"
     """One of them differs, or the split model cannot compute them."""
     UNPROVEN = "unproven"
@@ -24,16 +24,16 @@ class ProofOutcome(StrEnum):
 
 
 class LayoutProof(OfTask):
-    """One micro-batch, whole against split."""
+    """Two steps, whole against split."""
 
     layout: Layout
     outcome: ProofOutcome
     words: str = ""
-    """One sentence for people, unless it is proven."""
+    """One sentence for people; of what is proven on the data axes, a remark on a metric."""
     module: str = ""
     """Refused: the first module whose output differs, else that of a parameter whose gradient does."""
     difference: float = 0.0
-    """The largest relative difference of the loss, a metric or a parameter's gradient."""
+    """The largest relative difference of a parameter or its gradient; of what is refused, that of what is named."""
     seconds: float = 0.0
     """Seconds that the proof took."""
     is_cached: bool = False

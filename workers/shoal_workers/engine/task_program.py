@@ -29,7 +29,6 @@ from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_m
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.program import Entered
 from shoal_workers.engine.proof.before_training import proof_of
-from shoal_workers.engine.proof.carried_state import refuse_carried_state
 from shoal_workers.engine.state.restore import is_restoring, when_all_have_restored
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.batch_readers import BatchReaders
@@ -168,7 +167,6 @@ class TaskProgram:
         start = time.perf_counter()
         membership.position.enter(Phase.BUILDING)
         generation = self._generation(membership, self._task)
-        refuse_carried_state(generation, group)
         proof = proof_of(generation, group)
         if self.runtime is not None and not self.runtime.revive(membership.meshes):
             self.runtime = None  # freed before another one is built

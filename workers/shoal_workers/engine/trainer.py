@@ -61,16 +61,20 @@ class Trainer:
         saver: Saver,
         store: SnapshotStore | None,
         profiling: Profiling,
+        gradients: GradientPass | None = None,
     ) -> None:
+        """`gradients`: those of a proof; None: those of the training."""
         spec, task = generation.spec, generation.task
         self._generation = generation
         self._runtime = runtime
         self._saver = saver
         self._store = store
         self._profiling = profiling
-        batches = training_batches(generation)
-        self._batches = batches
-        self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
+        if gradients is None:
+            batches = training_batches(generation)
+            gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls, runtime.trained)
+        self._batches = batches = gradients.batches
+        self._gradients = gradients
         self._validation = validation_of(generation, runtime.update, runtime.assembly, self._gradients.passes)
         self._frozen = FrozenParameters(generation, runtime.update)
         self._replay = Replay(generation, self._gradients)
@@ -156,8 +160,11 @@ class Trainer:
             return end
         finally:
             self._profiling.leave(number, rank, is_clean=is_clean)
-            self._replicas.stop()
-            self._cpu_wait.close()
+            self.close()
+
+    def close(self) -> None:
+        self._replicas.stop()
+        self._cpu_wait.close()
 
     def _train_until_end(self) -> GenerationEnd:
         position = self._generation.position
@@ -172,7 +179,7 @@ class Trainer:
                 self._skip(None)
                 requests = Requests()
             else:
-                verdict = self._step()
+                verdict = self.step()
                 now = time.perf_counter()
                 step_s, self._ended = now - self._ended, now
                 if verdict.is_finite:
@@ -204,6 +211,10 @@ class Trainer:
         if step >= self.total_steps or (step > 0 and assignment.is_recovery and is_from_memory):
             return self._after(step, Requests())
         return None
+
+    def plain_values(self) -> bytes:
+        """What a checkpoint has of the state beside tensors, as JSON."""
+        return self._extra.encoded(self._generation.position.step)
 
     def _after(self, step: int, requests: Requests) -> GenerationEnd | None:
         """Validate and save if due. Returns the end if this was the last step."""
@@ -240,7 +251,7 @@ class Trainer:
             self._validate()
         return GenerationEnd(ExitKind.FINISHED, pending=pending)
 
-    def _step(self) -> Verdict:
+    def step(self) -> Verdict:
         """Makes one optimizer step, or one that was skipped because its result is not finite."""
         generation, spec = self._generation, self._generation.spec
         step = generation.position.step
@@ -287,7 +298,7 @@ class Trainer:
                 self._gradients.agree_on_buffers()
             self._gradients.forget()
             self._snapshots.log.abort()
-            return self._step()
+            return self.step()
         verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from shoal_api.cli.render.terminal import make_table
 from shoal_service.control.planning import PlanAnswer
-from shoal_service.core.attempt.plan_layout import HostNeed
 from shoal_service.core.hardware_profile import GIB, LinkClass
+from shoal_service.core.layout_plan import HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart

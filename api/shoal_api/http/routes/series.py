@@ -69,7 +69,7 @@ def series(
         Query(
             ge=1,
             le=20_000,
-            description="Longer series are down-sampled. Default: 1000 for json; csv and parquet have every step.",
+            description="Longer series are down-sampled. Default: 1000 for json; csv and parquet have all stored ones.",
         ),
     ] = None,
     after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,

@@ -35,10 +35,10 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
     ledger = before.ledger
     if _is_quiet(before, after, event) and ledger.at is not None and now - ledger.at < _QUIET_S:
         return ledger
-    asked = before.target.spec.elasticity.max_workers
-    workers = min(asked, len(before.group.workers))
-    ledger = goodput.account(ledger, _account_of(before), requested=asked, in_group=workers, now=now)
-    if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
+    requested = before.target.spec.elasticity.max_workers
+    workers = min(requested, len(before.group.workers))
+    ledger = goodput.account(ledger, _find_account(before), requested=requested, in_group=workers, now=now)
+    if isinstance(event, ReportArrived) and _is_from_group(before, event):
         if before.target.is_script:
             ledger = _script_reported(ledger, event.item, before, after)
         else:
@@ -47,7 +47,7 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
 
 
 def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
-    """Whether the time after this turn goes to the same account as the time before it."""
+    """True if the time after this turn goes to the same account as the time before it."""
     return (
         not isinstance(event, ReportArrived)
         and after.stage is before.stage
@@ -56,7 +56,7 @@ def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
     )
 
 
-def _account_of(state: Attempt) -> str:
+def _find_account(state: Attempt) -> str:
     match state.stage:
         case Stage.RUNNING | Stage.SWITCHING:
             return Category.PRODUCTIVE
@@ -72,7 +72,7 @@ def _account_of(state: Attempt) -> str:
             return Category.STARTING
 
 
-def _is_of_the_group(state: Attempt, event: ReportArrived) -> bool:
+def _is_from_group(state: Attempt, event: ReportArrived) -> bool:
     return event.item.generation == state.group.generation and event.index in state.group.ranks
 
 
@@ -95,11 +95,11 @@ def _script_reported(ledger: Ledger, item: WorkerReport, before: Attempt, after:
         return ledger
     if before.group.is_start_known:
         return goodput.settle_report(ledger, generation=item.generation, step=item.step)
-    ledger = goodput.begun(ledger, _account_of_restart(before), start_step=after.group.start_step)
+    ledger = goodput.begun(ledger, _restart_account(before), start_step=after.group.start_step)
     return replace(ledger, settled_step=item.step, max_step=max(ledger.max_step, item.step))
 
 
-def _account_of_restart(before: Attempt) -> str:
+def _restart_account(before: Attempt) -> str:
     """The account of the time that a script needs until its first step in a group."""
     if before.incident is not None:
         return goodput.recovering(before.incident.cause)
@@ -107,14 +107,14 @@ def _account_of_restart(before: Attempt) -> str:
 
 
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
-    """Moves booked seconds to another account, if the turn has changed the stage or the incident."""
+    """Move booked seconds to another account, if the turn has changed the stage or the incident."""
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):
         if after.target.is_script and (after.is_finishing or not after.has_reported):
             ledger = goodput.keep(ledger)
         else:
-            ledger = goodput.discard(ledger, _account_of_the_rest(after))
+            ledger = goodput.discard(ledger, _rest_account(after))
     if not _is_training(before) and _is_training(after):
         ledger = goodput.group_formed(ledger, generation=after.group.generation, start_step=after.group.start_step)
     if before.incident is not None and after.incident is None:
@@ -122,7 +122,7 @@ def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
     return ledger
 
 
-def _account_of_the_rest(after: Attempt) -> str:
+def _rest_account(after: Attempt) -> str:
     """The account of the time since the last completed step of a group that has ended."""
     if after.incident is not None:
         return goodput.recovering(after.incident.cause)

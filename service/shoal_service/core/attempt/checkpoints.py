@@ -26,7 +26,6 @@ from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommi
 from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
@@ -36,6 +35,7 @@ from shoal_service.core.events.training import (
     CheckpointFallback,
 )
 from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
+from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.fault_tolerance import DamagePolicy
 from shoal_workers.contract.job import EndReason
@@ -51,7 +51,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 _MOST_UNVERIFIED = 256
 
 
-def found(turn: Turn, event: CheckpointFound) -> None:
+def handle_found(turn: Turn, event: CheckpointFound) -> None:
     if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
         return  # the second answer to a repeated request
     for name, message in event.damaged:
@@ -77,7 +77,7 @@ def found(turn: Turn, event: CheckpointFound) -> None:
 
 
 def what_is_missing(expected: str | None, newest_there: CheckpointName | None) -> str:
-    """Why a storage is not the job's: it has neither the checkpoint that it must have nor a newer one. Empty if it has.
+    """Say why a storage is not the job's: it has neither the expected checkpoint nor a newer one. Empty if it has.
 
     Args:
         newest_there: the newest one with a commit marker, whether it is usable or not.
@@ -89,7 +89,7 @@ def what_is_missing(expected: str | None, newest_there: CheckpointName | None) -
     return f"{has}, and the job has committed {known}"
 
 
-def storage_is_away(turn: Turn, event: StorageAway) -> None:
+def search_failed(turn: Turn, event: StorageAway) -> None:
     """Repeat a search that failed, after a pause."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)) or current.search.retry_at is not None:
@@ -104,7 +104,7 @@ def storage_is_away(turn: Turn, event: StorageAway) -> None:
 
 
 def search_again(turn: Turn) -> None:
-    """Ask the storage again once the pause is over; end the attempt at the deadline. Called after every event."""
+    """Ask the storage again once the pause is over; end the attempt at the deadline."""
     current = turn.current
     if not isinstance(current, (Opening, FallingBack)):
         return
@@ -117,12 +117,12 @@ def search_again(turn: Turn) -> None:
 
 
 def search_deadline(state: Attempt) -> float:
-    """When the attempt ends if its search for a checkpoint has no answer."""
+    """Return the time at which the attempt ends if its search for a checkpoint has no answer."""
     return state.current.since + state.target.spec.checkpoint.wait_s
 
 
-def waits_for(state: Attempt) -> str:
-    """What the attempt waits for, for people. The text stays the same while the storage fails in the same way."""
+def describe_search(state: Attempt) -> str:
+    """Say what the attempt waits for. The text stays the same while the storage fails in the same way."""
     root, current = state.config.checkpoint_root, state.current
     if isinstance(current, (Opening, FallingBack)) and current.search.error:
         return f"the checkpoint storage {root} does not answer and is asked again: {current.search.error}"
@@ -162,17 +162,17 @@ def _why_it_ends(state: Attempt) -> str:
 def part_saved(turn: Turn, part: SavedPart) -> None:
     """Keep a part that a rank has saved. It may arrive twice: in its own report and with the worker's exit, or again
     after a restart."""
-    state = turn.state
-    name = str(CheckpointName(part.step, state.config.attempt, part.generation))
-    if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
+    known = turn.checkpoints
+    name = str(CheckpointName(part.step, turn.config.attempt, part.generation))
+    if name == known.newest or name in (*known.committing, *known.failed):
         return
-    parts = state.checkpoints.parts.get(name, IntMap()).with_item(part.rank, part)
-    turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
+    parts = known.parts.get(name, IntMap()).with_item(part.rank, part)
+    turn.checkpoints = replace(known, parts={**known.parts, name: parts})
     commit_whole(turn)
 
 
 def commit_whole(turn: Turn) -> None:
-    """Commit the checkpoints of which every part is there. While new code is on trial, its checkpoints wait: they are
+    """Commit the checkpoints that have every part. While new code is on trial, its checkpoints wait: they are
     not wanted if it is rolled back."""
     is_on_trial = turn.code.trial is not None and turn.stage is Stage.RUNNING and not turn.state.is_finishing
     for name, parts in turn.checkpoints.parts.items():
@@ -182,7 +182,19 @@ def commit_whole(turn: Turn) -> None:
             turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
 
 
-def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -> None:
+def is_part_missing(state: Attempt, index: int) -> bool:
+    """True if this worker has left as planned, but has not reported its part of that step's checkpoint. A script has no
+    such parts."""
+    worker_exit = state.group.exits.get(index)
+    if worker_exit is None or not worker_exit.is_planned or state.target.is_script:
+        return False
+    name = str(CheckpointName(worker_exit.step, state.config.attempt, state.group.generation))
+    is_reported = worker_exit.rank in state.checkpoints.parts.get(name, {})
+    is_of_group = state.group_active or state.stage is Stage.COMMITTING
+    return is_of_group and not is_reported and not state.checkpoints.is_durable(worker_exit.step)
+
+
+def _note_last_commit(turn: Turn, generation: int, step: int, error: str = "") -> None:
     """Report to the workers that wait for it that the checkpoint of the last step is committed, or could not be."""
     state = turn.state
     if generation == state.group.generation and step == state.history.total_steps:
@@ -190,7 +202,7 @@ def note_last_commit(turn: Turn, generation: int, step: int, error: str = "") ->
 
 
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
-    _answered(turn, name)
+    _forget_parts(turn, name)
     if turn.checkpoints.is_distrusted(name):  # its commit was in flight when the state was found wrong
         distrust(turn, name)
         return
@@ -199,42 +211,36 @@ def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     if turn.history.skip_steps and step >= max(turn.history.skip_steps):
         turn.budgets = replace(turn.budgets, rollbacks=0)
     turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
-    note_last_commit(turn, generation, step)
+    _note_last_commit(turn, generation, step)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
-    _answered(turn, name)
+    _forget_parts(turn, name)
     turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
     turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
-    parsed = CheckpointName.parse(name)
-    if parsed is not None:
-        note_last_commit(turn, generation, parsed.step, message)
+    _note_last_commit(turn, generation, _step(name), message)
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
     """Remember this checkpoint if it is the newest that can be restored. Commits and searches of the storage may be
     answered in any order."""
-    state = turn.state
-    this = CheckpointName.parse(name) if name else None
-    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
-    if this is not None and name not in state.checkpoints.damaged and (newest is None or this > newest):
-        turn.checkpoints = replace(turn.checkpoints, newest=name, expected=name)
+    known = turn.checkpoints
+    this, newest = CheckpointName.parse(name or ""), CheckpointName.parse(known.newest or "")
+    if this is not None and name not in known.damaged and (newest is None or this > newest):
+        turn.checkpoints = replace(known, newest=name, expected=name)
 
 
-def _answered(turn: Turn, name: str) -> None:
-    turn.checkpoints = replace(
-        turn.checkpoints,
-        committing=tuple(n for n in turn.checkpoints.committing if n != name),
-        parts={n: p for n, p in turn.checkpoints.parts.items() if n != name},
-    )
+def _forget_parts(turn: Turn, name: str) -> None:
+    committing = tuple(other for other in turn.checkpoints.committing if other != name)
+    parts = {other: parts for other, parts in turn.checkpoints.parts.items() if other != name}
+    turn.checkpoints = replace(turn.checkpoints, committing=committing, parts=parts)
 
 
 def save_failed(turn: Turn, item: SaveFailed) -> None:
-    state = turn.state
-    name = str(CheckpointName(item.step, state.config.attempt, item.generation))
-    parts = {n: p for n, p in turn.checkpoints.parts.items() if n != name}
+    name = str(CheckpointName(item.step, turn.config.attempt, item.generation))
+    parts = {other: parts for other, parts in turn.checkpoints.parts.items() if other != name}
     turn.checkpoints = replace(turn.checkpoints, parts=parts)
-    if name not in state.checkpoints.failed:
+    if name not in turn.checkpoints.failed:
         turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
         turn.emit(
             CheckpointFailed(

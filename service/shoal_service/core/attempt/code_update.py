@@ -1,6 +1,6 @@
 """Another version of the job's code takes over from the one that trains, without a pause, and is on trial at first.
 
-    wanted -> as many workers as the group has, each on the node of one of them -> the model is compared -> ready
+    requested -> as many workers as the group has, each on the node of one of them -> the model is compared -> ready
         refused: a worker cannot load the code, ends before it is warm, or builds another model; or it takes too long
     takes over      at a step boundary, from the snapshot of that step in memory; the workers with the code before are
                     kept until the trial is over
@@ -13,8 +13,7 @@ A script is asked to end, and started again with the new code. That is accepted 
 the code before, or has run for a minute, or is done; an error before that starts it with the code before.
 
 Whatever happens to the group meanwhile is handled as ever. A refused update changes nothing, and the loss of a node is
-not the code's fault: the trial goes on with the workers that are left. Called by `machine`, `worker_pool`, `reports`,
-`planning`, `forming` and `switching`. It never ends the attempt.
+not the code's fault: the trial goes on with the workers that are left. It never ends the attempt.
 """
 
 from __future__ import annotations
@@ -24,21 +23,18 @@ from dataclasses import replace
 from statistics import median
 
 from shoal_service.core.attempt import memory_snapshots
-from shoal_service.core.attempt.commands import CompareModels, StartWorker
+from shoal_service.core.attempt.commands import CompareModels
 from shoal_service.core.attempt.state.attempt import Attempt, Code, CodeUpdate, Discarded, UpdatePhase, short
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_service.core.attempt.verdict import Outcome, OutcomeDecision
 from shoal_service.core.events.job import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.ids import next_generation, worker_name
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ErrorReport, ExitKind
+from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
 
-def wanted(turn: Turn, version: str) -> None:
+def request(turn: Turn, version: str) -> None:
     """Note that a directive names another version. While new code is on trial, the next version waits for the
     verdict."""
     turn.target = turn.target.with_code(version)
@@ -49,8 +45,7 @@ def wanted(turn: Turn, version: str) -> None:
 
 
 def consider(turn: Turn) -> None:
-    """Advance the update that is wanted. Called after every event; acts in RUNNING only. A group that was lost is
-    formed again first."""
+    """Advance the update that is requested. Acts in RUNNING only: a group that was lost is formed again first."""
     if turn.stage is not Stage.RUNNING or turn.incident is not None or turn.target.ends_saved:
         return
     code, update = turn.code, turn.code.warming
@@ -70,7 +65,7 @@ def consider(turn: Turn) -> None:
 
 
 def readiness(state: Attempt) -> Decision:
-    """Whether the new code takes over at the next step boundary."""
+    """Decide if the new code takes over at the next step boundary."""
     update = state.code.warming
     if update is None:
         return Decision(False, "no code is to be updated")
@@ -87,20 +82,19 @@ def readiness(state: Attempt) -> Decision:
     return Decision(True, f"code {short(state.code.current)} -> {short(update.version)}")
 
 
-def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> bool:
-    """A worker could not load the code. Returns False if the worker belongs to no update."""
-    return _failed(turn, worker, f"a worker could not load it: {error.sentence}")
+def refused_by(turn: Turn, worker: Worker, reason: str) -> bool:
+    """Refuse the update if this worker, which could not start, belongs to it. Return False if it does not."""
+    update = turn.code.warming
+    if update is None or worker.code != update.version:
+        return False
+    refuse(turn, reason)
+    return True
 
 
-def start_died(turn: Turn, worker: Worker, message: str) -> bool:
-    """A worker ended before it was warm. Returns False if the worker belongs to no update."""
-    return _failed(turn, worker, f"a worker ended before it was warm: {message}")
-
-
-def models_compared(turn: Turn, index: int, difference: str) -> None:
-    """Note the result of a comparison. `difference` is in words; empty: the models are equal."""
-    update, worker = turn.code.warming, turn.pool.worker(index)
-    if update is None or worker is None or worker.code != update.version:
+def models_compared(turn: Turn, worker: Worker, difference: str) -> None:
+    """Note the result of a comparison. `difference` is in words; empty if the models are equal."""
+    update = turn.code.warming
+    if update is None or worker.code != update.version:
         return  # of an update that is over
     if difference:
         refuse(turn, difference)
@@ -116,17 +110,9 @@ def refuse(turn: Turn, reason: str) -> None:
     _give_up(turn, update, "its code was refused")
 
 
-def _failed(turn: Turn, worker: Worker, reason: str) -> bool:
-    update = turn.code.warming
-    if update is None or worker.code != update.version:
-        return False
-    refuse(turn, reason)
-    return True
-
-
-def _give_up(turn: Turn, update: CodeUpdate, why: str) -> None:
+def _give_up(turn: Turn, update: CodeUpdate, reason: str) -> None:
     for worker in _cohort(turn.state, update):
-        turn.kill(worker.index, why)
+        turn.kill(worker.index, reason)
     refused = update.version if turn.code.wanted == update.version else ""
     turn.code = Code(current=turn.code.current, wanted=turn.code.wanted, refused=refused)
 
@@ -146,11 +132,7 @@ def _start_missing(turn: Turn, update: CodeUpdate) -> None:
     cohort = _cohort(state, update)
     nodes = Counter(state.group.nodes) - Counter(worker.only_on for worker in cohort)
     for node_id in list(nodes.elements())[: max(0, _num_needed(state) - len(cohort))]:
-        index = turn.pool.next_index
-        worker_id = worker_name(state.config.job_id, state.config.attempt, index)
-        worker = Worker(index=index, worker_id=worker_id, only_on=node_id, code=update.version, is_beside=True)
-        turn.pool = turn.pool.with_new(worker)
-        turn.do(StartWorker(index, worker_id, (), node_id, False, update.version, True))
+        turn.start_worker(update.version, only_on=node_id, is_beside=True)
 
 
 def _compare(turn: Turn, update: CodeUpdate) -> None:
@@ -172,21 +154,6 @@ SLOWER_S = 0.01
 """A step counts as slower only if it takes at least this many seconds more: steps of a few milliseconds vary by
 themselves."""
 _KEPT_TIMES = 100
-_NOT_OF_CODE = (
-    IncidentCause.NODE_DIED,
-    IncidentCause.NODE_UNREACHABLE,
-    IncidentCause.UNREACHABLE,
-    IncidentCause.PREEMPTED,
-    IncidentCause.CORRUPTED,
-    IncidentCause.SNAPSHOT_LOST,
-    IncidentCause.DAMAGED_CHECKPOINT,
-)
-
-
-def why_back(state: Attempt) -> str:
-    """Why the code before takes over again at the next step boundary; empty: it does not."""
-    trial = state.code.trial
-    return trial.fault if trial is not None else ""
 
 
 def turn_over(turn: Turn) -> None:
@@ -253,23 +220,6 @@ def accept(turn: Turn) -> None:
     )
 
 
-def fault_of_the_new_code(state: Attempt, ended: OutcomeDecision) -> str:
-    """What the new code has done wrong, if that is why its group has ended; empty: the group has ended for another
-    reason."""
-    if state.code.trial is None:
-        return ""
-    match ended.outcome:
-        case Outcome.USER_ERROR | Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED | Outcome.NON_FINITE:
-            error = ended.exits[0].error
-            words = error.sentence if error is not None else ended.reason
-            return f"{ended.reason}: {words}" if ended.outcome is Outcome.NON_FINITE else words
-        case Outcome.LOST if state.incident is not None and state.incident.cause not in _NOT_OF_CODE:
-            is_of_memory = any(one.kind is ExitKind.SNAPSHOT_LOST for one in ended.exits)
-            return "" if is_of_memory else f"{state.incident.cause}: {state.incident.message}"
-        case _:
-            return ""
-
-
 def roll_back(turn: Turn, reason: str, *, keeps_steps: bool) -> None:
     """Roll back: the next group forms of workers with the code before. Without `keeps_steps`, it starts from the step
     at which the new code took over, if that state is still whole; otherwise from the newest state, which the new code
@@ -317,13 +267,13 @@ def _why_slower(trial: CodeUpdate) -> str:
 
 
 def _can_restore(turn: Turn, trial: CodeUpdate) -> bool:
-    """Whether the state of the step at which the new code took over is still there. If so, the snapshots that the new
+    """True if the state of the step at which the new code took over is still there. If so, the snapshots that the new
     code has made are not used any more. Its checkpoints need no such care: they are committed only once it is
     accepted."""
     known = turn.snapshots
     turn.snapshots = replace(known, discarded=Discarded(trial.generation, turn.group.generation))
-    found = memory_snapshots.best_source(turn.state)
-    newest = found.step if found is not None else turn.checkpoints.durable_step
+    best = memory_snapshots.best_source(turn.state)
+    newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest == trial.step:
         return True
     turn.snapshots = known

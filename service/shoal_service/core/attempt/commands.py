@@ -1,17 +1,22 @@
 """What the machine decides: a closed union of commands. The executor performs them; results come back as events.
 
 Those of `Order` reach a worker or the storage. The executor numbers them and keeps them in the journal until they are
-answered (see `unanswered`), so a restarted supervisor repeats them. Each of them can be repeated without harm.
+answered (see `unanswered`), so a restarted supervisor repeats them. The supervisor may have died before it performed an
+order, or after, when its answer was lost with it. Its successor cannot distinguish the two, so every order can be
+repeated: a worker recognises a `run` of a generation that it has run already, fences and requests only grow, a
+checkpoint is committed once, and only one worker can have a name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field
 
-from shoal_service.core.attempt.state.attempt import Incident
+from shoal_service.core.attempt.state.attempt import Attempt, Incident
+from shoal_service.core.attempt.state.stages import FallingBack, Opening, Stage
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.messages import Assignment
@@ -36,13 +41,13 @@ class StartWorker:
     avoid_nodes: tuple[str, ...] = ()
     """Ids of the nodes on which the worker must not be placed."""
     only_on: str = ""
-    """Id of the node on which the worker must be placed; empty: any node but those to avoid."""
+    """Id of the node on which the worker must be placed; empty means any node but those to avoid."""
     touches_memory: bool = True
-    """Whether the worker may touch the memory that it is expected to need while it waits for its first group."""
+    """True if the worker may touch the memory that it is expected to need while it waits for its first group."""
     code: str = ""
-    """Version of the job's code; empty: the one that the attempt began with."""
+    """Version of the job's code; empty means the one that the attempt began with."""
     is_beside: bool = False
-    """Whether the worker takes the place of one that is still there: the cluster's scheduler counts no resources for
+    """True if the worker takes the place of one that is still there: the cluster's scheduler counts no resources for
     it."""
     num_missing: int = 1
     """Number of workers that this turn still starts, this one included. They should be near each other."""
@@ -86,7 +91,7 @@ class RequestYield:
     index: int
     generation: int
     durable: bool = True
-    """Whether each rank also saves its part of a durable checkpoint of that step; False: the snapshot in memory is
+    """True if each rank also saves its part of a durable checkpoint of that step; False if the snapshot in memory is
     enough."""
     kind: Literal["request_yield"] = "request_yield"
 
@@ -100,7 +105,7 @@ class NoteCommit:
     generation: int
     step: int
     error: str = ""
-    """Why the checkpoint could not be committed; empty: it is committed."""
+    """Why the checkpoint could not be committed; empty if it is committed."""
     kind: Literal["note_commit"] = "note_commit"
 
 
@@ -161,7 +166,7 @@ class Emit:
 class ShowIncident:
     incident: Incident
     closed_at: float | None = None
-    """When the first step after the incident was completed; None: the incident is still open."""
+    """When the first step after the incident was completed; None if the incident is still open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +197,54 @@ class IssuedOrder:
 
     id: int
     order: Annotated[Order, Field(discriminator="kind")]
+
+
+_TRAINING = (Stage.RUNNING, Stage.SWITCHING)
+
+
+def unanswered(orders: Mapping[int, Order], state: Attempt) -> dict[int, Order]:
+    """The numbered orders whose answer is missing in this state and would still matter."""
+    in_run = frozenset(state.in_run)
+    return {number: order for number, order in orders.items() if _is_unanswered(order, state, in_run)}
+
+
+def still_due(commands: Sequence[Command], state: Attempt) -> list[Command]:
+    """The commands of a turn of several events, without the requests that a later event of the turn has answered, such
+    as the interrupt of a worker that had left already."""
+    in_run = frozenset(state.in_run)
+    requests = (Interrupt, RequestYield, RequestSnapshotParts)
+    return [c for c in commands if not isinstance(c, requests) or _is_unanswered(c, state, in_run)]
+
+
+def _is_unanswered(order: Order, state: Attempt, in_run: frozenset[int]) -> bool:
+    match order:
+        case FindCheckpoint():
+            return isinstance(state.current, (Opening, FallingBack)) and state.current.search.retry_at is None
+        case StartWorker(index=index):
+            worker = state.pool.worker(index)
+            return worker is not None and not worker.warm
+        case Run(index=index, assignment=assignment):
+            is_current = assignment.generation == state.group.generation and index in in_run
+            return is_current and not state.group.is_formed  # a formed group: all its workers have their assignments
+        case Interrupt(index=index, generation=generation):
+            worker = state.pool.worker(index)
+            if worker is not None and worker.left_out is not None:
+                return worker.left_out.generation == generation
+            is_current = generation == state.group.generation and index in in_run
+            return is_current and state.stage is Stage.QUIESCING
+        case RequestYield(index=index, generation=generation):
+            is_current = generation == state.group.generation and index in in_run
+            return is_current and state.stage is Stage.SWITCHING
+        case NoteCommit(index=index, generation=generation):
+            return generation == state.group.generation and index in in_run and state.stage in _TRAINING
+        case RequestSnapshotParts(index=index):
+            return index in state.snapshots.requested and state.pool.worker(index) is not None
+        case CompareModels(index=index):
+            warming = state.code.warming
+            return warming is not None and warming.comparing and state.pool.worker(index) is not None
+        case Commit(name=name):
+            return name in state.checkpoints.committing and state.stage is not Stage.ENDED
+        case KillWorker() | ForgetDamaged():
+            return True  # the machine forgets what it has ended; the executor knows when it is done
+        case _:
+            assert_never(order)

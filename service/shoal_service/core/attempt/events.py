@@ -119,10 +119,10 @@ class Directed:
     parallelism: Literal["auto"] | ParallelismSpec
     """Value of the spec; if it has changed, the group takes another layout at the next step boundary."""
     settings: TrainingSettings | None
-    """Training settings that the group takes at the next step boundary; None: they stay as they are."""
+    """Training settings that the group takes at the next step boundary; None if they stay as they are."""
     code: str | None
-    """SHA-256 of the code's archive; empty: the job has no archive; None: the code stays as it is. Workers with other
-    code start beside the present ones, and take over at a step boundary."""
+    """SHA-256 of the code's archive; empty if the job has no archive; None if the code stays as it is. Workers with
+    other code start while the present workers train, and take over at a step boundary."""
     server_stops: bool
     """The server ends the cluster once the attempt is saved; False after True: another server has taken over."""
     is_preempted: bool
@@ -139,7 +139,7 @@ class ModelsCompared:
 
     index: int
     difference: str
-    """The difference in words; empty: there is none."""
+    """The difference in words; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,26 +206,30 @@ class Tick:
     """Time has passed; deadlines are checked."""
 
 
-Event = (
-    CheckpointFound
-    | StorageUnusable
-    | StorageAway
-    | WorkerWarm
+WorkerEvent = (
+    WorkerWarm
     | WorkerFailedToStart
     | WorkerLost
+    | WorkerUnreachable
+    | RunReturned
+    | InterruptAcknowledged
+    | ModelsCompared
+)
+"""Events that matter only while the worker is in the pool."""
+Event = (
+    WorkerEvent
+    | CheckpointFound
+    | StorageUnusable
+    | StorageAway
     | DeathDated
     | DeathExplained
-    | RunReturned
     | ReportArrived
     | CheckpointCommitted
     | CommitFailed
     | Directed
-    | ModelsCompared
     | ClockJumped
     | ProgressReported
-    | InterruptAcknowledged
     | SnapshotPartsReported
-    | WorkerUnreachable
     | Reopened
     | NodesAvoided
     | NodesSilent

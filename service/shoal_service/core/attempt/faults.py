@@ -1,6 +1,6 @@
 """The table of faults: one row per incident cause. Pure data, and the only place that knows what a cause means.
 
-`witnesses`, `incidents`, `suspicion`, `planning` and `memory_snapshots` read it, `state/attempt` for the words;
+`losses`, `incidents`, `outcome` and `memory_snapshots` read it, `state/attempt` for the texts;
 docs/elastic.md prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code
 that detects it.
 
@@ -52,7 +52,7 @@ class Probation(StrEnum):
     """The node is not suspected, and the loss is not counted against it."""
     REPEATED = "repeated"
     """The node is suspected when it has lost several workers within a short time and the other nodes hardly any; see
-    `suspicion`. The causes below count for this as well."""
+    `losses`. The causes below count for this as well."""
     ALONE = "alone"
     """The node is suspected if no other worker of the job answers from it, and one does from another node."""
     ALWAYS = "always"
@@ -95,11 +95,11 @@ class Fault:
     words: str
     """The fault in words for people: one sentence without its full stop."""
     exit_kind: ExitKind | None = None
-    """A worker that leaves `run` in this way reports this cause; None: no worker does."""
+    """A worker that leaves `run` in this way reports this cause; None if no worker does."""
     is_death: bool = False
-    """Whether the worker has died. If its time of death is known, detection is counted from there."""
+    """True if the worker has died. If its time of death is known, detection is counted from there."""
     is_preemption_after_notice: bool = False
-    """Whether the incident is `preempted` instead if the worker had notice to leave."""
+    """True if a worker that had notice to leave is `preempted` instead."""
 
 
 FAULTS: dict[IncidentCause, Fault] = {

@@ -9,25 +9,24 @@ from shoal_service.core.attempt import code_update, hangs, memory_snapshots
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
-from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Group, GroupAfter
-from shoal_service.core.attempt.state.persistent import IntMap
+from shoal_service.core.attempt.scripts import find_rules
+from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupAfter
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.job import JobWaiting
 from shoal_service.core.events.training import GenerationForming, LayoutProven, LayoutRefused
+from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import next_generation
-from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.messages import Assignment, ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, proof_for
-from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.contract.training_settings import changes
 
 
 def consider(turn: Turn) -> None:
-    """Form a group once it is time. Called after every event; acts in STARTING and WAITING only."""
+    """Form a group once it is time. Acts in STARTING and WAITING only."""
     if turn.stage in (Stage.STARTING, Stage.WAITING):
         chosen = next_workers(turn.state, turn.now)
         if readiness(turn.state, len(chosen), turn.now):
@@ -37,18 +36,17 @@ def consider(turn: Turn) -> None:
 
 
 def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
-    """Whether a group of `num_workers` forms now: all granted workers are usable, or enough are and the others have had
-    their time. The reason is the status message of a waiting job, so it must not change with every tick."""
+    """Decide if a group of `num_workers` forms now: all granted workers are usable, or enough are and the others have
+    had their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
         rest = "waiting for capacity" if state.target.granted < minimum else "the others are starting"
         return Decision(False, f"{num_workers} of {count_text(minimum, 'worker')} ready; {rest}")
     if now < state.budgets.form_not_before:
         fruitless = count_text(state.budgets.fruitless, "re-formation")
-        failed = count_text(state.budgets.last_saves, "save")
-        reason = f"{fruitless} in a row completed no step, {failed} of the last step failed"
-        if state.target.is_script:
-            reason = f"{fruitless} in a row reported no new step and ran for less than {LONG_S:g} s"
+        reason = f"{fruitless} in a row {find_rules(state).no_progress}"
+        if not state.target.is_script:
+            reason += f", {count_text(state.budgets.last_saves, 'save')} of the last step failed"
         return Decision(False, f"waits before the next try: {reason}")
     for awaited in (memory_snapshots.is_waiting(state, now), memory_snapshots.are_awaited(state, now)):
         if awaited:
@@ -60,7 +58,7 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
 
 
 def plan_next(turn: Turn) -> None:
-    """Form the next group now, or wait for workers. Called when a group has ended and may be followed by another."""
+    """Form the next group now, or wait for workers, after a group that may be followed by another."""
     code_update.turn_over(turn)
     state = turn.state
     if memory_snapshots.is_worth_waiting(state):
@@ -76,17 +74,12 @@ def plan_next(turn: Turn) -> None:
         # the snapshot is newer than the checkpoint: continue from it, and pause at the next step boundary
     if can_form and memory_snapshots.are_awaited(state, turn.now):
         turn.enter(Waiting(since=turn.now))  # `consider` forms the group once they are reported
-        return
-    if can_form:
+    elif can_form:
         form(turn, chosen)
-        return
-    turn.budgets = replace(turn.budgets, failed_starts=0)  # those of a group that ran do not end one that waits
-    turn.enter(Waiting(since=turn.now))
-    turn.emit(
-        JobWaiting(
-            warm=len(chosen), min_workers=state.target.min_workers, until=turn.now + state.target.spec.elasticity.wait_s
-        )
-    )
+    else:
+        turn.budgets = replace(turn.budgets, failed_starts=0)  # those of a group that ran do not end a wait
+        turn.enter(Waiting(since=turn.now))
+        _emit_waiting(turn, len(chosen))
 
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
@@ -102,13 +95,9 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     chosen, layout = choice.workers, choice.planned.layout
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
-    machines = tuple(machine_of(info) for info in infos)
-    settings = state.target.settings
-    covered, newest_url, collective_timeout_s = (
-        covered_ranks(layout, machines),
-        _newest_url(state),
-        hangs.collective_timeout_s(state),
-    )
+    machines, settings = tuple(machine_of(info) for info in infos), state.target.settings
+    covered, checkpoint_url = covered_ranks(layout, machines), _find_checkpoint_url(state)
+    collective_timeout_s = hangs.collective_timeout_s(state)
     node_ids = [info.node_id for info in infos]
     node_ranks = {node_id: number for number, node_id in enumerate(dict.fromkeys(node_ids))}
     for rank, (worker, buddy) in enumerate(zip(chosen, choice.buddies, strict=True)):
@@ -124,7 +113,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,
-            restore_from=newest_url,
+            restore_from=checkpoint_url,
             restore_snapshot=memory,
             buddy=buddy,
             is_covered=buddy is None and rank in covered,
@@ -137,19 +126,17 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             collective_timeout_s=collective_timeout_s,
         )
         turn.do(Run(worker.index, assignment))
-    source = None if state.target.is_script else _source_of(state, memory)
+    source, start_step = find_rules(state).find_source(state, memory, checkpoint_url)
     before = state.group.ranks
     if state.incident is not None:
-        turn.incident = replace(
-            state.incident,
-            after=GroupAfter(
-                forming_at=turn.now,
-                num_workers=len(chosen),
-                layout=state.target.words_of(layout),
-                num_spares=sum(worker.index not in before for worker in chosen) if before else 0,
-                state_source=source,
-            ),
+        after = GroupAfter(
+            forming_at=turn.now,
+            num_workers=len(chosen),
+            layout=state.target.describe_layout(layout),
+            num_spares=sum(worker.index not in before for worker in chosen) if before else 0,
+            state_source=source,
         )
+        turn.incident = replace(state.incident, after=after)
         turn.show_incident()
     has_trained = state.group.has_trained or (state.group.is_formed and state.progress.step > state.group.start_step)
     is_same = layout == state.group.layout and {w.index for w in chosen} == set(state.group.workers)
@@ -171,66 +158,51 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         is_start_known=not state.target.is_script,
         has_trained=has_trained and is_same,
     )
-    _forget_the_last_group(turn)
+    _forget_last_group(turn)
     memory_snapshots.note_workers_without_memory(turn, chosen)
     turn.enter(Forming(since=turn.now))
     turn.emit(
         GenerationForming(
             generation=generation,
             workers=len(chosen),
-            layout=state.target.words_of(layout),
+            layout=state.target.describe_layout(layout),
             reason=choice.planned.reason,
             source=source,
-            restore=state.checkpoints.newest or _newest_url(state),
-            step=_start_of(state, memory),
+            restore=state.checkpoints.newest or checkpoint_url,
+            step=start_step,
             remark=choice.remark,
         )
     )
 
 
-def _source_of(state: Attempt, memory: SnapshotSource | None) -> StateSource:
-    if memory is not None:
-        return StateSource.MEMORY
-    return StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL
-
-
-def _start_of(state: Attempt, memory: SnapshotSource | None) -> int:
-    if state.target.is_script:
-        return state.progress.step
-    return memory.step if memory is not None else state.checkpoints.durable_step
-
-
-def _refuse(turn: Turn, choice: Choice) -> None:
-    current, was_refused = turn.current, False
-    if isinstance(current, Waiting):
-        was_refused = bool(current.refused)
-        turn.stay(replace(current, refused=choice.refusal))
-    else:
-        turn.enter(Waiting(since=turn.now, refused=choice.refusal))
-    if was_refused:
-        return
-    turn.emit(
-        JobWaiting(
-            warm=len(choice.workers),
-            min_workers=turn.target.min_workers,
-            until=turn.now + turn.target.spec.elasticity.wait_s,
-            reason=choice.refusal,
-        )
-    )
-
-
-def _newest_url(state: Attempt) -> str | None:
-    """URL of the job's own newest checkpoint, or else of the checkpoint of another job from which it goes on; None:
-    neither, or a script's, which finds its files itself."""
+def _find_checkpoint_url(state: Attempt) -> str | None:
+    """Return the URL of the job's newest checkpoint, or else of the checkpoint of another job from which it goes on.
+    None if there is neither, or for a script."""
     newest, origin = state.checkpoints.newest, state.target.spec.continue_from
-    if state.target.spec.script is not None:
+    if state.target.is_script:
         return None
     if newest is None:
         return origin.url if origin is not None else None
     return f"{state.config.checkpoint_root.rstrip('/')}/{newest}"
 
 
-def _forget_the_last_group(turn: Turn) -> None:
+def _refuse(turn: Turn, choice: Choice) -> None:
+    """Wait for other workers, and report why once."""
+    current = turn.current
+    if not isinstance(current, Waiting):
+        turn.enter(Waiting(since=turn.now, refused=choice.refusal))
+    else:
+        turn.stay(replace(current, refused=choice.refusal))
+    if not isinstance(current, Waiting) or not current.refused:
+        _emit_waiting(turn, len(choice.workers), reason=choice.refusal)
+
+
+def _emit_waiting(turn: Turn, warm: int, **reason: str) -> None:
+    until = turn.now + turn.target.spec.elasticity.wait_s
+    turn.emit(JobWaiting(warm=warm, min_workers=turn.target.min_workers, until=until, **reason))
+
+
+def _forget_last_group(turn: Turn) -> None:
     """Forget what only the last group made use of: its snapshots are overwritten from now on, and the checkpoint parts
     that it has saved will not become whole."""
     turn.snapshots = replace(turn.snapshots, requested=IntMap(), reported=IntMap())
@@ -241,7 +213,7 @@ def _forget_the_last_group(turn: Turn) -> None:
 
 
 def demanded_proof(state: Attempt, layout: Layout) -> ProofDemand:
-    """Which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
+    """Return which proof of its layout the next group needs. The data axes need no plan, so they need no proof."""
     if not layout.planned_axes or proof_for(layout, state.history.proofs) is not None:
         return ProofDemand.NONE
     if not isinstance(state.target.spec.parallelism, ParallelismSpec):
@@ -267,7 +239,7 @@ def proof_arrived(turn: Turn, proof: LayoutProof | None) -> None:
 
 
 def proof_refused(turn: Turn, message: str) -> bool:
-    """The group has refused its layout. Returns whether another group may follow; if not, the job ends."""
+    """Note that the group has refused its layout. Return True if another group may follow."""
     layout = turn.group.layout
     assert layout is not None, "a group has a layout"
     turn.history = turn.history.with_proof(LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=message))

@@ -5,9 +5,9 @@ and `step_measured` keep what they are made from.
                 not measured yet (first step of new workers or of a new layout, validation): at least PATIENT_S
                 a script: at least SCRIPT_S, and script.grace_s besides once it was asked to end
     newest progress of any rank is older than that     ->  the group hangs
-    a rank does not leave `run` when interrupted       ->  it is at fault, and killed (`deadlines.unresponsive`)
-    all ranks leave                                    ->  the one that stood still first is named, none is killed
-    ... and the group hangs again at the same step     ->  the one named then is replaced
+    a rank does not leave `run` when interrupted       ->  it is at fault, and killed (see `deadlines`)
+    all ranks leave                                    ->  the rank that stood still first is named, none is killed
+    ... and the group hangs again at the same step     ->  the rank named then is replaced
 
 One rank that stands still stops all the others at their next collective. So the newest progress decides whether the
 group hangs, and the oldest which rank is named.
@@ -19,9 +19,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.large_groups import later_s, poll_wait_s
 from shoal_service.core.attempt.state.attempt import Attempt, GroupProgress, Hang, ProgressStamp
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_workers.contract.messages import Phase, Progress
 
@@ -50,7 +50,7 @@ _SAVING = (Phase.SAVING, Phase.COMMITTING)
 @dataclass(frozen=True, slots=True)
 class HangDecision(Decision):
     hang: Hang | None = None
-    """The hang; None: the group does not hang."""
+    """The hang; None if the group does not hang."""
 
 
 def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> None:
@@ -72,7 +72,7 @@ def progress_reported(turn: Turn, reports: Iterable[tuple[int, Progress]]) -> No
 
 
 def _note_preparation(turn: Turn, index: int, progress: Progress) -> None:
-    """Notes that a worker which is not warm yet has made progress: this moves the deadline of the start."""
+    """Note that a worker which is not warm yet has made progress: this moves the deadline of the start."""
     known = turn.progress.starting.get(index)
     if known is None or progress.counter != known.counter:
         kept = {i: stamp for i, stamp in turn.progress.starting.items() if turn.pool.worker(i) is not None}
@@ -105,7 +105,7 @@ def step_measured(progress: GroupProgress, step_s: float, *, is_first: bool) -> 
 
 
 def find_hang(state: Attempt, now: float) -> HangDecision:
-    """Whether no rank of a running group has made progress for too long, and which one stood still first."""
+    """Decide if no rank of a running group has made progress for too long, and which stood still first."""
     in_run = state.in_run
     if state.stage not in (Stage.RUNNING, Stage.SWITCHING) or not in_run:
         return HangDecision(False, "no group is running")
@@ -124,7 +124,7 @@ def find_hang(state: Attempt, now: float) -> HangDecision:
 
 
 def standstill(state: Attempt, now: float) -> Decision:
-    """Whether the group stands still for so long that a person should see it. The reason names the rank and the time
+    """Decide if the group stands still for so long that a person should see it. The reason names the rank and the time
     after which it counts as hung."""
     in_run = state.in_run
     if state.stage is not Stage.RUNNING or not in_run or not state.progress.stamps:
@@ -149,12 +149,12 @@ def threshold_s(state: Attempt) -> float:
 
 
 def unanswering(state: Attempt, now: float) -> frozenset[int]:
-    """Indexes of the group's workers that have left one poll after the other unanswered, so an interrupt would not
-    reach them either. Empty if all workers have: then the supervisor itself was cut off."""
+    """Find the workers of the group that have left one poll after the other unanswered, so an interrupt would not reach
+    them either. Empty if all workers have: then the supervisor itself was cut off."""
     ages = {i: now - state.progress.answered_at[i] for i in state.group.workers if i in state.progress.answered_at}
     limit_s = silent_s(state)
-    found = frozenset(i for i, age in ages.items() if age >= limit_s)
-    return found if len(found) < len(state.group.workers) else frozenset()
+    silent = frozenset(i for i, age in ages.items() if age >= limit_s)
+    return silent if len(silent) < len(state.group.workers) else frozenset()
 
 
 def silent_s(state: Attempt) -> float:
@@ -174,7 +174,7 @@ def collective_timeout_s(state: Attempt) -> float:
 def _threshold(state: Attempt, in_run: tuple[int, ...]) -> tuple[float, str]:
     health = state.target.spec.health
     if state.target.is_script:
-        return _threshold_of_script(state)
+        return _script_threshold(state)
     if any(state.progress.stamps[i].phase in _SAVING for i in in_run if i in state.progress.stamps):
         # A save ends after timeouts.save_s without progress; the rest is the copy into the staging memory.
         limit_s = state.config.timeouts.save_s + max(health.hang_floor_s, _STAGING_S)
@@ -195,7 +195,7 @@ def _threshold(state: Attempt, in_run: tuple[int, ...]) -> tuple[float, str]:
     )
 
 
-def _threshold_of_script(state: Attempt) -> tuple[float, str]:
+def _script_threshold(state: Attempt) -> tuple[float, str]:
     """At least SCRIPT_S, and more if the script reports slow steps, or was asked to end."""
     health, times = state.target.spec.health, state.progress.step_times
     floor, why = SCRIPT_S, f"a script at least {SCRIPT_S:g} s"
@@ -209,7 +209,7 @@ def _threshold_of_script(state: Attempt) -> tuple[float, str]:
 
 
 def _unmeasured(state: Attempt, in_run: tuple[int, ...]) -> Decision:
-    """Whether the group does something whose time is not known from the steps before."""
+    """Decide if the group does something whose time is not known from the steps before."""
     if any(state.progress.stamps[i].phase is Phase.VALIDATING for i in in_run if i in state.progress.stamps):
         return Decision(True, "it validates")
     if state.progress.step <= state.group.start_step and not state.group.has_trained:

@@ -26,9 +26,9 @@ _KEPT_EXITS = 64
 
 
 def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
-    """Open the incident, or add to the one that is open.
+    """Open the incident, or add to the open incident.
 
-    `worker`: the lost one; None if the group broke and no worker is known to be lost.
+    `worker`: the lost worker; None if the group broke and no worker is known to be lost.
     """
     distrust_memory(turn, cause)
     state = turn.state
@@ -38,30 +38,31 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     node_id = worker.info.node_id if worker is not None and worker.info is not None else ""
     known = state.incident
     bound = node_loss_bound(state) if FAULTS[cause].blames is Blame.NODE else None
+    sign_at = _last_sign(state, worker, turn.now if known is None else known.at)
     if known is None:
-        incident = Incident(
+        before = GroupBefore(
+            generation=state.group.generation,
+            num_workers=len(state.group.workers),
+            layout=state.target.describe_layout(state.group.layout),
+            step=state.progress.step,
+        )
+        turn.incident = Incident(
             id=state.history.num_incidents + 1,
             cause=cause,
             witness=witness,
             ranks=ranks,
             worker_ids=names,
             node_id=node_id,
-            before=GroupBefore(
-                generation=state.group.generation,
-                num_workers=len(state.group.workers),
-                layout=state.target.words_of(state.group.layout),
-                step=state.progress.step,
-            ),
+            before=before,
             at=turn.now,
-            last_sign_at=_last_sign(state, worker, turn.now),
+            last_sign_at=sign_at,
             message=message,
             node_loss=bound,
         )
-        turn.incident = incident
-        turn.history = replace(turn.history, num_incidents=incident.id)
-        turn.emit(opened(incident))
+        turn.history = replace(turn.history, num_incidents=turn.incident.id)
+        turn.emit(opened(turn.incident))
     else:
-        signs = [s for s in (known.last_sign_at, _last_sign(state, worker, known.at)) if s is not None]
+        signs = [sign for sign in (known.last_sign_at, sign_at) if sign is not None]
         updated = known
         if worker is not None and known.is_suspicion:
             updated = replace(known, cause=cause, witness=witness, message=message, node_id=node_id)
@@ -92,6 +93,15 @@ def opened(incident: Incident) -> IncidentOpened:
     )
 
 
+def quiesced(incident: Incident, step: int, now: float) -> Incident:
+    """The incident once every worker has left `run`. `step`: the newest step that the survivors have completed."""
+    before = replace(incident.before, step=max(incident.before.step, step))
+    bound = incident.node_loss
+    if bound is not None:
+        bound = _with_more_steps(bound, before.step - incident.before.step)
+    return replace(incident, quiesced_at=now, before=before, node_loss=bound)
+
+
 def distrust_memory(turn: Turn, cause: IncidentCause) -> None:
     """Trust no snapshot up to this generation any more, if the cause says that they may hold wrong numbers."""
     if FAULTS[cause].memory is Memory.DISTRUSTED:
@@ -102,7 +112,7 @@ def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
     """Note when a worker died. Detection is counted from then, if the open incident is this death and no sign is
     newer."""
     incident = turn.incident
-    if incident is None or not FAULTS[incident.cause].is_death or worker_id not in incident.worker_ids:
+    if incident is None or not _is_death_of(incident, worker_id):
         return
     if max(0.0, incident.last_sign_at or 0.0) < died_at <= incident.at:
         turn.incident = replace(incident, last_sign_at=died_at)
@@ -117,12 +127,15 @@ def explain_death(turn: Turn, worker_id: str, message: str) -> None:
     turn.health = replace(turn.health, explained=(*turn.health.explained, worker_id)[-_KEPT_EXITS:])
     turn.emit(WorkerExited(worker_id=worker_id, message=message))
     incident, closed = turn.incident, turn.health.last_closed
-    if incident is not None:
-        if FAULTS[incident.cause].is_death and worker_id in incident.worker_ids:
-            turn.incident = replace(incident, message=message)
-            turn.show_incident()
-    elif closed is not None and FAULTS[closed.incident.cause].is_death and worker_id in closed.incident.worker_ids:
+    if incident is not None and _is_death_of(incident, worker_id):
+        turn.incident = replace(incident, message=message)
+        turn.show_incident()
+    elif incident is None and closed is not None and _is_death_of(closed.incident, worker_id):
         turn.do(ShowIncident(replace(closed.incident, message=message), closed.closed_at))
+
+
+def _is_death_of(incident: Incident, worker_id: str) -> bool:
+    return FAULTS[incident.cause].is_death and worker_id in incident.worker_ids
 
 
 def count_lost_steps(turn: Turn, start_step: int) -> int:
@@ -166,14 +179,16 @@ def close(turn: Turn) -> None:
             bytes_moved=after.bytes_moved if after else None,
         )
     )
-    turn.health = replace(turn.health, last_closed=ClosedIncident(incident=incident, closed_at=turn.now))
-    remember_silence(turn, incident)
+    closed = ClosedIncident(incident=incident, closed_at=turn.now)
+    turn.health = replace(turn.health, last_closed=closed)
+    if incident.cause is IncidentCause.NODE_UNREACHABLE:  # while the node is silent, the cause may still change
+        turn.health = replace(turn.health, silences={**turn.health.silences, incident.node_id: closed})
     turn.incident = None
 
 
 def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None:
-    """Wall-clock time of the newest sign of the fault: the progress stamp of the lost worker (of every worker, if none
-    is known to be lost), or a failed collective. Clocks of nodes differ, so a time after that of the incident is
+    """Find the time of the newest sign of the fault: the progress stamp of the lost worker (of every worker, if none is
+    known to be lost), or a failed collective. Clocks of nodes differ, so a time after that of the incident is
     ignored."""
     if worker is None:
         stamps = list(state.progress.stamps.values())
@@ -183,9 +198,9 @@ def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None
     return max((sign for sign in [*(stamp.at for stamp in stamps), *exits] if 0 < sign <= at), default=None)
 
 
-def incident_of(lost: LostAttempt, now: float) -> Incident:
-    """The open incident of a new attempt whose predecessor was lost with its cluster. `now`: the start of the new
-    attempt, which has no survivor to wait for."""
+def open_after_loss(lost: LostAttempt, now: float) -> Incident:
+    """Return the open incident of a new attempt whose predecessor was lost with its cluster. `now`: the start of
+    the new attempt, which has no survivor to wait for."""
     return Incident(
         id=1,
         cause=IncidentCause.CLUSTER_LOST,
@@ -199,7 +214,7 @@ def incident_of(lost: LostAttempt, now: float) -> Incident:
 
 
 def node_loss_bound(state: Attempt) -> NodeLossBound | None:
-    """Bound on the steps that the loss of a node costs now; None: no group has formed yet, or a script has its own
+    """Bound the steps that the loss of a node costs now; None if no group has formed yet, or a script has its own
     checkpoints."""
     if state.target.is_script or not state.group.machines or not state.history.has_formed:
         return None
@@ -233,14 +248,15 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
 
 
 def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
-    """Bound on the steps that the loss of a worker costs now; None: no group has formed yet, it has not reported how it
+    """Bound the steps that the loss of a worker costs now; None if no group has formed yet, it has not reported how it
     keeps snapshots, or a script has its own checkpoints."""
     if state.target.is_script or not state.group.machines or not state.history.has_formed:
         return None
-    if not state.target.keeps_snapshots:
-        return _repeated_from_checkpoint(state, "snapshot.enabled is false")
-    if lacking := sorted(rank for rank, item in state.progress.stopped.items() if not item.only_copies):
-        return _repeated_from_checkpoint(state, f"rank {lacking[0]} has no memory for snapshots")
+    lacking = sorted(rank for rank, item in state.progress.stopped.items() if not item.only_copies)
+    if lacking or not state.target.keeps_snapshots:
+        lacks = f"rank {lacking[0]} has no memory for snapshots" if lacking else ""
+        bound = _from_checkpoint(state, lacks if state.target.keeps_snapshots else "snapshot.enabled is false")
+        return WorkerLossBound(at_most=bound.at_most, reason=bound.reason)
     cost = state.progress.snapshots
     if cost is None or cost.generation != state.group.generation:
         return None
@@ -248,12 +264,7 @@ def worker_loss_bound(state: Attempt) -> WorkerLossBound | None:
     return WorkerLossBound(at_most=steps, reason=cost.copies_reason if steps > 1 else "")
 
 
-def _repeated_from_checkpoint(state: Attempt, reason: str) -> WorkerLossBound:
-    bound = _from_checkpoint(state, reason)
-    return WorkerLossBound(at_most=bound.at_most, reason=bound.reason)
-
-
-def with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:
+def _with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:
     """The bound, once it is known that the survivors have completed `steps` steps more than when it was noted."""
     if steps <= 0 or bound.protection not in (Protection.COPIES, Protection.CHECKPOINT):
         return bound
@@ -294,13 +305,6 @@ def _from_checkpoint(state: Attempt, reason: str) -> NodeLossBound:
     return NodeLossBound(
         protection=Protection.CHECKPOINT, at_most=None if every is None else max(now, every), now=now, reason=reason
     )
-
-
-def remember_silence(turn: Turn, incident: Incident) -> None:
-    """Remember an incident of a silent node that closes: while the node is silent, the cause may still change."""
-    if incident.cause is IncidentCause.NODE_UNREACHABLE:
-        silence = ClosedIncident(incident=incident, closed_at=turn.now)
-        turn.health = replace(turn.health, silences={**turn.health.silences, incident.node_id: silence})
 
 
 def silent_node_lost(turn: Turn, worker: Worker, cause: IncidentCause, message: str) -> None:

@@ -23,20 +23,17 @@ from shoal_service.core.attempt import (
     checkpoints,
     code_update,
     deadlines,
-    deaths,
-    directives,
     forming,
     hangs,
     incidents,
+    losses,
     memory_snapshots,
-    planning,
+    outcome,
     reports,
-    scripts,
     switching,
-    witnesses,
     worker_pool,
 )
-from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident
+from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident, still_due
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
@@ -58,22 +55,24 @@ from shoal_service.core.attempt.events import (
     StorageAway,
     StorageUnusable,
     Tick,
+    WorkerEvent,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.clock_jump import moved
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.time_shifts import extend_after_suspend, moved
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.attempt.unanswered import still_due
+from shoal_service.core.layout_plan import PlanLayout
 from shoal_workers.contract.job import EndReason
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
 """Answers of the storage, which may start the next group. They are handled after what the workers have reported in the
 same turn."""
+_WORKER_ANSWERS = (RunReturned, InterruptAcknowledged, SnapshotPartsReported, ReportArrived, ModelsCompared)
 
 
 def open_attempt(state: Attempt) -> tuple[Command, ...]:
@@ -111,7 +110,7 @@ def step_all(
             turn = _moved(turn, event)
         before = turn.state
         if number == 0:
-            deadlines.forgive_absence(turn, is_reopened=any(isinstance(one, Reopened) for one in events))
+            extend_after_suspend(turn, is_reopened=any(isinstance(event, Reopened) for event in events))
         if isinstance(event, ProgressReported):
             _progressed(turn, together)
         else:
@@ -123,19 +122,12 @@ def step_all(
     return turn.state, tuple(commands)
 
 
-def _when_all_left(turn: Turn) -> None:
-    """Decide what follows a group once all losses of the turn are known."""
-    if turn.has_exits:
-        turn.has_exits = False
-        planning.consider(turn)
-
-
 def _together(events: Sequence[Event]) -> Iterator[tuple[Event, ...]]:
     """Split the events into those that are handled together: reports of progress that follow one another at once, all
     other events one by one."""
     for is_progress, group in groupby(events, key=lambda event: isinstance(event, ProgressReported)):
-        found = tuple(group)
-        yield from (found,) if is_progress else zip(found, strict=True)
+        run = tuple(group)
+        yield from (run,) if is_progress else zip(run, strict=True)
 
 
 def _moved(turn: Turn, jump: ClockJumped) -> Turn:
@@ -144,23 +136,22 @@ def _moved(turn: Turn, jump: ClockJumped) -> Turn:
     return after
 
 
-def _progressed(turn: Turn, reports: Iterable[Event]) -> None:
-    found = [(one.index, one.progress) for one in reports if isinstance(one, ProgressReported)]
-    for index, _ in found:
+def _progressed(turn: Turn, events: Iterable[Event]) -> None:
+    progress = [(event.index, event.progress) for event in events if isinstance(event, ProgressReported)]
+    for index, _ in progress:
         worker_pool.answered(turn, index)
-    hangs.progress_reported(turn, found)
+    hangs.progress_reported(turn, progress)
 
 
 def _follow(turn: Turn) -> None:
     """Do what follows from the state and the time, whatever the events were."""
     for apply in (
-        _when_all_left,
-        planning.consider_commit,
+        outcome.consider,
         deadlines.apply,
-        _when_all_left,
+        outcome.consider,
         checkpoints.search_again,
         forming.consider,
-        scripts.consider,
+        reports.note_long_run,
         code_update.consider,
         switching.consider,
         worker_pool.replenish,
@@ -170,56 +161,60 @@ def _follow(turn: Turn) -> None:
 
 
 def _happen(turn: Turn, event: Event) -> None:
+    if isinstance(event, _WORKER_ANSWERS):
+        worker_pool.answered(turn, event.index)
     match event:
         case CheckpointFound():
-            checkpoints.found(turn, event)
+            checkpoints.handle_found(turn, event)
         case StorageAway():
-            checkpoints.storage_is_away(turn, event)
+            checkpoints.search_failed(turn, event)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
-        case WorkerWarm(index, info):
-            worker_pool.warm(turn, index, info)
-        case WorkerFailedToStart(index, error):
-            worker_pool.failed_to_start(turn, index, error)
-        case WorkerLost(index, cause, witness, message):
-            witnesses.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             incidents.date_death(turn, worker_id, at)
         case DeathExplained(worker_id, message):
-            deaths.explained(turn, worker_id, message)
-        case WorkerUnreachable(index):
-            worker_pool.unreachable(turn, index)
-        case RunReturned(index, worker_exit):
-            worker_pool.answered(turn, index)
-            witnesses.run_returned(turn, index, worker_exit)
-        case InterruptAcknowledged(index, generation):
-            worker_pool.answered(turn, index)
-            witnesses.interrupt_acknowledged(turn, index, generation)
-        case SnapshotPartsReported(index, held):
-            worker_pool.answered(turn, index)
-            memory_snapshots.parts_reported(turn, index, held)
-            turn.has_exits = True
+            losses.death_explained(turn, worker_id, message)
+        case SnapshotPartsReported(index, parts):
+            memory_snapshots.parts_reported(turn, index, parts)
         case ProgressReported():
             _progressed(turn, (event,))
         case ReportArrived(index, item):
-            worker_pool.answered(turn, index)
             reports.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
             checkpoints.committed(turn, name, generation, committed_step)
         case CommitFailed(name, generation, message):
             checkpoints.commit_failed(turn, name, generation, message)
         case Directed():
-            directives.apply(turn, event)
-        case ModelsCompared(index, difference):
-            worker_pool.answered(turn, index)
-            code_update.models_compared(turn, index, difference)
+            switching.obey(turn, event)
         case Reopened():
             memory_snapshots.ask_again(turn)
         case NodesAvoided(avoided):
-            directives.avoid(turn, avoided)
+            switching.avoid_nodes(turn, avoided)
         case NodesSilent(silent):
-            witnesses.nodes_silent(turn, silent)
+            losses.nodes_silent(turn, silent)
         case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
+        case _:
+            worker = turn.pool.worker(event.index)
+            if worker is not None:  # else it is gone: what it has answered before does not matter any longer
+                _happen_to_worker(turn, worker, event)
+
+
+def _happen_to_worker(turn: Turn, worker: Worker, event: WorkerEvent) -> None:
+    match event:
+        case WorkerWarm(_, info):
+            worker_pool.became_warm(turn, worker, info)
+        case WorkerFailedToStart(_, error):
+            worker_pool.failed_to_start(turn, worker, error)
+        case WorkerLost(_, cause, witness, message):
+            losses.worker_lost(turn, worker, cause, witness, message)
+        case WorkerUnreachable():
+            worker_pool.unreachable(turn, worker)
+        case RunReturned(_, worker_exit):
+            losses.run_returned(turn, worker, worker_exit)
+        case InterruptAcknowledged(_, generation):
+            losses.interrupt_acknowledged(turn, worker, generation)
+        case ModelsCompared(_, difference):
+            code_update.models_compared(turn, worker, difference)
         case _:
             assert_never(event)

@@ -25,14 +25,13 @@ from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.faults import FAULTS, Memory
-from shoal_service.core.attempt.large_groups import quiesce_s
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.workers import SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
@@ -50,16 +49,11 @@ def ask(turn: Turn, *indexes: int) -> None:
     most Timeouts.quiesce_s."""
     if not turn.target.keeps_snapshots:
         return
-    asked = [index for index in indexes if _is_serving(turn.pool.worker(index))]
-    requested = turn.snapshots.requested
-    for index in asked:
-        requested = requested.with_item(index, turn.now)
-    turn.snapshots = replace(turn.snapshots, requested=requested)
-    turn.do(*(RequestSnapshotParts(index) for index in asked))
-
-
-def _is_serving(worker: Worker | None) -> bool:
-    return worker is not None and worker.is_usable and worker.info is not None and worker.info.snapshot_port != 0
+    for index in indexes:
+        worker = turn.pool.worker(index)
+        if worker is not None and worker.serves_snapshots:
+            turn.snapshots = replace(turn.snapshots, requested=turn.snapshots.requested.with_item(index, turn.now))
+            turn.do(RequestSnapshotParts(index))
 
 
 def ask_if_useful(turn: Turn, index: int) -> None:
@@ -85,18 +79,16 @@ def ask_again(turn: Turn) -> None:
 
 
 def _may_be_outdated(state: Attempt) -> bool:
-    """Whether an earlier supervisor has formed the last group, so what is known of its snapshots may be outdated.
+    """True if an earlier supervisor has formed the last group, so what is known of its snapshots may be outdated.
     Without a group the first supervisor counts as that one: it may have formed a group that is not in the journal."""
     return max(1, life_of(state.group.generation)) < state.life
 
 
 def parts_reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
     if index in turn.snapshots.requested:
-        turn.snapshots = replace(
-            turn.snapshots,
-            requested=turn.snapshots.requested.without(index),
-            reported=turn.snapshots.reported.with_item(index, parts),
-        )
+        requested = turn.snapshots.requested.without(index)
+        reported = turn.snapshots.reported.with_item(index, parts)
+        turn.snapshots = replace(turn.snapshots, requested=requested, reported=reported)
 
 
 def snapshots_stopped(turn: Turn, item: SnapshotsStopped) -> None:
@@ -122,21 +114,21 @@ def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
         return
     for rank, worker in enumerate(workers):
         if worker.info is not None and worker.info.snapshot_port == 0:
-            text = f"worker {worker.worker_id} could not use shared memory when it started; its log says why"
-            generation, step = turn.group.generation, turn.progress.step
-            snapshots_stopped(
-                turn,
-                SnapshotsStopped(
-                    generation=generation, step=step, at=turn.now, rank=rank, only_copies=False, message=text
-                ),
+            stopped = SnapshotsStopped(
+                generation=turn.group.generation,
+                step=turn.progress.step,
+                at=turn.now,
+                rank=rank,
+                only_copies=False,
+                message=f"worker {worker.worker_id} could not use shared memory when it started; its log says why",
             )
+            snapshots_stopped(turn, stopped)
 
 
 def are_awaited(state: Attempt, now: float) -> Decision:
-    """Whether a worker that was asked may still report a newer snapshot than the best one that is known."""
-    patience_s = quiesce_s(state)
+    """Decide if a worker that was asked may still report a newer snapshot than the best one that is known."""
     usable = {worker.index for worker in state.pool.usable}
-    silent = [i for i, since in state.snapshots.requested.items() if i in usable and now < since + patience_s]
+    silent = [i for i, since in state.snapshots.requested.items() if i in usable and now < since + state.quiesce_s]
     if not silent:
         return Decision(False, "every worker that was asked has reported its snapshots, or had its time")
     known = best_source(state)
@@ -157,42 +149,46 @@ class _Snapshot:
 
 
 def best_source(state: Attempt, next_group: Sequence[Worker] = ()) -> SnapshotSource | None:
-    """The snapshot to restore from, served by workers of the next group where possible; None: no snapshot is whole, or
-    the newest checkpoint is newer."""
+    """Return the snapshot to restore from, served by workers of the next group where possible. None if no snapshot is
+    whole, or the newest checkpoint is newer."""
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
     if snapshot is None or snapshot.step < state.checkpoints.durable_step:
         return None
+    new_nodes = [worker.info.node_id for worker in next_group if worker.info]
     return SnapshotSource(
         generation=snapshot.generation,
         world_size=snapshot.world_size,
         step=snapshot.step,
-        parts=_parts(
-            snapshot, _servers(state, next_group), [worker.info.node_id for worker in next_group if worker.info]
-        ),
+        parts=_choose_servers(snapshot, _servers(state, next_group), new_nodes),
     )
 
 
-def newest_kept(state: Attempt) -> int | None:
-    """Step of the newest snapshot of which a part was reported, whole or not; None: none was."""
-    trusted = (h.step for h in _snapshot_parts(state) if _is_trusted(state, h.generation, h.step))
+def newest_reported_step(state: Attempt) -> int | None:
+    """Return the step of the newest snapshot of which a part was reported, whole or not; None if none was."""
+    trusted = (part.step for part in _snapshot_parts(state) if _is_trusted(state, part.generation, part.step))
     return max(trusted, default=None)
 
 
-def is_served(state: Attempt, source: SnapshotSource) -> bool:
-    """Whether every worker that was to serve the source is still alive. If so, a part that could not be read is missing
-    or damaged."""
-    alive = {_endpoint(p) for p in _serving(state)}
-    return set(source.parts) <= alive
+def exclude_source(turn: Turn) -> None:
+    """Do not choose a snapshot again that could not be read although all its servers are alive. If a server was lost,
+    the snapshot may still be whole with other servers; it is excluded after a second failure."""
+    source = turn.group.source
+    if source is None:
+        return
+    this, servers = (source.generation, source.step), {_endpoint(worker) for worker in _serving(turn.state)}
+    if set(source.parts) <= servers or this in turn.snapshots.doubtful:
+        turn.snapshots = replace(turn.snapshots, unreadable=(*turn.snapshots.unreadable, this))
+    else:
+        turn.snapshots = replace(turn.snapshots, doubtful=(*turn.snapshots.doubtful, this))
 
 
 def _whole(state: Attempt) -> Iterator[_Snapshot]:
     servers = {p.info.node_id for p in _serving(state) if p.info}
-    found: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for holding in _snapshot_parts(state):
-        if holding.node_id in servers:
-            key = (holding.step, holding.generation, holding.world_size)
-            found[key][holding.rank].add(holding.node_id)
-    for (step, generation, world_size), by_rank in found.items():
+    nodes_by_rank: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for part in _snapshot_parts(state):
+        if part.node_id in servers:
+            nodes_by_rank[part.step, part.generation, part.world_size][part.rank].add(part.node_id)
+    for (step, generation, world_size), by_rank in nodes_by_rank.items():
         if _is_trusted(state, generation, step) and set(by_rank) >= set(range(world_size)):
             nodes = tuple(tuple(sorted(by_rank[rank])) for rank in range(world_size))
             yield _Snapshot(step, generation, world_size, nodes)
@@ -213,18 +209,20 @@ def _snapshot_parts(state: Attempt) -> Iterator[SnapshotPart]:
 
 
 def _serving(state: Attempt) -> list[Worker]:
-    return [p for p in state.pool.usable if p.info is not None and p.info.snapshot_port != 0]
+    return [worker for worker in state.pool.workers if worker.serves_snapshots]
 
 
 def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
-    """The worker that serves each node's snapshots, by node id: a worker of the next group if the node has one."""
+    """Choose the worker that serves each node's snapshots, by node id: one of the next group if the node has one."""
     chosen = {worker.index for worker in next_group}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
     return {p.info.node_id: p for p in reversed(best) if p.info}
 
 
-def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[SnapshotServer, ...]:
-    """The worker that serves each part: one on the node of the new rank that needs most of the part if possible,
+def _choose_servers(
+    snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]
+) -> tuple[SnapshotServer, ...]:
+    """Choose the worker that serves each part: one on the node of the new rank that needs most of the part if possible,
     otherwise on the node that serves the fewest parts; nodes of the next group come first."""
     served: Counter[str] = Counter()
     parts, new = [], frozenset(new_nodes)
@@ -259,19 +257,15 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 def node_is_gone(turn: Turn, node: str) -> None:
     """Forget a node whose memory can no longer be read."""
-    turn.snapshots = replace(
-        turn.snapshots, unreported_nodes=tuple(one for one in turn.snapshots.unreported_nodes if one != node)
-    )
+    nodes = tuple(other for other in turn.snapshots.unreported_nodes if other != node)
+    turn.snapshots = replace(turn.snapshots, unreported_nodes=nodes)
 
 
-def is_worth_waiting(state: Attempt) -> Decision:
-    """Whether to wait for a node without workers, because its memory may hold steps that would be lost otherwise."""
-    target = state.target
-    if target.desired is not Desired.RUN or target.ends_saved or not target.keeps_snapshots:
-        return Decision(False, "no snapshot is needed")
-    if state.snapshots.oldest_generation > state.group.generation:
-        return Decision(False, f"the snapshots of generation {state.group.generation} may be wrong")
-    return _could_gain(state)
+def is_worth_waiting(state: Attempt) -> bool:
+    """True if a node without workers is waited for, because its memory may hold steps that would be lost otherwise."""
+    target, is_trusted = state.target, state.snapshots.oldest_generation <= state.group.generation
+    needs_snapshot = target.desired is Desired.RUN and not target.ends_saved and target.keeps_snapshots
+    return needs_snapshot and is_trusted and bool(_could_gain(state))
 
 
 def start_waiting(turn: Turn) -> None:
@@ -282,7 +276,7 @@ def start_waiting(turn: Turn) -> None:
 
 
 def is_waiting(state: Attempt, now: float) -> Decision:
-    """Whether the next group still waits for a node whose snapshots no worker has reported."""
+    """Decide if the next group still waits for a node whose snapshots no worker has reported."""
     until = waiting_until(state)
     if until is None:
         return Decision(False, "no worker was started for its node's snapshots")
@@ -292,8 +286,8 @@ def is_waiting(state: Attempt, now: float) -> Decision:
 
 
 def waiting_until(state: Attempt) -> float | None:
-    """Wall-clock time until which the next group waits for unreported snapshots; None: it does not wait for any. The
-    time moves on while a worker that starts there makes progress, but only a few times: a few steps are not worth a
+    """Return the wall-clock time until which the next group waits for unreported snapshots; None if it waits for none.
+    The time moves on while a worker that starts there makes progress, but only a few times: a few steps are not worth a
     long wait."""
     until = state.current.orphans_until if isinstance(state.current, Waiting) else None
     if until is None:
@@ -306,7 +300,7 @@ def waiting_until(state: Attempt) -> float | None:
 
 
 def next_node(state: Attempt) -> str:
-    """Id of the one node on which the next worker is to be started; empty: any node with room."""
+    """Return the id of the node on which the next worker must start; empty if any node with room will do."""
     if waiting_until(state) is None:
         return ""
     reached = {worker.only_on for worker in state.pool.workers}
@@ -325,25 +319,25 @@ def stop_waiting(turn: Turn) -> None:
 
 
 def _is_for_snapshots(worker: Worker) -> bool:
-    """Whether the worker is starting to serve the snapshots on its node."""
+    """True if the worker is starting to serve the snapshots on its node."""
     return bool(worker.only_on) and not worker.warm and not worker.is_beside
 
 
 def _silent_nodes(state: Attempt) -> tuple[str, ...]:
-    """Ids of the nodes with unreported snapshots that may be used and on which no worker answers."""
+    """List the ids of the nodes with unreported snapshots that may be used and on which no worker answers."""
     answering = {worker.info.node_id for worker in state.pool.usable if worker.info is not None}
     avoided = {node.node_id for node in state.target.avoided}
     return tuple(node for node in state.snapshots.unreported_nodes if node not in answering and node not in avoided)
 
 
 def _could_gain(state: Attempt) -> Decision:
-    """Whether a node without workers may hold snapshots that are worth a wait. Survivors keep parts of the same steps
+    """Decide if a node without workers may hold snapshots that are worth a wait. Survivors keep parts of the same steps
     as the workers that died: if those are no newer than the best whole snapshot, no node holds newer ones; if no
     survivor has reported, a node may."""
     nodes = _silent_nodes(state)
     if not nodes:
         return Decision(False, "every node with snapshots has a worker that answers, or must not be used")
-    lost, newest = _steps_lost(state), newest_kept(state)
+    lost, newest = _steps_lost(state), newest_reported_step(state)
     if lost <= _BEARABLE:
         return Decision(False, f"without them the job loses {count_text(lost, 'step')}")
     if newest is not None and newest <= _known_step(state):

@@ -1,6 +1,6 @@
-"""The workers of the next group, its layout, and which worker gets which rank. Pure.
+"""Choose where workers start, which of them form the next group, its layout, and who gets which rank. Pure.
 
-`forming` and `switching` call `choose`:
+`choose` decides about the next group:
 
     candidates    survivors in their order, standbys (warm workers beyond the grant) in the places of lost workers; as
                   many as are granted, or as are left: this is the world size, unless the layout uses fewer
@@ -42,41 +42,55 @@ outlives each of its nodes, and a copy on it would not outlive the machine.
 
     machine A   machine B   machine C          ranks 0 1 | 2 | 3
     0 1         2           3                  0 -> 2    1 -> 3    2 -> 0    3 -> 1
+
+The control plane names nodes that must not be used (a drain, a probation), and a worker reports that it will be taken
+away (SIGTERM, a preemption notice). In both cases the group switches away from the worker at a step boundary, so no
+step is lost.
+
+`choose_node` prefers a node for a new worker, and Ray places the worker elsewhere if the node has no room by then.
+`spread` takes the node with the fewest workers of the job. `pack` keeps the number of nodes small, and counts room in
+blocks of tp workers, because a tp group has to be on one node:
+
+    tp 2, room 3 on A and 4 on B, four workers are missing        B B B B     one node
+    tp 2, room 3 on A and 3 on B, four workers are missing        A A B B     no tp group on two nodes
+    tp 2, A holds 2 and has room for 2, B is empty, 1 missing     A           next to the others
 """
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 
-from shoal_service.core.attempt import departures, levels
-from shoal_service.core.attempt.plan_layout import HostNeed, PlanLayout, PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.hardware_profile import GIB, Racks
+from shoal_service.core.layout_plan import HostNeed, Plan, PlanLayout
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.placing import Placement
 from shoal_workers.contract.snapshots import SnapshotServer
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    planned: PlannedLayout
+    planned: Plan
     levels: tuple[Layout, ...]
-    """The planned layout and its rivals, see levels.py."""
+    """The planned layout and its rivals, see `switching`."""
     workers: tuple[Worker, ...]
     """Workers in rank order."""
     buddies: tuple[SnapshotServer | None, ...]
-    """The worker that keeps a copy of each rank's snapshots, by rank; None: there is no copy."""
+    """The worker that keeps a copy of each rank's snapshots, by rank; None if there is no copy."""
     refusal: str
-    """Why the group cannot start: the memory that its workers need on a node; empty: it can start."""
+    """Why the group cannot start: the memory that its workers need on a node; empty if it can start."""
     remark: str
-    """Text that says that tp groups cross nodes, or that a node lacks memory for copies, and why; empty: neither."""
+    """Text that says that tp groups cross nodes, or that a node lacks memory for copies, and why; empty if neither."""
 
 
 def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout) -> Choice:
@@ -86,15 +100,22 @@ def choose(state: Attempt, usual: Sequence[Worker], now: float, plan: PlanLayout
     spares = [worker for worker in candidates(state, now) if worker.index not in known]
     racks, refused = racks_of([*usual, *spares]), state.history.refused_layouts
     best = plan(state.target.spec, len(usual), state.config.profile, racks, *([refused] if refused else []))
-    chosen = levels.preferred(state, best)
+    chosen = _preferred(state, best)
     choice = _placed(state, chosen, best, usual, spares)
     return choice if chosen is best or not choice.refusal else _placed(state, best, best, usual, spares)
 
 
-def _placed(
-    state: Attempt, planned: PlannedLayout, best: PlannedLayout, usual: Sequence[Worker], spares: Sequence[Worker]
-) -> Choice:
-    layout, family = planned.layout, tuple(one.layout for one in (best, *best.rivals))
+def _preferred(state: Attempt, best: Plan) -> Plan:
+    """Return the best layout, or the rival that is to be tried or is known to be faster. After an incident nothing is
+    tried."""
+    options = {planned.layout: planned for planned in (best, *best.rivals)}
+    if state.history.trying in options and state.incident is None:
+        return options[state.history.trying]
+    return options[state.history.fastest_layout([*options])]
+
+
+def _placed(state: Attempt, planned: Plan, best: Plan, usual: Sequence[Worker], spares: Sequence[Worker]) -> Choice:
+    layout, family = planned.layout, tuple(planned.layout for planned in (best, *best.rivals))
     workers = {worker.index: worker for worker in (*usual, *(spares if layout.tp > 1 else ()))}
     # the processes of a script are new in each group: its ranks follow the nodes again, as torchrun numbers them
     previous = () if state.target.is_script else state.group.workers
@@ -135,7 +156,7 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     them, and not at all once their deadline has come."""
     order = state.group.ranks
     usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
-    leaving = departures.leaving_nodes(state)
+    leaving = leaving_nodes(state)
     staying = [p for p in usable if p.leave is None and p.info is not None and p.info.node_id not in leaving]
     chosen = [p for p in staying if p.slow_until is None]
     if len(chosen) < state.target.granted:
@@ -143,7 +164,7 @@ def candidates(state: Attempt, now: float) -> list[Worker]:
     missing = min(state.target.min_workers, state.target.granted) - len(chosen)
     if missing > 0:
         stay = {p.index for p in staying}
-        chosen += [p for p in usable if p.index not in stay and not departures.is_due(state, p, now)][:missing]
+        chosen += [p for p in usable if p.index not in stay and not is_due(state, p, now)][:missing]
     return chosen
 
 
@@ -157,7 +178,7 @@ def racks_of(workers: Iterable[Worker]) -> Racks:
 
 
 def is_settled(state: Attempt, now: float) -> bool:
-    """Whether no further worker is waited for: none is missing, or none has become warm for a while. The first group
+    """True if no further worker is waited for: none is missing, or none has become warm for a while. The first group
     waits longer than others."""
     workers, timeouts = state.workers, state.config.timeouts
     if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
@@ -189,9 +210,9 @@ class Candidate:
     node: str
     machine: str
     rack: str = ""
-    """Rack of the node; empty: unknown. All candidates of an unknown rack count as one rack."""
+    """Rack of the node; empty if unknown. All candidates of an unknown rack count as one rack."""
     slot: int = -1
-    """Number of its GPU on the node; -1: it has none, or its number is not known."""
+    """Number of its GPU on the node; -1 if it has none, or its number is not known."""
 
 
 def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout: Layout) -> tuple[Candidate, ...]:
@@ -207,7 +228,9 @@ def rank_order(candidates: Sequence[Candidate], previous: Sequence[int], layout:
     survives = any(candidate.index in former for candidate in candidates)
     if survives and num_crossing([c.node for c in usual], layout.tp) == fewest_crossing(candidates, layout):
         return usual
-    return _Allotment(candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout).order()
+    return _TpGroupPlacement(
+        candidates, {i: rank for i, rank in former.items() if rank < layout.world_size}, layout
+    ).order()
 
 
 def num_crossing(nodes: Sequence[str], tp: int) -> int:
@@ -221,7 +244,12 @@ def fewest_crossing(candidates: Sequence[Candidate], layout: Layout) -> int:
     return max(0, layout.world_size // layout.tp - inside)
 
 
-class _Allotment:
+PlaceOf = Callable[[Candidate], str]
+_NODE, _MACHINE, _RACK = attrgetter("node"), attrgetter("machine"), attrgetter("rack")
+_CLUSTER = ""
+
+
+class _TpGroupPlacement:
     """Gives all tp groups to places: first to nodes, then to machines, to racks and to the whole cluster."""
 
     def __init__(self, candidates: Sequence[Candidate], former: dict[int, int], layout: Layout) -> None:
@@ -238,7 +266,7 @@ class _Allotment:
         """The tp groups that have no workers yet."""
 
     def order(self) -> tuple[Candidate, ...]:
-        for place_of in (_node, _machine, _rack, _cluster):
+        for place_of in (_NODE, _MACHINE, _RACK, lambda _: _CLUSTER):
             if self._open:
                 self._fill(place_of, self._homes(place_of))
         return tuple(candidate for candidate in self._ranks if candidate is not None)
@@ -249,7 +277,7 @@ class _Allotment:
         tp, is_open = self._layout.tp, set(self._open)
         room = {place: size // tp for place, size in Counter(place_of(c) for c in self._waiting).items()}
         homes = self._homes_of_survivors(place_of, is_open, room)
-        racks = {place_of(c): "" if place_of is _cluster else c.rack for c in self._waiting}
+        racks = {place_of(c): c.rack for c in self._waiting}
         room_of_rack: dict[str, dict[str, int]] = {}
         for place, number in room.items():
             room_of_rack.setdefault(racks[place], {})[place] = number
@@ -264,19 +292,19 @@ class _Allotment:
     def _homes_of_survivors(self, place_of: PlaceOf, groups: Set[int], room: dict[str, int]) -> dict[int, str]:
         """Give each of these tp groups the place where most of its survivors are. If several groups want one place,
         those that would keep the fewest survivors elsewhere come first. `room` is used up."""
-        found: dict[int, Counter[str]] = defaultdict(Counter)
+        survivors: dict[int, Counter[str]] = defaultdict(Counter)
         for candidate in self._waiting:
             rank = self._former.get(candidate.index)
             if rank is not None and rank // self._layout.tp in groups:
-                found[rank // self._layout.tp][place_of(candidate)] += 1
+                survivors[rank // self._layout.tp][place_of(candidate)] += 1
         homes: dict[int, str] = {}
 
         def dispensable(group: int) -> tuple[int, int]:
-            most = [number for _, number in found[group].most_common(2)]
+            most = [number for _, number in survivors[group].most_common(2)]
             return sum(most[1:]) - most[0], group
 
-        for group in sorted(found, key=dispensable):
-            home = next((place for place, _ in found[group].most_common() if room[place]), None)
+        for group in sorted(survivors, key=dispensable):
+            home = next((place for place, _ in survivors[group].most_common() if room[place]), None)
             if home is not None:
                 homes[group] = home
                 room[home] -= 1
@@ -317,30 +345,11 @@ class _Allotment:
         self._open = [group for group in self._open if group not in homes]
 
 
-PlaceOf = Callable[[Candidate], str]
-
-
-def _node(candidate: Candidate) -> str:
-    return candidate.node
-
-
-def _machine(candidate: Candidate) -> str:
-    return candidate.machine
-
-
-def _rack(candidate: Candidate) -> str:
-    return candidate.rack
-
-
-def _cluster(_: Candidate) -> str:
-    return ""
-
-
 def _neighbours_together(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates sorted so that the nodes of a machine and the machines of a rack are together, each kind of place
     in the usual order; on a node by slot, because GPUs with neighbouring numbers often have the shorter path to each
     other."""
-    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_rack, _machine, _node))
+    racks, machines, nodes = ({place_of(c): None for c in candidates} for place_of in (_RACK, _MACHINE, _NODE))
     places = [{name: number for number, name in enumerate(names)} for names in (racks, machines, nodes)]
     return sorted(candidates, key=lambda c: (places[0][c.rack], places[1][c.machine], places[2][c.node], c.slot))
 
@@ -353,15 +362,15 @@ tenth."""
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
     refusal: str = ""
-    """Why the group cannot start, with the numbers and the ways out; empty: it can start, or the need is not known."""
+    """Why the group cannot start, with the numbers and the ways out; empty if it can, or the need is not known."""
     remark: str = ""
-    """What the group lacks memory for while it trains; empty: nothing."""
+    """What the group lacks memory for while it trains; empty if nothing."""
 
 
 def memory_verdict(
     workers: Sequence[WorkerInfo], buddies: Sequence[SnapshotServer | None], need: HostNeed
 ) -> MemoryVerdict:
-    """Whether the workers of each machine fit into its memory; the verdict is that for the machine with the least room.
+    """Decide if the workers of each machine fit into its memory, by the machine with the least room.
     `workers`, `buddies`: by rank."""
     places = {(info.node_ip, info.snapshot_port): machine_of(info) for info in workers}
     kept = Counter(places.get((buddy.host, buddy.port), "") for buddy in buddies if buddy is not None)
@@ -395,8 +404,8 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
     else:
         ways.append("more workers on other nodes, so that each has a smaller part of the model")
     return (
-        f"{host} has {_gib(has)} of memory, and {_workers(number)} need {_gib(need.of(number))}: process "
-        f"{_gib(need.process)} + {number} x "
+        f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} need {_gib(need.of(number))}: "
+        f"process {_gib(need.process)} + {number} x "
         f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
         f"Ways out: {'; '.join(ways)}"
     )
@@ -405,13 +414,9 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
 def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, copies: int) -> str:
     log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
     return (
-        f"{host} has {_gib(has)} of memory, and {_workers(number)} with the copies that they send and keep for "
-        f"{count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
+        f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} with the copies that they send and keep "
+        f"for {count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
     )
-
-
-def _workers(number: int) -> str:
-    return count_text(number, "worker")
 
 
 def _gib(num_bytes: float) -> str:
@@ -428,20 +433,20 @@ def buddies(workers: Sequence[WorkerInfo], layout: Layout) -> tuple[SnapshotServ
     machines = [machine_of(info) for info in workers]
     place = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
     crowd = Counter(machines)
-    shelves = _Shelves()
+    keepers = _RanksByCopies()
     for rank, info in enumerate(workers):
         if info.snapshot_port != 0:
-            shelves.put(0, place[machines[rank]], rank)
+            keepers.put(0, place[machines[rank]], rank)
     chosen: list[SnapshotServer | None] = [None] * len(workers)
     for rank in sorted(lonely_ranks(layout, machines), key=lambda r: (-crowd[machines[r]], r)):
-        other = shelves.take_elsewhere(place[machines[rank]])
+        other = keepers.take_elsewhere(place[machines[rank]])
         if other is not None:
             info = workers[other]
             chosen[rank] = SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)
     return tuple(chosen)
 
 
-class _Shelves:
+class _RanksByCopies:
     """Keeps workers by the number of copies that they keep, then by machine, then by rank."""
 
     def __init__(self) -> None:
@@ -460,8 +465,8 @@ class _Shelves:
         heappush(self._ranks[copies][machine], rank)
 
     def take_elsewhere(self, here: int) -> int | None:
-        """Take a rank with the fewest copies that is on another machine, and count one copy more for it; None: there is
-        none."""
+        """Take a rank with the fewest copies that is on another machine, and count one copy more for it. None if there
+        is none."""
         for copies, ring in enumerate(self._machines):
             if not ring or ring == [here]:
                 continue
@@ -494,3 +499,89 @@ def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
     if len(set(machines)) <= 1:
         return frozenset()
     return frozenset(range(len(machines))) - frozenset(lonely_ranks(layout, machines))
+
+
+def find_leave(state: Attempt, worker: Worker) -> AvoidedNode | None:
+    """Return why the worker has to leave, and its deadline; None if it may stay."""
+    if worker.leave is not None:
+        return worker.leave
+    node_id = worker.info.node_id if worker.info is not None else None
+    avoided = (node for node in state.target.avoided if node.node_id == node_id and not node.keeps_workers)
+    return next(avoided, None)
+
+
+def is_due(state: Attempt, worker: Worker, now: float) -> bool:
+    """True if the worker's deadline has come, less the time that a switch takes."""
+    leave = find_leave(state, worker)
+    return leave is not None and leave.deadline is not None and now >= leave.deadline - leave_margin_s(state)
+
+
+def workers_to_leave(state: Attempt) -> list[Worker]:
+    """List the workers of the group that must not stay in it, or stay only while there is no better one."""
+    ranks, avoided = state.group.ranks, leaving_nodes(state)
+    return [worker for worker in state.pool.workers if worker.index in ranks and has_to_leave(worker, avoided)]
+
+
+def leaving_nodes(state: Attempt) -> frozenset[str]:
+    """Nodes whose workers have to leave."""
+    return frozenset(node.node_id for node in state.target.avoided if not node.keeps_workers)
+
+
+def has_to_leave(worker: Worker, leaving: frozenset[str]) -> bool:
+    """True if the worker has to leave: its node is in `leaving`, or it has given notice, or it is too slow."""
+    is_there = worker.info is not None and worker.info.node_id in leaving
+    return is_there or worker.leave is not None or worker.slow_until is not None
+
+
+def describe_leave(state: Attempt, worker: Worker) -> str:
+    """Say for people why the group switches away from the worker."""
+    leave = find_leave(state, worker)
+    return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
+
+
+def leave_margin_s(state: Attempt) -> float:
+    """Seconds before the deadline at which the switch begins, even if no replacement is warm: two steps, or the grace
+    of a script, and a margin."""
+    if state.target.is_script:
+        return state.config.timeouts.leave_margin_s + state.target.grace_s
+    step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
+    return state.config.timeouts.leave_margin_s + 2 * step_s
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """A node on which the worker may be."""
+
+    node_id: str
+    room: int
+    """Number of further workers of this job that fit."""
+    held: int = 0
+    """Number of workers of this job that are there, or on their way."""
+
+
+def choose_node(nodes: Sequence[NodeRoom], *, num_missing: int, tp: int, placement: Placement) -> str:
+    """Return the id of the chosen node; empty if no node has room.
+
+    Args:
+        num_missing: workers that are about to be started, this one included.
+        tp: workers of a tensor-parallel group.
+    """
+    roomy = [node for node in nodes if node.room > 0]
+    if not roomy:
+        return ""
+    if placement is Placement.SPREAD:
+        return min(roomy, key=lambda node: (node.held, -node.room, node.node_id)).node_id
+    return min(roomy, key=lambda node: _order(node, num_missing, tp)).node_id
+
+
+def _order(node: NodeRoom, num_missing: int, tp: int) -> tuple[int, int, int, str]:
+    """Sort key of a node; the least is the best. First come nodes that complete a tp group, then those with room for a
+    whole one, and of these the nodes of the job; then the node that takes most of the missing workers, and has the
+    least room to spare."""
+    begun = node.held % tp
+    lacking = min(num_missing, tp - begun)
+    if node.room < lacking:
+        return 3, -min(num_missing, node.room), 0, node.node_id
+    whole = (node.held + node.room) // tp * tp - node.held
+    takes = min(num_missing, max(lacking, whole))
+    return 0 if begun else 1 if node.held else 2, -takes, node.room - takes, node.node_id

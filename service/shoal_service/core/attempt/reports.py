@@ -1,11 +1,35 @@
-"""Reports of the group's workers: formed, steps done, parts saved, validations; each goes to whoever keeps it.
+"""Reports of the group's workers: formed, steps done, parts saved, validations, wrong results; and the slow ranks that
+the reports of steps show.
 
 The engine judges validations in the same way and stops all ranks by itself; here the result is recorded for the next
-group, for people, and for retention. Called by `machine`.
+group, for people, and for retention.
+
+A rank that computes much longer than the others in every step delays all of them:
+
+    compute_s > health.straggler_factor x median of the others, for health.straggler_steps steps in a row
+        -> an event, and the worker is replaced at a step boundary: by a warm standby, or by an extra worker once that
+           is warm; it stays if none becomes warm within Timeouts.start_s
+
+`compute_s` does not contain the time in which a rank waits for others, so only the slow rank is seen. The replacement
+is a planned switch (`switching`), and no incident.
+
+Steps that are not finite, ranks that compute wrong results, and ranks that hold wrong values:
+
+    loss or gradient norm is not finite   health.non_finite decides: stop (`outcome`), skip the step (the engine),
+                                          or roll back to the newest durable checkpoint and leave the step out
+    a replayed micro-batch differs        the worker is killed, its node is suspected, and the group goes back to the
+                                          newest durable checkpoint: the snapshots in memory are of a later time than
+                                          the first wrong result
+    replicas of the state differ          the same, for the ranks that others outvote. If there is no majority, all of
+                                          them are suspected and none is killed; a fault that stays is detected again
+
+After wrong results only what is older than the last clean comparison is trusted, see `checkpoints`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -15,21 +39,25 @@ from shoal_service.core.attempt import (
     forming,
     hangs,
     incidents,
+    losses,
     memory_snapshots,
-    scripts,
-    stragglers,
     worker_pool,
-    wrong_results,
 )
+from shoal_service.core.attempt.faults import FAULTS
+from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Running, Stage
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
     GenerationData,
     GenerationFormed,
     GenerationSettings,
+    NonFiniteStepSkipped,
     StoppedEarly,
     ValidationNotJudged,
 )
+from shoal_service.core.events.workers import StragglerFound, StragglerKept
+from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.validation import LOSS, is_exhausted, judge, why_exhausted
 from shoal_workers.contract.worker_reports import (
@@ -53,9 +81,11 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
     """Handle a report of a worker. A report of an older generation is dropped."""
     if isinstance(item, PreemptionNotice):
         worker_pool.about_to_leave(turn, index, item)  # about the worker, whatever it does
-        return
-    if item.generation != turn.group.generation or index not in turn.group.ranks:
-        return
+    elif item.generation == turn.group.generation and index in turn.group.ranks:
+        _handle(turn, item)
+
+
+def _handle(turn: Turn, item: WorkerReport) -> None:
     match item:
         case GroupFormed():
             _formed(turn, item)
@@ -66,12 +96,13 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case SaveFailed():
             checkpoints.save_failed(turn, item)
         case StepSkipped():
-            wrong_results.step_skipped(turn, item)
+            turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
+            turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm, ranks=item.ranks))
             code_update.trial_step_skipped(turn, item)
         case ReplayMismatch():
-            wrong_results.replay_differed(turn, item)
+            _replay_differed(turn, item)
         case ReplicaMismatch():
-            wrong_results.replicas_differed(turn, item)
+            _replicas_differed(turn, item)
         case ReplicasEqual():
             checkpoints.replicas_equal(turn, item)
         case SnapshotCost():
@@ -82,8 +113,8 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
             _judged(turn, item)
             checkpoints.commit_whole(turn)
             incidents.close_at_the_end(turn)
-        case Profiled():
-            pass  # it is the ProfileTaker's
+        case Profiled() | PreemptionNotice():
+            pass  # the ProfileTaker reads the profile; a notice is handled in every generation
         case _:
             assert_never(item)
 
@@ -128,11 +159,39 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
             build_s=None if is_script else item.build_s,
             restore_s=None if is_script else item.restore_s,
             num_parameters=None if is_script else item.num_parameters,
-            layout=turn.target.words_of(turn.group.layout) or None,
+            layout=turn.target.describe_layout(turn.group.layout) or None,
         )
     )
     if is_script:
-        scripts.formed(turn)
+        _script_formed(turn)
+
+
+def _script_formed(turn: Turn) -> None:
+    """Close the incident if no report of the script is to be expected, or it has come already."""
+    if turn.incident is not None and not turn.state.has_reported:
+        turn.incident = replace(turn.incident, formed_at=None)  # no first step is known, so it has no duration
+        incidents.close(turn)
+    elif turn.incident is not None and turn.group.is_start_known:
+        incidents.close(turn)
+
+
+def note_long_run(turn: Turn) -> None:
+    """Note that a group of a script has run for long. Acts in RUNNING only."""
+    if not turn.state.has_run_long(turn.now):
+        return
+    if not turn.history.has_run_long:
+        turn.history = replace(turn.history, has_run_long=True)
+    if turn.budgets.fruitless or turn.budgets.setbacks:
+        turn.budgets = turn.budgets.advanced()
+    code_update.accept(turn)
+
+
+def _script_begun(turn: Turn, start_step: int) -> None:
+    """The first report of a group has shown the step at which its script has gone on."""
+    incidents.count_lost_steps(turn, start_step)
+    turn.group = replace(turn.group, start_step=start_step, is_start_known=True)
+    turn.budgets = turn.budgets.formed(start_step, turn.progress.furthest_step)
+    turn.progress = replace(turn.progress, step=start_step)
 
 
 def _began_at(turn: Turn, start_step: int) -> None:
@@ -147,7 +206,7 @@ def _began_at(turn: Turn, start_step: int) -> None:
 def _step_done(turn: Turn, item: StepReport) -> None:
     is_first = not turn.group.is_start_known or item.step == turn.group.start_step + 1
     if not turn.group.is_start_known:
-        scripts.begun(turn, max(0, item.step - 1))
+        _script_begun(turn, max(0, item.step - 1))
     state = turn.state
     is_new = item.step > state.progress.furthest_step
     turn.progress = replace(
@@ -161,7 +220,7 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
     if is_new and (turn.budgets.fruitless or turn.budgets.setbacks):
         turn.budgets = turn.budgets.advanced()
-    stragglers.step_done(turn, item)
+    _find_slow_rank(turn, item)
     code_update.trial_step_done(turn, item)
     checkpoints.commit_whole(turn)
     if state.health.hang is not None and item.step > state.health.hang.step:
@@ -185,3 +244,128 @@ def _judged(turn: Turn, item: ValidationReport) -> None:
         turn.history = replace(turn.history, total_steps=max(item.step, turn.progress.step))
         if not is_exhausted(before, rule):
             turn.emit(StoppedEarly(step=item.step, reason=why_exhausted(standing, rule)))
+
+
+def _replay_differed(turn: Turn, item: ReplayMismatch) -> None:
+    state = turn.state
+    if not 0 <= item.rank < len(state.group.workers) or not state.group_active:
+        return
+    message = (
+        f"rank {item.rank} computes wrong results: {item.message}; snapshots in memory may hold them, so the state "
+        "comes from the newest durable checkpoint"
+    )
+    every_steps = state.target.spec.health.replay_every_steps
+    if every_steps is not None:
+        checkpoints.distrust_later_than(turn, max(0, item.step - 1 - every_steps))
+    losses.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)
+
+
+def _replicas_differed(turn: Turn, item: ReplicaMismatch) -> None:
+    state = turn.state
+    if not state.group_active or not all(0 <= rank < len(state.group.workers) for rank in item.ranks):
+        return
+    workers = [state.group.workers[rank] for rank in item.ranks]
+    message = f"{item.message}; the state comes from the newest checkpoint that is not later than step "
+    message += f"{state.checkpoints.clean_step or 0}, the last that was found equal on all ranks"
+    checkpoints.distrust_later_than(turn, state.checkpoints.clean_step or 0)
+    if item.is_certain:
+        for index in workers:
+            losses.evict(turn, index, IncidentCause.CORRUPTED, "replicas", message)
+        return
+    losses.lose_group(turn, IncidentCause.CORRUPTED, "replicas", message)
+    for index in workers:
+        worker = turn.pool.worker(index)
+        if worker is not None and worker.info is not None:
+            losses.suspect(turn, worker.info.node_id, item.message)
+
+
+_PAUSE = 10
+"""After a straggler was named, the next one is named no earlier than this many times health.straggler_steps later."""
+
+
+def _find_slow_rank(turn: Turn, report: StepReport) -> None:
+    """Count slow steps by worker, and name the slowest worker once it was slow for health.straggler_steps."""
+    slow_steps = _count_slow_steps(turn.state, report)
+    if slow_steps is not None:
+        turn.progress = replace(turn.progress, slow_steps=slow_steps)
+        index = _find_straggler(turn.state, report)
+        if index is not None:
+            _name_straggler(turn, index, report)
+
+
+def _count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | None:
+    """Count the slow steps in a row of each slow worker, this step included, by worker index; None if the ranks cannot
+    be compared."""
+    factor, workers = state.target.spec.health.straggler_factor, state.group.workers
+    if factor is None or len(report.compute_s) != len(workers) or len(workers) < 2:
+        return None
+    ordered = sorted(report.compute_s)
+    return {
+        index: state.progress.slow_steps.get(index, 0) + 1
+        for rank, index in enumerate(workers)
+        if report.compute_s[rank] > factor * _median_without(ordered, report.compute_s[rank])
+    }
+
+
+def _find_straggler(state: Attempt, report: StepReport) -> int | None:
+    """Find the slowest of the workers that were slow for health.straggler_steps in a row; None if there is none, or
+    one was named a short time ago."""
+    limit, ranks = state.target.spec.health.straggler_steps, state.group.ranks
+    slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
+    if report.step < state.health.no_straggler_before:
+        return None
+    return max(slow, key=lambda index: report.compute_s[ranks[index]], default=None)
+
+
+def keep_stragglers_without_replacement(turn: Turn) -> None:
+    """Keep a slow worker if no other one became warm in time: a slow worker is better than none."""
+    for worker in turn.pool.workers:
+        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.ranks:
+            turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))
+            turn.emit(
+                StragglerKept(
+                    worker_id=worker.worker_id,
+                    rank=turn.group.rank_of(worker.index),
+                    message=f"no other worker became warm within {turn.config.timeouts.start_s:g} s",
+                )
+            )
+
+
+def _name_straggler(turn: Turn, index: int, report: StepReport) -> None:
+    state = turn.state
+    worker = state.pool.worker(index)
+    if worker is None or worker.info is None or worker.slow_until is not None:
+        return
+    rank = state.group.ranks[index]
+    node_id = worker.info.node_id
+    pause = _PAUSE * state.target.spec.health.straggler_steps
+    turn.health = replace(turn.health, no_straggler_before=report.step + pause)
+    turn.progress = replace(turn.progress, slow_steps={})
+    turn.emit(
+        StragglerFound(
+            worker_id=worker.worker_id,
+            rank=rank,
+            node_id=node_id,
+            compute_s=report.compute_s[rank],
+            median_s=_median_without(sorted(report.compute_s), report.compute_s[rank]),
+            step=report.step,
+            action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
+        )
+    )
+    turn.pool = turn.pool.with_worker(replace(worker, slow_until=turn.now + state.config.timeouts.start_s))
+    if losses.is_alone(state, node_id, besides=index):
+        losses.suspect(turn, node_id, FAULTS[IncidentCause.STRAGGLER].words)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """Compute the median of all values without `value`. `ordered`: at least two values, rising."""
+    at, num_others = bisect_left(ordered, value), len(ordered) - 1
+
+    def other(number: int) -> float:
+        return ordered[number if number < at else number + 1]
+
+    return (other((num_others - 1) // 2) + other(num_others // 2)) / 2
+
+
+def _has_spare(turn: Turn, slow: Worker) -> bool:
+    return any(p.index not in turn.group.ranks and p.slow_until is None for p in turn.state.usable if p != slow)

@@ -1,4 +1,4 @@
-"""Jobs that run a script: what is done because the machine does not see inside it.
+"""Rules about how groups end: `TaskRules`, and `ScriptRules` for a script, which the machine does not see into. Pure.
 
 A script has its own checkpoints, so nothing of it is saved, restored or proven here, and no step of it is known until
 it reports one:
@@ -11,110 +11,196 @@ it reports one:
                           content: the attempt ends, however long they ran. The loss of a worker or of a node does not
                           count
     every rank has ended  with status 0: the job is done; on request: the script is started again, or the attempt ends
-
-Called by `machine`, `reports` and `planning`. Which errors of its ranks follow from the loss of another one is decided
-in `verdict`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, incidents, verdict
-from shoal_service.core.attempt.state.attempt import Attempt, Crash
-from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Crash
 from shoal_service.core.endings import REPEATED
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.job import IncidentCause, UserFailure
+from shoal_workers.contract.job import IncidentCause, StateSource, UserFailure
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
+from shoal_workers.contract.snapshots import SnapshotSource
+from shoal_workers.contract.validation import is_exhausted, why_exhausted
 
 TIMES = 3
 """Groups in a row that may end in the same way without progress."""
+CRASH = "crash"
+"""Value of `ErrorReport.mistake` and `UserFailure.mistake`: a process was killed by a signal that it caused itself."""
+_PACKAGE = re.compile(r"/\S*/_ray_pkg_[0-9a-f]+/")
+"""Where Ray unpacks a job's code: in a traceback its paths begin at the directory of the code."""
 
 
-def consider(turn: Turn) -> None:
-    """Note that a group has run for long. Called after every event; acts in RUNNING only."""
-    if not turn.target.is_script or not turn.state.has_run_long(turn.now):
-        return
-    if not turn.history.has_run_long:
-        turn.history = replace(turn.history, has_run_long=True)
-    if turn.budgets.fruitless or turn.budgets.setbacks:
-        turn.budgets = turn.budgets.advanced()
-    code_update.accept(turn)
+class TaskRules:
+    """Rules for a task or a loop, whose steps and checkpoints the machine sees."""
+
+    no_progress = "completed no step"
+
+    def left_together(self, exits: tuple[WorkerExit, ...]) -> bool:
+        """True if ranks that have left as planned have done so at the same boundary."""
+        return len({(e.kind, e.step) for e in exits}) == 1
+
+    def raised(self, state: Attempt) -> list[WorkerExit]:
+        """List the exits with errors that decide the outcome, without those of workers that were replaced."""
+        return [e for index, e in state.group.exits.items() if e.error is not None and state.pool.worker(index)]
+
+    def failure(self, exits: tuple[WorkerExit, ...]) -> UserFailure:
+        """Return the error that ends the attempt."""
+        return most_frequent(exits)
+
+    def end_by_error(
+        self, state: Attempt, exits: tuple[WorkerExit, ...], *, is_repeated: bool
+    ) -> tuple[str, UserFailure]:
+        """Return the message and the failure of an attempt that ends with these exits."""
+        failure = self.failure(exits)
+        return failure.sentence, failure
+
+    def count_end(self, state: Attempt) -> tuple[Crash | None, UserFailure | None]:
+        """Return the record of how programs have ended, with the end of this group; and the failure that ends the
+        attempt, if this is the last end that is allowed."""
+        return None, None
+
+    def find_source(
+        self, state: Attempt, memory: SnapshotSource | None, checkpoint_url: str | None
+    ) -> tuple[StateSource | None, int]:
+        """Return where the state of the next group comes from, and its step."""
+        if memory is not None:
+            return StateSource.MEMORY, memory.step
+        return StateSource.CHECKPOINT if checkpoint_url else StateSource.INITIAL, state.checkpoints.durable_step
+
+    def saved(self, state: Attempt) -> str:
+        """Return the message of an attempt that has saved its state and ends."""
+        saved, step = state.checkpoints.durable_step, state.progress.step
+        return f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
+
+    def finished(self, state: Attempt) -> str:
+        """Return the message of an attempt that is done."""
+        step, standing, rule = state.progress.step, state.history.standing, state.target.spec.validation
+        if standing is not None and is_exhausted(standing, rule) and step == standing.judged_step:
+            return f"stopped early after {count_text(step, 'step')}: {why_exhausted(standing, rule)}"
+        return f"finished after {count_text(step, 'step')}"
 
 
-def formed(turn: Turn) -> None:
-    """A group of the script has formed. If no report is to be expected, or it has come already, the incident closes."""
-    if turn.incident is None or (turn.state.has_reported and not turn.group.is_start_known):
-        return
-    if not turn.state.has_reported:
-        turn.incident = replace(turn.incident, formed_at=None)  # no first step is known, so it has no duration
-    incidents.close(turn)
+class ScriptRules(TaskRules):
+    """Rules for a script: it calls its collectives itself, and says in its own ways that a peer is gone."""
 
+    no_progress = f"reported no new step and ran for less than {LONG_S:g} s"
 
-def begun(turn: Turn, start_step: int) -> None:
-    """The first report of a group has shown the step at which its script has gone on."""
-    incidents.count_lost_steps(turn, start_step)
-    turn.group = replace(turn.group, start_step=start_step, is_start_known=True)
-    turn.budgets = turn.budgets.formed(start_step, turn.progress.furthest_step)
-    turn.progress = replace(turn.progress, step=start_step)
+    def left_together(self, exits: tuple[WorkerExit, ...]) -> bool:
+        """The processes of a script may end one after the other: some are done while others are asked to leave."""
+        return True
 
+    def raised(self, state: Attempt) -> list[WorkerExit]:
+        """An error of a script counts only if no other rank of its group was lost, except a crash."""
+        raised = super().raised(state)
+        if is_of_a_loss(state):
+            return [e for e in raised if e.error is not None and e.error.mistake == CRASH]
+        return raised
 
-def repeated_end(turn: Turn) -> UserFailure | None:
-    """Count how the group of a script has ended. Returns the failure that ends the attempt at the third equal end in a
-    row without progress, else None."""
-    state, last = turn.state, turn.health.program_end
-    step = state.progress.furthest_step
-    if last is not None and (step > last.step or any(e.has_output for e in state.group.exits.values())):
-        last = None
-    ended = _end_of_program(state)
-    if ended is not None:
+    def failure(self, exits: tuple[WorkerExit, ...]) -> UserFailure:
+        """The first error is the cause, as torchrun has it: the other ranks raise a little later. The ranks of a task
+        report such errors as failed collectives."""
+        first = min(exits, key=lambda e: e.at)
+        return most_frequent(tuple(e for e in exits if _is_same_error(e, first)))
+
+    def end_by_error(
+        self, state: Attempt, exits: tuple[WorkerExit, ...], *, is_repeated: bool
+    ) -> tuple[str, UserFailure]:
+        failure = self.failure(exits)
+        if is_repeated:
+            failure = _final(failure, f"{failure.sentence}, on {_list_ranks(failure.ranks)}")
+        first = min(e.at for e in exits)
+        done = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
+        if not done:
+            return failure.sentence, failure
+        sentence = failure.sentence.rstrip(".")
+        return f"{sentence}. Before, {_list_ranks(done)} had ended with status 0.", failure
+
+    def count_end(self, state: Attempt) -> tuple[Crash | None, UserFailure | None]:
+        last, step = state.health.program_end, state.progress.furthest_step
+        if last is not None and (step > last.step or any(e.has_output for e in state.group.exits.values())):
+            last = None
+        ended = _end_of_program(state)
+        if ended is None:
+            return last, None
         times = last.times + 1 if last is not None and last.words == ended.type else 1
-        last = Crash(words=ended.type, step=step, generation=state.group.generation, times=times)
-    turn.health = replace(turn.health, program_end=last)
-    return final(ended, ended.message) if ended is not None and last is not None and last.times >= TIMES else None
+        crash = Crash(words=ended.type, step=step, generation=state.group.generation, times=times)
+        return crash, _final(ended, ended.message) if times >= TIMES else None
+
+    def find_source(
+        self, state: Attempt, memory: SnapshotSource | None, checkpoint_url: str | None
+    ) -> tuple[StateSource | None, int]:
+        """A script finds its files itself."""
+        return None, state.progress.step
+
+    def saved(self, state: Attempt) -> str:
+        return "its script was asked to end, and goes on from its own checkpoint."
+
+    def finished(self, state: Attempt) -> str:
+        script = state.target.spec.script
+        assert script is not None
+        after = f" after {count_text(state.progress.step, 'step')}" if state.has_reported else ""
+        return f"{script.words} has ended with status 0 on every rank{after}"
 
 
-def final(failure: UserFailure, sentence: str) -> UserFailure:
-    """The failure as one after which no other attempt follows."""
-    message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content."
-    return failure.model_copy(update={"mistake": REPEATED, "message": message})
+_TASK, _SCRIPT = TaskRules(), ScriptRules()
 
 
-def with_early_ends(state: Attempt, exits: tuple[WorkerExit, ...], sentence: str) -> str:
-    """The sentence about these exits, and which ranks of a script had ended with status 0 before."""
-    first = min(e.at for e in exits)
-    ranks = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
-    if not ranks or not state.target.is_script:
-        return sentence
-    return f"{sentence.rstrip('.')}. Before, {ranks_text(ranks)} had ended with status 0."
+def find_rules(state: Attempt) -> TaskRules:
+    return _SCRIPT if state.target.is_script else _TASK
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    ranks = sorted(ranks)
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+def most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
+    """Return the error that most ranks have raised, with those ranks."""
+    groups: dict[tuple[str, str], list[WorkerExit]] = {}
+    for worker_exit in exits:
+        if worker_exit.error is not None:
+            groups.setdefault((worker_exit.error.type, worker_exit.error.message), []).append(worker_exit)
+    largest = max(groups.values(), key=len)
+    error = largest[0].error
+    assert error is not None
+    failure = error.as_failure(ranks=tuple(sorted(e.rank for e in largest)), step=largest[0].step)
+    return failure.model_copy(update={"traceback": _PACKAGE.sub("", error.traceback)})
+
+
+def is_of_a_loss(state: Attempt) -> bool:
+    """True if another rank was lost, so an error that a script raises follows from that. A crash does not."""
+    exits = state.group.exits
+    if any(e.kind is ExitKind.SCRIPT_DIED for e in exits.values()):
+        return True
+    if state.incident is None or state.incident.cause is IncidentCause.STUCK:
+        return False  # a worker that is stuck was ended because of the error
+    workers = (state.pool.worker(index) for index in state.group.workers if index not in exits)
+    return any(worker is None or worker.left_out is not None for worker in workers)
+
+
+def _is_same_error(this: WorkerExit, other: WorkerExit) -> bool:
+    errors = [(e.error.type, e.error.message) for e in (this, other) if e.error is not None]
+    return len(errors) == 2 and errors[0] == errors[1]
 
 
 def _end_of_program(state: Attempt) -> UserFailure | None:
-    """The end of the program itself that has ended the group, with its place as the type. None if a worker was lost,
-    which explains every other end."""
+    """Return the end of the program itself that has ended the group, with its place as the type. None if a worker was
+    lost, which explains every other end."""
     script, incident = state.target.spec.script, state.incident
-    if script is None or incident is None or verdict.is_of_a_loss(state):
+    if script is None or incident is None or is_of_a_loss(state):
         return None
     ends = sorted(state.group.exits.values(), key=lambda e: e.at)
     broken = ((e.rank, e.error) for e in ends if e.kind is ExitKind.COLLECTIVE_FAILED and e.error is not None)
     rank, error = next(broken, (0, None))
-    done = [e.rank for e in ends if e.kind is ExitKind.FINISHED]
-    if done:
+    ranks = [e.rank for e in ends if e.kind is ExitKind.FINISHED]
+    if ranks:
         place = "status 0"
         waited = f" (rank {rank} was at {error.line})" if error is not None and error.line else ""
-        sentence = f"{ranks_text(done)} of {script.words} ended with status 0 while others still trained{waited}"
+        sentence = f"{_list_ranks(ranks)} of {script.words} ended with status 0 while others still trained{waited}"
     elif error is not None:
-        done, place = [rank], f"{error.type} {error.line}"
+        ranks, place = [rank], f"{error.type} {error.line}"
         sentence = f"{error.sentence.rstrip('.')}, on rank {rank}"
     elif incident.cause is IncidentCause.HUNG:
-        done, place, sentence = list(incident.ranks), "hung", incident.message
+        ranks, place, sentence = list(incident.ranks), "hung", incident.message
     else:
         return None
     return UserFailure(
@@ -122,15 +208,18 @@ def _end_of_program(state: Attempt) -> UserFailure | None:
         message=sentence,
         traceback=error.traceback if error is not None else "",
         phase=Phase.SCRIPT,
-        ranks=tuple(sorted(done)),
+        ranks=tuple(sorted(ranks)),
         step=state.progress.step,
         line=error.line if error is not None else "",
     )
 
 
-def words_of_the_end(state: Attempt) -> str:
-    """How a script has ended that is done."""
-    script = state.target.spec.script
-    assert script is not None
-    after = f" after {count_text(state.progress.step, 'step')}" if state.has_reported else ""
-    return f"{script.words} has ended with status 0 on every rank{after}"
+def _final(failure: UserFailure, sentence: str) -> UserFailure:
+    """Return the failure as one after which no other attempt follows."""
+    message = f"{sentence}, {count_text(TIMES, 'time')} in a row without a new step or a file with new content."
+    return failure.model_copy(update={"mistake": REPEATED, "message": message})
+
+
+def _list_ranks(ranks: Iterable[int]) -> str:
+    ranks = sorted(ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"

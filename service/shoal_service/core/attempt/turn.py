@@ -10,14 +10,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import Command, Emit, End, FindCheckpoint, KillWorker, ShowIncident
-from shoal_service.core.attempt.plan_layout import PlanLayout
+from shoal_service.core.attempt.commands import (
+    Command,
+    Emit,
+    End,
+    FindCheckpoint,
+    KillWorker,
+    ShowIncident,
+    StartWorker,
+)
+from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.workers import WorkerReleased
+from shoal_service.core.layout_plan import PlanLayout
+from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
 
 
@@ -40,8 +51,6 @@ class Turn:
         self.now = now
         self.plan = plan
         self.commands: list[Command] = []
-        self.has_exits = False
-        """Set when a worker has left or was lost: what follows is decided when all events of the turn have happened."""
         self.config = state.config
         self.target = state.target
         self._current = state.current
@@ -116,6 +125,31 @@ class Turn:
         self.progress = replace(self.progress, answered_at=answered_at)
         return worker
 
+    def start_worker(
+        self,
+        code: str,
+        *,
+        only_on: str = "",
+        avoids: tuple[str, ...] = (),
+        is_beside: bool = False,
+        touches_memory: bool = False,
+        num_missing: int = 1,
+        tp: int = 1,
+    ) -> None:
+        """Add a new worker to the pool and start it. See StartWorker for the arguments."""
+        index = self.pool.next_index
+        worker_id = worker_name(self.config.job_id, self.config.attempt, index)
+        worker = Worker(
+            index=index, worker_id=worker_id, avoids=avoids, code=code, is_beside=is_beside, only_on=only_on
+        )
+        self.pool = self.pool.with_new(worker)
+        self.do(StartWorker(index, worker_id, avoids, only_on, touches_memory, code, is_beside, num_missing, tp))
+
+    def release(self, worker: Worker, reason: str) -> None:
+        """Kill a worker that is not needed any longer, and report it."""
+        self.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
+        self.kill(worker.index, reason)
+
     def kill(self, index: int, reason: str) -> None:
         """Kill a worker that is not needed any longer; its loss opens no incident."""
         self.drop_worker(index)
@@ -132,11 +166,8 @@ class Turn:
         else:
             left = EndReason.MOVED if self.target.moves_to else EndReason.PREEMPTED
             reason = EndReason.SERVER_STOPPED if self.target.server_stops else left
-            saved, step = self.checkpoints.durable_step, self.progress.step
-            words = f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
-            if self.target.is_script:
-                words = "its script was asked to end, and goes on from its own checkpoint."
-            self.end(reason, words if self.history.has_formed else "it had not begun to train.")
+            message = find_rules(self.state).saved(self.state)
+            self.end(reason, message if self.history.has_formed else "it had not begun to train.")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then report how it ended."""

@@ -1,22 +1,20 @@
-"""Which workers exist: they are started, replaced and dropped here. Called by `machine`; never assigns a rank."""
+"""Which workers exist: they are started, replaced and dropped here. It never assigns a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
 
-from shoal_service.core.attempt import code_update, departures, memory_snapshots
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt import code_update, memory_snapshots, placement
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
+from shoal_service.core.events.workers import WorkerLeaving, WorkerStarted, WorkerStartFailed
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
-from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import EndReason, UserFailure
+from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ErrorReport, WorkerInfo
 from shoal_workers.contract.worker_reports import PreemptionNotice
 
@@ -25,22 +23,21 @@ _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 would slow the survivors down."""
 
 
-def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
-    worker = turn.pool.worker(index)
-    if worker is None:
-        return
+def became_warm(turn: Turn, worker: Worker, info: WorkerInfo) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
-    worker_id, place = info.worker_id, {"node_id": info.node_id, "node_ip": info.node_ip, "rack": info.rack}
-    turn.emit(WorkerStarted(worker_id=worker_id, pid=info.pid, **place))
-    memory_snapshots.ask_if_useful(turn, index)  # it may serve what workers before it have left on its node
+    turn.emit(
+        WorkerStarted(
+            worker_id=info.worker_id, pid=info.pid, node_id=info.node_id, node_ip=info.node_ip, rack=info.rack
+        )
+    )
+    memory_snapshots.ask_if_useful(turn, worker.index)  # it may serve what workers before it have left on its node
 
 
-def unreachable(turn: Turn, index: int) -> None:
+def unreachable(turn: Turn, worker: Worker) -> None:
     """Note that calls to a worker fail. This is not a failure yet: the error may be transient. See
     Timeouts.unreachable_s."""
-    worker = turn.pool.worker(index)
-    if worker is not None and worker.warm and worker.unreachable_since is None:
+    if worker.warm and worker.unreachable_since is None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
@@ -54,33 +51,23 @@ def answered(turn: Turn, index: int) -> None:
             memory_snapshots.ask_if_useful(turn, index)
 
 
-def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
+def failed_to_start(turn: Turn, worker: Worker, error: ErrorReport) -> None:
     """The task could not be loaded in a worker. Before the first group the job fails. Later only this worker is
-    dropped, and so is at any time one that failed for a reason outside the task's code."""
-    worker = turn.pool.worker(index)
-    if worker is None or code_update.failed_to_start(turn, worker, error):
+    dropped; at any time, if the reason is outside the task's code."""
+    if code_update.refused_by(turn, worker, f"a worker could not load it: {error.sentence}"):
         return
     if error.error_class is not ErrorClass.PLAIN:
         message = f"{error.type}: {error.message}"
         turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=message))
-        turn.kill(index, "it could not start")
+        turn.kill(worker.index, "it could not start")
         start_died(turn, worker, message)
     elif not turn.history.has_formed:
-        failure = UserFailure(
-            type=error.type,
-            message=error.message,
-            traceback=error.traceback,
-            phase=error.phase,
-            ranks=(),
-            step=0,
-            mistake=error.mistake,
-            line=error.line,
-        )
+        failure = error.as_failure(ranks=(), step=0)
         reason = EndReason.USER_ERROR if error.origin is Origin.TASK else EndReason.INTERNAL
         turn.end(reason, failure.sentence, failure)
     else:
         turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=error.sentence))
-        turn.kill(index, "the task could not be loaded in it")
+        turn.kill(worker.index, "the task could not be loaded in it")
         failed = turn.budgets.failed_starts + 1
         turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
 
@@ -88,7 +75,7 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
     """A worker died before it was warm. Too many in a row end the attempt if no group runs; while one runs, the next
     start is delayed longer each time."""
-    if code_update.start_died(turn, worker, message):
+    if code_update.refused_by(turn, worker, f"a worker ended before it was warm: {message}"):
         return
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
@@ -110,11 +97,8 @@ def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
     deadline = turn.now + notice.grace_s
     leave = AvoidedNode(node_id=worker.info.node_id, reason=notice.reason, deadline=deadline)
     turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
-    turn.emit(
-        WorkerLeaving(
-            worker_id=worker.worker_id, rank=turn.group.rank_of(index), reason=notice.reason, grace_s=notice.grace_s
-        )
-    )
+    rank, grace_s = turn.group.rank_of(index), notice.grace_s
+    turn.emit(WorkerLeaving(worker_id=worker.worker_id, rank=rank, reason=notice.reason, grace_s=grace_s))
 
 
 def replenish(turn: Turn) -> None:
@@ -143,13 +127,12 @@ def _drop_leavers(turn: Turn) -> None:
     snapshots, so they stay until their deadline."""
     state = turn.state
     for worker in _spare(state):
-        leave = departures.leave_of(state, worker)
+        leave = placement.find_leave(state, worker)
         if leave is None and worker.slow_until is None:
             continue
-        if state.stage is not Stage.WAITING or departures.is_due(state, worker, turn.now):
+        if state.stage is not Stage.WAITING or placement.is_due(state, worker, turn.now):
             reason = leave.reason if leave is not None else "it computed too slowly for the others"
-            turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
-            turn.kill(worker.index, reason)
+            turn.release(worker, reason)
 
 
 def _start_missing(turn: Turn) -> None:
@@ -161,23 +144,13 @@ def _start_missing(turn: Turn) -> None:
     num_missing = state.target.num_workers - len(_staying(state))
     tp = turn.plan(state.target.spec, state.target.granted, state.config.profile).layout.tp if num_missing > 0 else 1
     for still_missing in range(num_missing, 0, -1):
-        index = turn.pool.next_index
-        worker_id = worker_name(state.config.job_id, state.config.attempt, index)
-        only_on = memory_snapshots.next_node(turn.state)
-        code = turn.code.current
-        worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on, code=code)
-        turn.pool = turn.pool.with_new(worker)
-        turn.do(
-            StartWorker(
-                index=index,
-                worker_id=worker_id,
-                avoid_nodes=avoided,
-                only_on=only_on,
-                touches_memory=not turn.health.is_memory_scarce,
-                code=code,
-                num_missing=still_missing,
-                tp=tp,
-            )
+        turn.start_worker(
+            state.code.current,
+            only_on=memory_snapshots.next_node(turn.state),
+            avoids=avoided,
+            touches_memory=not state.health.is_memory_scarce,
+            num_missing=still_missing,
+            tp=tp,
         )
 
 
@@ -190,31 +163,28 @@ def _drop_surplus(turn: Turn) -> None:
     indexes, ranks = {p.index for p in staying}, state.group.ranks
     spare = [p for p in _spare(state) if p.index in indexes]
     for worker in sorted(spare, key=lambda p: (p.warm and not p.left_out, p.index in ranks, -p.index))[:surplus]:
-        reason = "more workers than granted"
-        turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
-        turn.kill(worker.index, reason)
+        turn.release(worker, "more workers than granted")
 
 
 def _drop_other_code(turn: Turn) -> None:
     """Drop the workers with a version of the code that is neither the current one nor needed by an update."""
-    state, update_ = turn.state, turn.code.update
-    kept = {state.code.current} | ({update_.version, update_.before} if update_ is not None else set())
+    state, update = turn.state, turn.code.update
+    kept = {state.code.current} | ({update.version, update.before} if update is not None else set())
     for worker in _spare(state) if state.stage is Stage.RUNNING else ():
         if worker.code not in kept:
-            reason = "it has another version of the code"
-            turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
-            turn.kill(worker.index, reason)
+            turn.release(worker, "it has another version of the code")
 
 
 def _staying(state: Attempt) -> list[Worker]:
-    """Workers that count for the target; the others are to be replaced. One that is left out is expected to answer
-    again, unless no group can form without it."""
+    """List the workers that count for the target; the others are to be replaced. A worker that is left out is expected
+    to answer again, unless no group can form without it."""
     is_short = state.stage is Stage.WAITING and state.num_usable < state.target.min_workers
-    leaving = departures.leaving_nodes(state)
-    return [p for p in state.workers if not departures.has_to_leave(p, leaving) and not (is_short and p.left_out)]
+    leaving = placement.leaving_nodes(state)
+    return [p for p in state.workers if not placement.has_to_leave(p, leaving) and not (is_short and p.left_out)]
 
 
 def _spare(state: Attempt) -> list[Worker]:
-    """Workers outside the group. One that has left `run` counts to the group: it may still have reports to send."""
+    """List the workers outside the group. A worker that has left `run` belongs to the group: it may still have reports
+    to send."""
     group: Collection[int] = state.group.ranks if state.group_active else ()
     return [worker for worker in state.pool.workers if not worker.in_run and worker.index not in group]

@@ -35,6 +35,8 @@ class JobEvent(Frozen):
     type: ClassVar[str]
     """Dotted name of the event type on the wire."""
     severity: ClassVar[Severity]
+    is_routine: ClassVar[bool] = False
+    """True if an undisturbed job has it again and again. Old ones are deleted while the job trains."""
 
     def words(self) -> str:
         """One line for people."""

@@ -30,6 +30,8 @@ TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "The service and the nodes": _declared_in(service),
 }
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}
+ROUTINE = frozenset(event.type for event in CATALOGUE.values() if event.is_routine)
+"""Types of which old events of a running job are deleted."""
 
 
 @dataclass(frozen=True, slots=True)

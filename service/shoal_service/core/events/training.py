@@ -196,6 +196,7 @@ class NonFiniteStepSkipped(JobEvent):
 
     type: ClassVar[str] = "step.skipped"
     severity: ClassVar[Severity] = Severity.WARNING
+    is_routine: ClassVar[bool] = True
 
     step: int
     loss: float | None
@@ -262,6 +263,7 @@ class Validated(JobEvent):
 
     type: ClassVar[str] = "validation"
     severity: ClassVar[Severity] = Severity.INFO
+    is_routine: ClassVar[bool] = True
 
     step: int
     loss: float | None
@@ -281,6 +283,7 @@ class CheckpointCommitted(JobEvent):
 
     type: ClassVar[str] = "checkpoint.committed"
     severity: ClassVar[Severity] = Severity.INFO
+    is_routine: ClassVar[bool] = True
 
     name: str
     step: int
@@ -314,6 +317,7 @@ class CheckpointRetried(JobEvent):
 
     type: ClassVar[str] = "checkpoint.retried"
     severity: ClassVar[Severity] = Severity.ERROR
+    is_routine: ClassVar[bool] = True
 
     message: str
     number: int
@@ -389,6 +393,7 @@ class CheckpointDeleted(JobEvent):
 
     type: ClassVar[str] = "checkpoint.deleted"
     severity: ClassVar[Severity] = Severity.INFO
+    is_routine: ClassVar[bool] = True
 
     name: str
     step: int

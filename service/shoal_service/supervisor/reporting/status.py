@@ -1,8 +1,8 @@
 """What an attempt looks like from outside: JobStatus, WorkerView and IncidentView from its state and readings. Pure.
 
 Hidden here: which words and reasons a state of the machine has for people, and why a group has fewer workers than the
-scheduler has granted. It repeats no decision: it reads what `switching`, `witnesses` and `worker_pool`
-have left in the state. Called by the reporter.
+scheduler has granted. It repeats no decision: it reads what `switching`, `losses` and `worker_pool` have
+left in the state.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt import checkpoints, departures, hangs
-from shoal_service.core.attempt.deadlines import Wait, wait_of
+from shoal_service.core.attempt import checkpoints, hangs, placement
+from shoal_service.core.attempt.deadlines import Wait, find_wait
 from shoal_service.core.attempt.forming import readiness
 from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
 from shoal_service.core.attempt.memory_snapshots import waiting_until
@@ -95,7 +95,7 @@ def _mean(before: float | None, newest: float) -> float:
 
 def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
     report, validation = readings.step, readings.validation
-    wait = wait_of(state)
+    wait = find_wait(state)
     keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
     is_script = state.target.is_script
     left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
@@ -262,7 +262,7 @@ def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
         return WorkerState.TRAINING
     if not worker.warm:
         return WorkerState.STARTING
-    return WorkerState.WARM if departures.leave_of(state, worker) is None else WorkerState.STOPPING
+    return WorkerState.WARM if placement.find_leave(state, worker) is None else WorkerState.STOPPING
 
 
 def _reason(state: Attempt) -> str:
@@ -286,7 +286,7 @@ def _message(state: Attempt, now: float) -> str:
     if state.target.is_preempted:
         return "The job gives its workers back: it saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
-        return checkpoints.waits_for(state)
+        return checkpoints.describe_search(state)
     if isinstance(state.current, Waiting) and state.current.refused:
         return state.current.refused
     if state.stage in (Stage.STARTING, Stage.WAITING):
@@ -310,7 +310,7 @@ def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> 
     forms = state.stage is Stage.FORMING
     busy = state.group.ranks.keys() if forms else {w.index for w in state.pool.workers if not w.warm}
     notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]
-    return f"{notes[0]}; waits for {wait.words}" if notes else f"waits for {wait.words}"
+    return f"{notes[0]}; waits for {wait.message}" if notes else f"waits for {wait.message}"
 
 
 def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:
@@ -422,7 +422,7 @@ def _silent(outside: Sequence[Worker]) -> list[Shortage]:
 
 
 def _leaving(state: Attempt, outside: Sequence[Worker]) -> list[Shortage]:
-    leaves = [leave for worker in outside if (leave := departures.leave_of(state, worker)) is not None]
+    leaves = [leave for worker in outside if (leave := placement.find_leave(state, worker)) is not None]
     reason = leaves[0].reason if leaves else ""
     return [Shortage("Leaving", f"{count_text(len(leaves), 'worker')} about to leave ({reason})")] if leaves else []
 
@@ -436,7 +436,7 @@ def _starting(outside: Sequence[Worker]) -> list[Shortage]:
 
 def _idle(state: Attempt, outside: Sequence[Worker], have: int, now: float) -> list[Shortage]:
     """Why workers that are warm are not used."""
-    idle = [w for w in outside if w.is_usable and departures.leave_of(state, w) is None]
+    idle = [w for w in outside if w.is_usable and placement.find_leave(state, w) is None]
     if not idle or not isinstance(state.current, Running):
         return []
     number = count_text(len(idle), "worker")

@@ -41,8 +41,8 @@ import ray
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.large_groups import later_s
-from shoal_service.core.attempt.node_choice import NodeRoom, choose_node
+from shoal_service.core.attempt.placement import NodeRoom, choose_node
+from shoal_service.core.attempt.state.timeouts import later_s
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies import CodePackage
@@ -379,7 +379,7 @@ class FreeNode:
 class NodePreference:
     """Chooses the node on which Ray should start each new worker, from what is free in the cluster now.
 
-    It reads the head's tables and remembers what it has chosen since; `core/attempt/node_choice.py` decides.
+    It reads the head's tables and remembers what it has chosen since; `core/attempt/placement.py` decides.
     Thread-safe: called on the threads that create actors.
     """
 

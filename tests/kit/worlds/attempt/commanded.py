@@ -39,6 +39,7 @@ from shoal_service.core.attempt.commands import (
     ShowIncident,
     StartWorker,
     SuspectNode,
+    unanswered,
 )
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
@@ -53,7 +54,6 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.unanswered import unanswered
 from shoal_service.planner import plan
 from shoal_workers.contract.layout import ShardLevel
 from shoal_workers.contract.snapshots import SnapshotPart

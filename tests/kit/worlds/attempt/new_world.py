@@ -11,7 +11,7 @@ from kit.worlds.attempt.parts import (
 )
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.incidents import incident_of
+from shoal_service.core.attempt.incidents import open_after_loss
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, History, Target
 from shoal_service.core.attempt.state.stages import Opening, Starting
 from shoal_service.core.lost_attempt import LostAttempt
@@ -43,10 +43,10 @@ def make_world(
     world = World(
         Attempt(
             config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
-            target=Target(spec=job_spec, granted=workers).with_elasticity(elasticity),
+            target=Target(spec=job_spec.model_copy(update={"elasticity": elasticity}), granted=workers),
             current=Starting(since=1000.0) if is_script else Opening(since=1000.0),
             checkpoints=CheckpointIndex(expected=expected, origin=origin.checkpoint if origin is not None else None),
-            incident=incident_of(lost, 1000.0) if lost is not None else None,
+            incident=open_after_loss(lost, 1000.0) if lost is not None else None,
             history=History(num_incidents=0 if lost is None else 1),
         ),
         num_nodes=nodes,

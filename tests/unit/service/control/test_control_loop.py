@@ -182,16 +182,17 @@ def test_a_failed_driver_is_replaced_in_the_next_pass(store: Store) -> None:
 
 @pytest.mark.slow
 def test_a_suspected_node_is_not_used_until_its_test_has_passed(store: Store) -> None:
+    probation_s = 2 * FIRST_TEST_S
+
     async def main() -> None:
         bench = ControlBench(store, node(), node("n2"))
-        job_id = bench.submit()
+        job_id = bench.submit(health={"probation_s": probation_s})
         async with bench.running():
             supervisor = bench.cluster.supervisors[job_id, 1]
             supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
             supervisor.report(SuspectedNode(at=bench.clock.time(), node_id="n2", reason="computes wrong"))
             await bench.clock.advance(2.5)
             assert [n.node_id for n in supervisor.directives[-1].avoid] == ["n2"]
-            probation_s = store.get_job(job_id).spec.health.probation_s
             await bench.clock.advance(FIRST_TEST_S + 3.0)
             assert bench.cluster.tested == [("n2", "n1")]
             assert [n.node_id for n in supervisor.directives[-1].avoid] == ["n2"], (

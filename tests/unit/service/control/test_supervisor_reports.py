@@ -47,6 +47,11 @@ def num_writes(store: Store) -> int:
     return store.tallies.seconds.values()["write",].count
 
 
+def num_reads(store: Store) -> int:
+    seconds = store.tallies.seconds.values().get(("read",))
+    return seconds.count if seconds is not None else 0
+
+
 def step(number: int) -> SupervisorReports:
     point = SeriesPoint(
         step=number, at=1.0, loss=1.0, grad_norm=1.0, lr=0.1, tokens_per_s=1.0, step_s=1.0, world_size=1, generation=1
@@ -105,11 +110,25 @@ def test_reports_of_a_request_that_was_cancelled_are_stored_and_disturb_no_other
     run(main())
 
 
+class SlowClock(SystemClock):
+    """Half a second passes between two looks, as in a process where thousands of drivers begin together."""
+
+    now_mono = 0.0
+
+    def monotonic(self) -> float:
+        self.now_mono += 0.5
+        return self.now_mono
+
+
 def test_drivers_that_ask_together_share_a_reading_of_the_links(store: Store) -> None:
+    """After a takeover every driver asks. Each of them read all links again, since those were old at its turn."""
+
     async def main() -> None:
-        links = SupervisorLinks(store, SystemClock())
+        links, before = SupervisorLinks(store, SlowClock()), num_reads(store)
         await asyncio.gather(*(links.of((f"job-{number}", 1), newest=True) for number in range(500)))
-        assert links._num_readings == 2, "the first one, and one that all the others share"
+        assert num_reads(store) - before == 2, "the first one, and one that all the others share"
+        await asyncio.gather(*(links.of((f"job-{number}", 1)) for number in range(500)))
+        assert num_reads(store) - before == 3, "drivers that look at the same time share one too"
         [job_id] = running(store, 1)
         assert await links.of((job_id, 1), newest=True) is not None, "what was committed since is seen"
 

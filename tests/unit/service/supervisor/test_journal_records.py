@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shoal_service.core.attempt.state.persistent import IntMap, Table
+from shoal_service.core.persistent import IntMap, Table
 from shoal_service.supervisor.journal_records import changes, digest_of, encode, is_entry_due, replayed
 
 

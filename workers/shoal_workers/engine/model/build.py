@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -46,7 +46,7 @@ from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.parameter_groups import freeze, groups_of, groups_of_spec
+from shoal_workers.engine.step.parameter_groups import ParameterGroup, freeze, groups_of, groups_of_spec
 from shoal_workers.engine.step.task_state import attach_task_state
 from shoal_workers.engine.step.update import build_update, default_update
 from shoal_workers.engine.task.model_calls import ModelCalls
@@ -91,33 +91,16 @@ def build_runtime(
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         keep_freed_memory(_num_bytes(model))
         shape = shape_of(model)
-        _refuse_settings_without_effect(generation)
-        freeze(model, spec.optimizer)
-        trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-        if not trained:
-            raise ValueError(
-                f"{task.line_of('build_model')}: no parameter of the model requires a gradient, so there is nothing to "
-                "train; leave requires_grad on for those that should be trained."
-            )
-        calls = ModelCalls(task.evaluate, model)
-        groups = None
-        # Before the model is split: a rank that has some stages only does not see all parameters of a group.
-        if not task.has_optimizer and not spec.optimizer.is_plain_adamw:
-            groups = groups_of_spec(model, spec.optimizer)
-        elif generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
-            groups = groups_of(whole, model)
-            # This optimizer refers to all parameters, and would keep the whole model in memory.
-            del whole
-        attach_task_state(task.instance, model, generation.layout)
-        assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
+        split = split_model(generation, model)
+    assembly = split.assembly
     if weights is not None and reloads:
         assembly = replace(assembly, reloaded=weights.frozen)
     if weights is None or reloads:
         draw_weights(assembly, distributions, spec.seed, read=weights.names if weights is not None else ())
     if weights is not None:
         weights.read_into(assembly)
-    with generation.user_code:
-        update = build_update(task, assembly, spec, groups)
+    runtime = runtime_of(generation, replace(split, assembly=assembly), shape, num_parameters)
+    update = runtime.update
     if not begins and not is_drawn and update.keeps_tensors:
         return build_runtime(generation, check_whole, is_drawn=True)
     if generation.rank == 0 and update.not_logged and not update.is_elementwise:
@@ -125,16 +108,68 @@ def build_runtime(
             f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "
             "death repeats the steps since the last one."
         )
+    return runtime
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModel:
+    """One rank's part of a model, before it has an optimizer."""
+
+    assembly: Assembly
+    calls: ModelCalls
+    trained: tuple[str, ...]
+    """Names of the whole model's parameters that need a gradient."""
+    groups: list[ParameterGroup] | None
+    """See `build_update`."""
+
+
+def split_model(generation: Generation, model: nn.Module) -> SplitModel:
+    """Consume the whole model."""
+    task, spec = generation.task, generation.spec
+    trained, groups = trained_and_groups(generation, model)
+    calls = ModelCalls(task.evaluate, model)
+    attach_task_state(task.instance, model, generation.layout)
+    assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
+    return SplitModel(assembly, calls, trained, groups)
+
+
+def trained_and_groups(generation: Generation, model: nn.Module) -> tuple[tuple[str, ...], list[ParameterGroup] | None]:
+    """Freeze what the spec freezes in the whole model. Returns the names of what is trained, and the groups of its
+    optimizer, if it has any beside those that a task makes of all parameters."""
+    task, spec = generation.task, generation.spec
+    _refuse_settings_without_effect(generation)
+    freeze(model, spec.optimizer)
+    trained = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if not trained:
+        raise ValueError(
+            f"{task.line_of('build_model')}: no parameter of the model requires a gradient, so there is nothing to "
+            "train; leave requires_grad on for those that should be trained."
+        )
+    groups = None
+    # Before the model is split: a rank that has some stages only does not see all parameters of a group.
+    if not task.has_optimizer and not spec.optimizer.is_plain_adamw:
+        groups = groups_of_spec(model, spec.optimizer)
+    elif generation.layout.pp > 1 and (whole := task.build_optimizer(model, spec.optimizer)) is not None:
+        groups = groups_of(whole, model)
+        # This optimizer refers to all parameters, and would keep the whole model in memory.
+        del whole
+    return trained, groups
+
+
+def runtime_of(generation: Generation, split: SplitModel, shape: ModelShape, num_parameters: int) -> ModelRuntime:
+    """Make the optimizer of a rank's part, whose values are final."""
+    with generation.user_code:
+        update = build_update(generation.task, split.assembly, generation.spec, split.groups)
     return ModelRuntime(
-        rank=assignment.rank,
-        assembly=assembly,
+        rank=generation.rank,
+        assembly=split.assembly,
         meshes=generation.meshes,
-        calls=calls,
+        calls=split.calls,
         update=update,
-        state=state_of(assembly, update),
+        state=state_of(split.assembly, update),
         shape=shape,
         num_parameters=num_parameters,
-        trained=trained,
+        trained=split.trained,
     )
 
 

@@ -1,8 +1,10 @@
-"""Proves a layout: one micro-batch of a task whole, in one process, against the same one split over a group.
+"""Proves a layout: two steps of a task whole, in one process, against the same ones split over a group, and once more
+from a restored state.
 
-    whole       the task's own model and loss, and a plain loop; on rank 0
-    split       a second copy of the same model, assembled as for training; on all ranks
-    compared    loss, metrics, every parameter's gradient. If they differ, every module's output, to name the first one
+    plain_loop    the whole side: the task's own model, loss and optimizer in a plain loop; on rank 0
+    prove         the split side: copies of the model that train by the trainer's own steps; on all ranks
+    attributes    what a program carries from step to step outside of what is saved
+    compared      loss, metrics, each gradient, parameter and buffer
 
 Called by the engine before the first step of a layout, and by `shoal check`. Never touches the model that is trained.
 """

@@ -1,4 +1,4 @@
-"""The proof of a generation's layout, before its model is built. Called by the engine on all ranks.
+"""The proof of a generation's layout, before its model is built. Called by `TaskProgram` on all ranks.
 
     rank 0 knows it already      the others learn it, and nothing is computed
     otherwise                    `prove`, and rank 0 remembers what it has found: one small file on this node
@@ -20,41 +20,35 @@ from pathlib import Path
 import torch
 
 from shoal_workers.contract.exception_causes import FrameOwner
-from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ProofDemand
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.generation_ends import LayoutRefused
 from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.proof.attributes import has_no_state
 from shoal_workers.engine.proof.prove import prove
+from shoal_workers.engine.state.restore import is_restoring
+from shoal_workers.engine.step.first_look import describe_changed
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.code_owner import owner_of
 from shoal_workers.version import VERSION
 
 
 def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
-    """Returns None if nothing was demanded.
+    """Returns None if nothing was demanded. The data axes are proven for a job that begins, without a demand.
 
     Raises:
         LayoutRefused: the layout trains another model; or it could not be proven, and must be.
-        TaskFailed: the task's own code raised.
+        TaskFailed: the task's own code raised; or on the data axes it trains another model.
     """
     demand = generation.assignment.proof
     if demand is ProofDemand.NONE:
+        if not _is_proven_without_demand(generation):
+            return None
+        _accept_on_data_axes(generation, _found_or_made(generation, group))
         return None
-    generation.position.note(f"proving the layout {generation.layout.describe()}")
-    known = _find(generation.spec, generation.layout) if generation.rank == 0 else None
-    text = group.decide("proof", known.model_dump_json() if known else "", lambda texts: texts[0])
-    if text:
-        proof = LayoutProof.model_validate_json(text)
-    else:
-        try:
-            proof = prove(generation)
-        except LayoutRefused as refused:
-            proof = refused.proof
-        gc.collect()  # the copies refer to the group, which must not outlive its generation
-        if generation.rank == 0:
-            _keep(generation.spec, proof)
+    proof = _found_or_made(generation, group)
     if proof.outcome is ProofOutcome.REFUSED:
         raise LayoutRefused(proof)
     if proof.outcome is ProofOutcome.UNPROVEN:
@@ -66,24 +60,39 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
     return proof
 
 
+def _is_proven_without_demand(generation: Generation) -> bool:
+    is_of_engine = has_no_state(generation.task.instance)
+    return not (generation.layout.planned_axes or is_of_engine or is_restoring(generation.assignment))
+
+
+def _found_or_made(generation: Generation, group: Group) -> LayoutProof:
+    generation.position.note(f"proving the layout {generation.layout.describe()}")
+    known = _find(generation.spec, generation.layout) if generation.rank == 0 else None
+    text = group.decide("proof", known.model_dump_json() if known else "", lambda texts: texts[0])
+    if text:
+        return LayoutProof.model_validate_json(text)
+    try:
+        proof = prove(generation, lambda own: group.decide("whole side", own, lambda texts: texts[0]))
+    except LayoutRefused as refused:
+        proof = refused.proof
+    gc.collect()  # the copies refer to the group, which must not outlive its generation
+    if generation.rank == 0:
+        _keep(generation.spec, proof)
+    return proof
+
+
+def _accept_on_data_axes(generation: Generation, proof: LayoutProof) -> None:
+    if proof.outcome is ProofOutcome.REFUSED:
+        with generation.user_code:
+            raise ValueError(proof.words)
+    # That samples differ when they are read again is said by the training.
+    if proof.words and proof.words != describe_changed(generation.task.line_of("build_dataset")):
+        generation.remarks.add(proof.words)
+
+
 DIRECTORY = "SHOAL_PROOFS"
 """Names another directory than ~/.cache/shoal/proofs; empty: nothing is remembered."""
-_SECTIONS = {"task", "model", "data", "plan", "batch", "seed"}
-
-
-def find_text(spec: JobSpec, name: str) -> str | None:
-    """What `keep_text` has kept for this code and spec. None if nothing was."""
-    with suppress(OSError):
-        file = _file(spec, fully_sharded(1))
-        return None if file is None else file.with_suffix(f".{name.replace(' ', '-')}").read_text()
-    return None
-
-
-def keep_text(spec: JobSpec, name: str, text: str) -> None:
-    with suppress(OSError):
-        file = _file(spec, fully_sharded(1))
-        if file is not None:
-            _write(file.with_suffix(f".{name.replace(' ', '-')}"), text)
+_SECTIONS = {"task", "model", "data", "plan", "batch", "seed", "optimizer"}
 
 
 def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
@@ -97,8 +106,8 @@ def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
 
 
 def _keep(spec: JobSpec, proof: LayoutProof) -> None:
-    """Keeps only what is certain."""
-    if proof.outcome is ProofOutcome.UNPROVEN:
+    """Keeps only what is certain, and what is not known of the data axes."""
+    if proof.outcome is ProofOutcome.UNPROVEN and proof.layout.planned_axes:
         return
     with suppress(OSError):
         file = _file(spec, proof.layout)
@@ -127,7 +136,8 @@ def key_of(spec: JobSpec, layout: Layout) -> str:
     digest = hashlib.sha256()
     described = spec.model_dump(mode="json", include=_SECTIONS)
     versions = [VERSION, torch.__version__, *_own_version()]
-    digest.update(json.dumps([described, sorted(kind_of(layout)), versions], sort_keys=True).encode())
+    kind = [*sorted(kind_of(layout)), layout.num_data_ranks > 1]
+    digest.update(json.dumps([described, kind, versions], sort_keys=True).encode())
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     for name in sorted(name for name in files if isinstance(name, str) and owner_of(name) is FrameOwner.TASK):
         with suppress(OSError):

@@ -40,7 +40,6 @@ from shoal_workers.engine.group.agreement import gather_texts
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.plain_state import PlainState
 from shoal_workers.engine.step.task_state import TaskState
 from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import BatchNorm, InstanceNorm
@@ -143,7 +142,6 @@ class StepBuffers:
         self.has_met_others = False
         """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated."""
         self._caches: dict[str, Tensor] = {}
-        self._plain_state = PlainState(generation, assembly)
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
         self._find(assembly)
@@ -182,7 +180,6 @@ class StepBuffers:
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
         self._num_passes += 1
-        self._plain_state.begin()
         for slot in self._slots:
             slot.total, slot.values, slot.pending = None, [], None
 
@@ -191,8 +188,7 @@ class StepBuffers:
         """Surrounds a micro-batch's forward pass and loss, or that of one part of the model."""
         slots = [slot for slot in self._slots if part in slot.parts]
         with self._lent(slots):
-            with self._plain_state.watched(part):
-                yield
+            yield
             if self._task_state is not None:
                 with self._generation.user_code:
                     self._task_state.store()

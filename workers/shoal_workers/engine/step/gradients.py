@@ -70,7 +70,7 @@ class GradientPass:
     ) -> None:
         self._generation = generation
         self._assembly = assembly
-        self._batches = batches
+        self.batches = batches
         self._exact: ExactGradients | None = None
         if generation.spec.deterministic:
             (model,) = assembly.parts
@@ -101,7 +101,7 @@ class GradientPass:
         self._buffers.begin()
         others = self._updated.others(step)
         if self._exact is None:
-            shares = self.passes.shares(step, self._batches, scale)
+            shares = self.passes.shares(step, self.batches, scale)
             for parameter in others.values():  # their part of the gradient of another optimizer's loss
                 parameter.grad = None
             self._partial_gradients.add_up()
@@ -116,7 +116,7 @@ class GradientPass:
         while self._exact_sums is None:  # the largest gradient, and so the grid, is known only after a pass
             self._exact.begin()
             self._buffers.begin()
-            shares = self.passes.shares(step, self._batches, scale)
+            shares = self.passes.shares(step, self.batches, scale)
             self._exact_sums = self._exact.reduce([share.loss for share in shares])
         self._sum_load()
         self._buffers.add_up()
@@ -195,7 +195,7 @@ class GradientPass:
         generation.position.enter(Phase.FORWARD)
         seed_everything(randomness_seed(generation.spec.seed, step, index))
         with generation.user_code:
-            batch = self._batches.training(generation.spec, step, index)
+            batch = self.batches.training(generation.spec, step, index)
         return self.passes.forward_only(batch).loss
 
     def reshard(self) -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
@@ -14,16 +14,15 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import CurrentStage, Stage
-from shoal_service.core.attempt.state.timeouts import Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts, later_s
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.node_loss import NodeLossBound
+from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.exception_causes import ErrorClass
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import IncidentCause, StateSource
 from shoal_workers.contract.layout import Layout, ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
@@ -45,7 +44,7 @@ class AttemptConfig:
     checkpoint_root: str
     timeouts: Timeouts = field(default_factory=Timeouts)
     profile: HardwareProfile | None = None
-    """Hardware that the planner assumes of the nodes; None: its built-in profile."""
+    """Hardware that the planner assumes of the nodes; None means its built-in profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,7 @@ class Target:
 
     @property
     def ends_saved(self) -> bool:
-        """Whether the attempt saves at its next step boundary and ends: because it is paused, because the server stops,
+        """True if the attempt saves at its next step boundary and ends: because it is paused, because the server stops,
         or because another job gets the workers."""
         return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
@@ -83,12 +82,12 @@ class Target:
 
     @property
     def is_program(self) -> bool:
-        """Whether the job trains by a script or a loop of its own, of whose model nothing is known."""
+        """True if the job trains by a script or a loop of its own, of whose model nothing is known."""
         return self.spec.program is not None
 
     @property
     def is_script(self) -> bool:
-        """Whether the job trains by a script of its own; see scripts.py."""
+        """True if the job trains by a script of its own; see scripts.py."""
         return self.spec.script is not None
 
     @property
@@ -104,8 +103,8 @@ class Target:
     def settings(self) -> TrainingSettings:
         return settings_of(self.spec)
 
-    def words_of(self, layout: Layout | None) -> str:
-        """The layout as people read it; empty: there is none, or a script splits its own work."""
+    def describe_layout(self, layout: Layout | None) -> str:
+        """Describe the layout for people; empty if there is none, or a script splits its own work."""
         return "" if layout is None or self.is_script else layout.describe()
 
     def with_settings(self, settings: TrainingSettings) -> Target:
@@ -114,12 +113,6 @@ class Target:
     def with_code(self, archive: str) -> Target:
         code = self.spec.code.model_copy(update={"archive": archive or None})
         return replace(self, spec=self.spec.model_copy(update={"code": code}))
-
-    def with_elasticity(self, elasticity: ElasticitySpec) -> Target:
-        return replace(self, spec=self.spec.model_copy(update={"elasticity": elasticity}))
-
-    def with_parallelism(self, parallelism: Literal["auto"] | ParallelismSpec) -> Target:
-        return replace(self, spec=self.spec.model_copy(update={"parallelism": parallelism}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +157,10 @@ class Budgets:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
     newest: str | None = None
-    """Name of the newest committed checkpoint that can be restored; None: there is none, or it is not known yet."""
+    """Name of the newest committed checkpoint that can be restored; None if there is none, or it is not known yet."""
     expected: str | None = None
     """Name of the newest checkpoint that was committed, as far as it is known. A storage that has neither it nor a
-    newer one is not the job's. None: none was committed."""
+    newer one is not the job's. None if none was committed."""
     origin: str | None = None
     """Name of another job's checkpoint, from which this job goes on while it has none of its own."""
     damaged: tuple[str, ...] = ()
@@ -180,14 +173,14 @@ class CheckpointIndex:
     """Names of the checkpoints of this attempt that will never be committed."""
     clean_step: int | None = None
     """Step of the newest state that is known to be equal on all ranks: a comparison of the replicas found it so, or a
-    group began there from a checkpoint or the seed. None: no group was formed yet."""
+    group began there from a checkpoint or the seed. None if no group was formed yet."""
     verified_step: int | None = None
-    """Step of the newest state that a comparison of the replicas has found equal; None: there was no comparison."""
+    """Step of the newest state that a comparison of the replicas has found equal; None if there was no comparison."""
     unverified: tuple[str, ...] = ()
     """Names of the committed checkpoints of steps after `clean_step`; the newest ones only."""
     distrusted: tuple[int, int] | None = None
     """(generation, step): checkpoints of this generation and earlier ones are not read if their step is later than
-    this. None: all are trusted."""
+    this. None if all are trusted."""
     must_search: bool = False
     """The newest checkpoint is no longer trusted, so the storage is asked for an older one before the next group
     forms."""
@@ -201,14 +194,17 @@ class CheckpointIndex:
 
     @property
     def trusts_seed_only(self) -> bool:
-        """Whether only step 0 is trusted: the state was found wrong before any comparison had found it equal."""
+        """True if only step 0 is trusted: the state was found wrong before any comparison had found it equal."""
         return self.distrusted is not None and self.distrusted[1] == 0
 
     @property
     def durable_step(self) -> int:
-        """Step of the durable checkpoint that would be restored now; 0: there is none."""
+        """Step of the durable checkpoint that would be restored now; 0 if there is none."""
         newest = CheckpointName.parse(self.newest or self.origin or "")
         return newest.step if newest else 0
+
+    def is_durable(self, step: int) -> bool:
+        return self.newest is not None and self.durable_step >= step
 
 
 class UpdatePhase(StrEnum):
@@ -242,13 +238,13 @@ class CodeUpdate:
     pause_s: float | None = None
     """TRIAL: seconds from `paused_at` until the group with the new code had formed."""
     median_before_s: float | None = None
-    """TRIAL: median step with the code before; None: too few steps were measured."""
+    """TRIAL: median step with the code before; None if too few steps were measured."""
     step_times: tuple[float, ...] = ()
     """TRIAL: seconds of the steps with the new code, without the first one of each generation."""
     fault: str = ""
-    """TRIAL: why the code before takes over at the next step boundary; empty: it does not."""
+    """TRIAL: why the code before takes over at the next step boundary; empty if it does not."""
     keeps_steps: bool = True
-    """Whether the steps that the new code has trained are kept when it is rolled back. It has a meaning only with a
+    """True if the steps that the new code has trained are kept when it is rolled back. It has a meaning only with a
     `fault`."""
 
 
@@ -257,7 +253,7 @@ class Code:
     current: str = ""
     """Version of the code with which groups train: only workers that have loaded it are given ranks."""
     wanted: str | None = None
-    """Version that the last directive asks for; None: it has not changed since the attempt began."""
+    """Version that the last directive asks for; None if it has not changed since the attempt began."""
     refused: str = ""
     """A version that was refused or rolled back. It is not tried again until another version is wanted."""
     update: CodeUpdate | None = None
@@ -279,7 +275,7 @@ def short(version: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     generation: int = 0
-    """Number of the group, which every message about it carries; 0: no group was formed yet."""
+    """Number of the group, which every message about it carries; 0 if no group was formed yet."""
     workers: tuple[int, ...] = ()
     """Worker indexes in rank order."""
     nodes: tuple[str, ...] = ()
@@ -288,27 +284,27 @@ class Group:
     """Identity of each worker's machine, by rank. Workers with the same value share one memory."""
     layout: Layout | None = None
     levels: tuple[Layout, ...] = ()
-    """The planned layout and its rivals at other shard levels; `layout` is one of them. See levels.py."""
+    """The planned layout and its rivals at other shard levels; `layout` is one of them. See `switching`."""
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """Value of the spec's `parallelism` for which the layout was planned."""
     settings: TrainingSettings | None = None
-    """Training settings that the group was formed with; None: no group was formed yet."""
+    """Training settings that the group was formed with; None if no group was formed yet."""
     changes: tuple[str, ...] = ()
     """One text for each training setting that differs from those of the group before, such as `stop.steps 120 ->
     200`."""
     source: SnapshotSource | None = None
-    """Snapshot in memory from which the group restores its state; None: it reads a checkpoint, or begins from the
+    """Snapshot in memory from which the group restores its state; None if it reads a checkpoint, or begins from the
     seed."""
     restored: str | None = None
     """Name of the job's newest checkpoint when the group was formed, which the group restores unless it has a `source`;
-    None: the job had none of its own."""
+    None if the job had none of its own."""
     is_formed: bool = False
     """Rank 0 has reported that all ranks have joined and restored the state."""
     has_trained: bool = False
     """The same workers have completed a step in this layout before, in an earlier generation."""
     start_step: int = 0
     is_start_known: bool = True
-    """Whether `start_step` is the step at which the group began. False: a script has not reported a step in this
+    """True if `start_step` is the step at which the group began. False if a script has not reported a step in this
     generation, and `start_step` is the newest step of the groups before."""
     exits: IntMap[WorkerExit] = field(default_factory=IntMap)
     """How each worker that has left `run` has left it, by worker index, in the order in which they left."""
@@ -356,7 +352,7 @@ class GroupAfter:
     num_spares: int
     """Number of its workers that were not in the group before."""
     state_source: StateSource | None
-    """None: a script goes on from its own checkpoint."""
+    """None if a script goes on from its own checkpoint."""
     form_s: float | None = None
     restore_s: float | None = None
     bytes_moved: int | None = None
@@ -381,17 +377,17 @@ class Incident:
     survivor whose collective failed, or else the last progress of the lost worker. The time between the two is the time
     to detect it. If only the progress is known (a dead node, a hang), it is an upper bound."""
     quiesced_at: float | None = None
-    """When every worker had left `run`; None: not yet."""
+    """When every worker had left `run`; None if not yet."""
     after: GroupAfter | None = None
     formed_at: float | None = None
-    """When the group `after` had formed; None: not yet, or it was lost before its first step."""
+    """When the group `after` had formed; None if not yet, or it was lost before its first step."""
     steps_lost: int | None = None
     node_loss: NodeLossBound | None = None
-    """Bound on the lost steps that was in force when a node was lost; None: no node was lost."""
+    """Bound on the lost steps that was in force when a node was lost; None if no node was lost."""
 
     @property
     def is_suspicion(self) -> bool:
-        """Whether no worker is known to be at fault yet. A later witness may still name one."""
+        """True if no worker is known to be at fault yet. A later witness may still name one."""
         return not self.ranks and FAULTS[self.cause].blames is Blame.UNKNOWN
 
     @property
@@ -504,7 +500,7 @@ class Health:
     ask for the same one, and each is reported once."""
     crash: Crash | None = None
     program_end: Crash | None = None
-    """The last end of a script that no lost worker explains, counted like a crash; see scripts.py. None: there was no
+    """The last end of a script that no lost worker explains, counted like a crash; see scripts.py. None if there was no
     such end, or the script has made progress since."""
     losses: tuple[NodeLoss, ...] = ()
     """Recent losses of workers, by which nodes are suspected."""
@@ -519,11 +515,16 @@ class Health:
     """A worker was killed for lack of memory, so new workers touch no memory before they need it."""
 
 
+_CLEARLY_FASTER = 0.97
+"""A level is left for one that needs at most this share of its step time, because medians of equally fast levels differ
+too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTime:
     layout: Layout
     step_s: float | None
-    """Median duration of a step, in seconds; None: the group was lost before it was known, so this level is not tried
+    """Median duration of a step, in seconds; None if the group was lost before it was known, so this level is not tried
     again."""
 
 
@@ -534,17 +535,17 @@ class History:
     has_run_long: bool = False
     """A group of a script has run for so long that the attempt counts as progress, whatever it has reported."""
     total_steps: int | None = None
-    """Number of steps of the whole training run; None: no group has formed yet, or a script does not say."""
+    """Number of steps of the whole training run; None if no group has formed yet, or a script does not say."""
     skip_steps: tuple[int, ...] = ()
     """Steps that are left out because they were rolled back."""
     standing: Standing | None = None
-    """Result of the job's validations so far; None: there was none."""
+    """Result of the job's validations so far; None if there was none."""
     proofs: tuple[LayoutProof, ...] = ()
     """Newest proof of each kind of layout: proven, refused, or not proven."""
     level_times: tuple[LevelTime, ...] = ()
     """Measured step times of layouts that differ in the shard level only."""
     trying: Layout | None = None
-    """Layout that is being measured, or is about to be; None: no level is on trial."""
+    """Layout that is being measured, or is about to be; None if no level is on trial."""
     num_incidents: int = 0
     steps_lost: int = 0
 
@@ -553,9 +554,28 @@ class History:
         """Layouts that a proof has refused. The planner chooses none that uses everything that one of them uses."""
         return tuple(proof.layout for proof in self.proofs if proof.outcome is ProofOutcome.REFUSED)
 
+    @property
+    def measured_s(self) -> dict[Layout, float | None]:
+        """Step time of each layout in `level_times`."""
+        return {level.layout: level.step_s for level in self.level_times}
+
+    def fastest_layout(self, family: Sequence[Layout]) -> Layout:
+        """Return the fastest layout of the family by the measured times; the first if no other is clearly faster."""
+        measured_s, best = self.measured_s, family[0]
+        for layout in family[1:]:
+            step_s, best_s = measured_s.get(layout), measured_s.get(best)
+            if step_s is not None and best_s is not None and step_s < _CLEARLY_FASTER * best_s:
+                best = layout
+        return best
+
+    def with_measured(self, layout: Layout, step_s: float | None) -> History:
+        """The history with the step time of this layout, which is not on trial any longer."""
+        others = tuple(level for level in self.level_times if level.layout != layout)
+        return replace(self, level_times=(*others, LevelTime(layout=layout, step_s=step_s)), trying=None)
+
     def with_proof(self, proof: LayoutProof) -> History:
         kind = kind_of(proof.layout)
-        others = tuple(one for one in self.proofs if kind_of(one.layout) != kind)
+        others = tuple(known for known in self.proofs if kind_of(known.layout) != kind)
         return replace(self, proofs=(*others, proof))
 
 
@@ -598,7 +618,7 @@ class GroupProgress:
     slow_steps: dict[int, int] = field(default_factory=dict)
     """Number of steps in a row in which a worker has been slower than the others, by worker index."""
     snapshots: SnapshotCost | None = None
-    """Newest report of this generation on what its snapshots cost; None: there was none."""
+    """Newest report of this generation on what its snapshots cost; None if there was none."""
     stopped: dict[int, SnapshotsStopped] = field(default_factory=dict)
     """Reports of the ranks that have no memory for snapshots in this generation, by rank."""
     last_event_at: float = 0.0
@@ -629,7 +649,7 @@ class SnapshotIndex:
     oldest_generation: int = 0
     """Snapshots of generations before this one may hold a wrong state and are not used."""
     discarded: Discarded | None = None
-    """Generations whose snapshots are not used, because their code was rolled back; None: there are none."""
+    """Generations whose snapshots are not used, because their code was rolled back; None if there are none."""
     unreported_nodes: tuple[str, ...] = ()
     """Ids of the nodes on which workers of the last group died before any worker had reported the snapshots there."""
 
@@ -654,7 +674,7 @@ class Attempt:
     health: Health = field(default_factory=Health)
     history: History = field(default_factory=History)
     incident: Incident | None = None
-    """The open incident; None: there is none."""
+    """The open incident; None if there is none."""
     progress: GroupProgress = field(default_factory=GroupProgress)
     code: Code = field(default_factory=Code)
     ledger: Ledger = field(default_factory=Ledger)
@@ -666,7 +686,7 @@ class Attempt:
 
     @property
     def group_active(self) -> bool:
-        """Whether workers of the group are in `run`, or still on their way out of it."""
+        """True if workers of the group are in `run`, or still on their way out of it."""
         return self.stage in (Stage.FORMING, Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING)
 
     @property
@@ -677,7 +697,7 @@ class Attempt:
 
     @property
     def all_left(self) -> bool:
-        """Whether no worker of the group is in `run`."""
+        """True if no worker of the group is in `run`."""
         ranks = self.group.ranks
         # The newest first: those that leave in the order in which they started are not passed over again and again.
         return not any(worker.in_run and worker.index in ranks for worker in reversed(self.pool.workers))
@@ -697,17 +717,23 @@ class Attempt:
         return tuple(worker for worker in self.workers if worker.is_usable)
 
     @property
+    def quiesce_s(self) -> float:
+        """Seconds that the workers of a lost group have to leave it, and the others to report their snapshots. A script
+        has its grace besides."""
+        return self.config.timeouts.quiesce_s + self.target.grace_s + later_s(len(self.pool.workers))
+
+    @property
     def has_reported(self) -> bool:
-        """Whether a script has reported a step, in this attempt or in one before."""
+        """True if a script has reported a step, in this attempt or in one before."""
         return bool(self.progress.step_times) or self.progress.step > 0
 
     def has_run_long(self, now: float) -> bool:
-        """Whether a group of a script has run for LONG_S."""
+        """True if a group of a script has run for LONG_S."""
         return self.target.is_script and self.stage is Stage.RUNNING and now - self.current.since >= LONG_S
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the last step of the training run is done. A program is finishing once it has ended on one rank."""
+        """True if the last step of the training run is done. A program is finishing once it has ended on one rank."""
         if self.target.is_program:
             return any(worker_exit.kind is ExitKind.FINISHED for worker_exit in self.group.exits.values())
         return self.history.total_steps is not None and self.progress.step >= self.history.total_steps

@@ -66,9 +66,9 @@ class Search:
 
     num_failures: int = 0
     error: str = ""
-    """Error of the last try; empty: no try has failed."""
+    """Error of the last try; empty if no try has failed."""
     retry_at: float | None = None
-    """Wall-clock time at which the storage is asked again; None: its answer is waited for."""
+    """Wall-clock time at which the storage is asked again; None if its answer is waited for."""
     is_missing: bool = False
     """The storage answered last, without the checkpoints that the job has committed."""
 
@@ -87,10 +87,10 @@ class Starting(_AnyStage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(_AnyStage):
     orphans_until: float | None = None
-    """Until this time the next group waits for workers that were started on nodes with unreported snapshots; None: no
+    """Until this time the next group waits for workers that were started on nodes with unreported snapshots; None if no
     such workers were started. See memory_snapshots.py."""
     refused: str = ""
-    """Why the usable workers cannot form a group: the memory that they need on a node; empty: there are too few of
+    """Why the usable workers cannot form a group: the memory that they need on a node; empty if there are too few of
     them."""
     stage: Literal[Stage.WAITING] = Stage.WAITING
 
@@ -111,7 +111,7 @@ class PlanInputs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(_AnyStage):
     draining_since: float | None = None
-    """When a worker of the group first had to leave; None: all may stay."""
+    """When a worker of the group first had to leave; None if all may stay."""
     kept_layout_for: PlanInputs | None = None
     """Inputs for which a layout was planned last and the group kept its own. They are not planned for again."""
     stage: Literal[Stage.RUNNING] = Stage.RUNNING
@@ -122,18 +122,18 @@ class Quiescing(_AnyStage):
     __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
     """Unknown fields are ignored. This is a part of wire version 3."""
     interrupt_at: float | None = None
-    """The workers of the group are not interrupted before this time; None: they have been interrupted."""
+    """The workers of the group are not interrupted before this time; None if they have been interrupted."""
     interrupted_at: float | None = None
     durable: bool
-    """Whether the group had been asked for a durable checkpoint before it was lost, as in Switching."""
+    """True if the group had been asked for a durable checkpoint before it was lost, as in Switching."""
     stage: Literal[Stage.QUIESCING] = Stage.QUIESCING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switching(_AnyStage):
     durable: bool
-    """Whether the next group starts from a durable checkpoint of the step boundary; False: from the snapshot of that
-    step in memory."""
+    """True if the next group starts from a durable checkpoint of the step boundary; False if from
+    the snapshot of that step in memory."""
     stage: Literal[Stage.SWITCHING] = Stage.SWITCHING
 
 

@@ -1,5 +1,13 @@
-"""How long an attempt waits, for each thing that it waits for. The journal keeps these timeouts with the state; tests
-shorten them.
+"""How long an attempt waits, for each thing that it waits for, and what large groups add. The journal keeps the
+timeouts with the state; tests shorten them.
+
+One supervisor talks to all workers. A request to each of them takes some hundred microseconds to send and as long to
+receive, so the last of thousands gets it later, and its answer waits behind those of the others. And one process takes
+only a limited number of answers a second.
+
+    workers                        4       256      1024      4096
+    an answer may take longer by   0       0.4 s    1.9 s     8 s
+    a worker is polled every       1 s     1 s      2 s       8 s      (at once when it has something to report)
 """
 
 from __future__ import annotations
@@ -7,11 +15,19 @@ from __future__ import annotations
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.fault_tolerance import TimeoutsSpec
 
+AGENTS_FROM = 64
+"""Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
+_ANSWER_S = 0.002
+_AT_ONCE = 64
+"""Up to this many workers answer in a time that is too short to be counted."""
+_POLL_S = 1.0
+_POLLS_PER_S = 512
+
 
 class Timeouts(Frozen):
     """The timeouts of an attempt, in seconds. Each waiting stage ends after one of them, so no stage waits without a
     deadline. The user may set some of them in the spec. Workers of large groups may take longer to answer, see
-    `large_groups.py`."""
+    `later_s`."""
 
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
@@ -28,7 +44,7 @@ class Timeouts(Frozen):
     """A worker on a node that is silent for this long is given up, if Ray has not declared the node dead before."""
     absence_s: float = 0.5
     """Two ticks of the supervisor. If it handled no event for longer, it did not run, and workers are not to blame for
-    that: the deadlines move, see `deadlines.forgive_absence`."""
+    that: the deadlines move, see `deadlines.extend_after_suspend`."""
     user_error_grace_s: float = 1.0
     """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
     form_s: float = 120.0
@@ -58,8 +74,18 @@ class Timeouts(Frozen):
     """The group switches away from a node this long, plus two steps, before the node goes away."""
 
     level_trial_s: float = 300.0
-    """A group that has trained this long tries the shard levels that may be faster; see levels.py."""
+    """A group that has trained this long tries the shard levels that may be faster; see `switching`."""
 
     def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
         """These timeouts with the values that the user has set."""
         return self.model_copy(update=spec.model_dump())
+
+
+def later_s(num_workers: int) -> float:
+    """Seconds by which the answer of one of `num_workers` workers may come later than that of a single worker."""
+    return _ANSWER_S * max(0, num_workers - _AT_ONCE)
+
+
+def poll_wait_s(num_workers: int) -> float:
+    """Seconds that a poll of a worker waits if the worker has nothing to report."""
+    return max(_POLL_S, num_workers / _POLLS_PER_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal_service.core.attempt.state.persistent import Table
+from shoal_service.core.persistent import Table
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import WorkerInfo
 
@@ -16,11 +16,11 @@ class AvoidedNode(Frozen):
     reason: str
     """Reason for people and for the incident, such as "drain requested" or "on probation: ..."."""
     deadline: float | None = None
-    """Wall-clock time at which the node goes away; None: no deadline is known."""
+    """Wall-clock time at which the node goes away; None if no deadline is known."""
     is_replaceable: bool = True
-    """Whether other nodes have room for the workers that leave this one. False: no replacement is waited for."""
+    """True if other nodes have room for the workers that leave this one. False if no replacement is waited for."""
     keeps_workers: bool = False
-    """Whether the workers on the node stay, and only new ones are not placed there (a cordon)."""
+    """True if the workers on the node stay, and only new ones are not placed there (a cordon)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class LeftOut:
     reason: str
     """Why the node counts as silent, for people."""
     generation: int | None = None
-    """Generation whose `run` the worker has not left yet; None: it was not in `run`, or has left it."""
+    """Generation whose `run` the worker has not left yet; None if it was not in `run`, or has left it."""
     answers_since: float | None = None
-    """When the node began to answer again; None: it is silent."""
+    """When the node began to answer again; None if it is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,35 +49,45 @@ class Worker:
     code: str = ""
     """Version of the job's code that the worker loads when it starts."""
     is_beside: bool = False
-    """Whether it was started beside a worker whose place it takes, so the cluster's scheduler counts no resources for
+    """True if it was started next to a worker whose place it takes, so the cluster's scheduler counts no resources for
     it."""
     only_on: str = ""
-    """Id of the one node on which it was to be started, to serve the snapshots there; empty: any node with room."""
+    """Id of the node on which it was to be started, to serve the snapshots there; empty means any node with room."""
     info: WorkerInfo | None = None
     """What the worker reports about itself once it is warm; None while it starts."""
     warm_at: float | None = None
     in_run: bool = False
-    """Whether a `run` call to the worker is in flight."""
+    """True if a `run` call to the worker is in flight."""
     acknowledged: int = 0
-    """Newest lost generation whose interrupt the worker has acknowledged; 0: none."""
+    """Newest lost generation whose interrupt the worker has acknowledged; 0 if none."""
     unreachable_since: float | None = None
-    """Time since which all calls to the worker have failed; None: it answers."""
+    """Time since which all calls to the worker have failed; None if it answers."""
     left_out: LeftOut | None = None
     """Set while the worker's node is suspected to be gone: no group takes the worker until it answers. See
-    witnesses.py."""
+    losses.py."""
     leave: AvoidedNode | None = None
     """Set when the worker, not its whole node, is about to be taken away."""
     slow_until: float | None = None
-    """Set for a straggler: the time until which a replacement is waited for; None: it is fast enough."""
+    """Set for a straggler: the time until which a replacement is waited for; None if it is fast enough."""
 
     @property
     def warm(self) -> bool:
         return self.info is not None
 
     @property
+    def is_node_silent(self) -> bool:
+        """True if the worker is left out because its node does not answer."""
+        return self.left_out is not None and self.left_out.answers_since is None
+
+    @property
     def is_usable(self) -> bool:
-        """Whether the worker could train: it is warm, not unreachable, and not left out."""
+        """True if the worker could train: it is warm, not unreachable, and not left out."""
         return self.info is not None and self.unreachable_since is None and self.left_out is None
+
+    @property
+    def serves_snapshots(self) -> bool:
+        """True if the worker can be asked for the snapshots on its node."""
+        return self.is_usable and self.info is not None and self.info.snapshot_port != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +123,4 @@ class WorkerPool:
 
 def silent_nodes(pool: WorkerPool) -> frozenset[str]:
     """Nodes whose workers are left out because they are silent."""
-    return frozenset(
-        worker.info.node_id
-        for worker in pool.workers
-        if worker.info is not None and worker.left_out is not None and worker.left_out.answers_since is None
-    )
+    return frozenset(p.info.node_id for p in pool.workers if p.info is not None and p.is_node_silent)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import Commit, NoteCommit, StartWorker
+from shoal_service.core.attempt.commands import Commit, NoteCommit, StartWorker, unanswered
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.unanswered import unanswered
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SavedPart, ValidationReport

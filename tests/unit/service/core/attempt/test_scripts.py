@@ -11,7 +11,7 @@ import pytest
 from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheckpoint, RequestYield, Run, StartWorker
-from shoal_service.core.attempt.deadlines import Deadline, wait_of
+from shoal_service.core.attempt.deadlines import Deadline, find_wait
 from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
 from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
@@ -90,8 +90,8 @@ def test_a_rank_that_is_done_waits_for_the_others_without_a_deadline(new_world: 
     world.leave(first, ExitKind.FINISHED)
     world.deliver_all()
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.RUNNING
-    wait = wait_of(world.state)
-    assert wait.until is None and wait.words == "the script to end on the other ranks"
+    wait = find_wait(world.state)
+    assert wait.until is None and wait.message == "the script to end on the other ranks"
     for worker in others:
         world.beat(worker.index, beat=1)
     world.pass_time(200.0)
@@ -121,7 +121,7 @@ def test_a_pause_asks_the_script_to_end_and_commits_nothing(
     world = script_world(new_world).open(then=5)
     world.direct(desired=desired)
     assert world.count(RequestYield) == 3 and world.state.stage is Stage.SWITCHING
-    wait = wait_of(world.state)
+    wait = find_wait(world.state)
     assert wait.deadline is Deadline.STEP_BOUNDARY
     assert wait.until == world.now + world.state.config.timeouts.switch_s + GRACE_S
     world.train(1)

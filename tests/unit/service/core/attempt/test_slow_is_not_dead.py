@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.deadlines import Deadline, wait_of
+from shoal_service.core.attempt.deadlines import Deadline, find_wait
 from shoal_service.core.attempt.events import ProgressReported
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
@@ -101,15 +101,15 @@ def test_a_worker_that_prepares_on_a_node_with_snapshots_is_waited_for_longer_bu
     world.die(0)
     world.deliver_all()
     orphans_s = world.state.config.timeouts.orphans_s
-    assert wait_of(world.state).deadline is Deadline.ORPHANED_SNAPSHOTS
+    assert find_wait(world.state).deadline is Deadline.ORPHANED_SNAPSHOTS
     for counter in range(3):
         world.pass_time(orphans_s - 1.0)
         prepares(world, 1, counter)
-        assert wait_of(world.state).deadline is Deadline.ORPHANED_SNAPSHOTS
+        assert find_wait(world.state).deadline is Deadline.ORPHANED_SNAPSHOTS
     world.pass_time(orphans_s - 1.0)
     prepares(world, 1, 3)
     world.pass_time(4.25)
-    assert wait_of(world.state).deadline is Deadline.WORKERS, "four times orphans_s are over"
+    assert find_wait(world.state).deadline is Deadline.WORKERS, "four times orphans_s are over"
 
 
 def test_the_limits_are_those_of_the_spec() -> None:

@@ -20,12 +20,12 @@ from shoal_service.core.attempt.state.attempt import (
     Incident,
     Target,
 )
-from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.training import CheckpointCommitted, CheckpointFailed, GenerationForming
+from shoal_service.core.persistent import Table
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox

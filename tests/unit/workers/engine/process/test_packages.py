@@ -61,32 +61,28 @@ def restored() -> Any:
         sys.modules.pop(name, None)
 
 
-def test_a_package_and_what_it_requires_are_installed_once_and_imported(
+def test_a_package_and_what_it_requires_are_installed_once_on_a_node_and_imported(
     wheels: Path, tmp_path: Path, restored: None
 ) -> None:
-    notes: list[str] = []
-    code = CodeSpec(pip=("shoalfish",), wheels=str(wheels))
-    directory = add_packages(code, notes.append, tmp_path / "packages")
-    assert directory is not None and importlib.import_module("shoalfin").VERSION == "2.5"
-    assert not (directory / "numpy").exists(), "what the interpreter has is not installed again"
-    assert sys.path.count(str(directory)) == 1 and str(directory) in os.environ["PYTHONPATH"]
-    made = directory.stat().st_ino
-    assert add_packages(code, notes.append, tmp_path / "packages") == directory
-    assert directory.stat().st_ino == made and notes == ["installing shoalfish"]
-    other = CodeSpec(pip=("shoalfin",), wheels=str(wheels))
-    assert installed(other, notes.append, tmp_path / "packages") != directory
-    assert add_packages(CodeSpec(), notes.append) is None
-
-
-@pytest.mark.slow
-def test_workers_of_a_node_that_start_together_install_once(wheels: Path, tmp_path: Path) -> None:
-    code, notes = CodeSpec(pip=("shoalfin",), wheels=str(wheels)), [[], []]
-    runs = [threading.Thread(target=installed, args=(code, said.append, tmp_path / "packages")) for said in notes]
+    """Two workers that start together install once. A job that requires another package has another directory."""
+    code, root, notes = CodeSpec(pip=("shoalfish",), wheels=str(wheels)), tmp_path / "packages", [[], []]
+    runs = [threading.Thread(target=installed, args=(code, said.append, root)) for said in notes]
     for run in runs:
         run.start()
     for run in runs:
         run.join()
-    assert sum("installing shoalfin" in said for said in notes) == 1
+    assert sum("installing shoalfish" in said for said in notes) == 1
+    later: list[str] = []
+    directory = add_packages(code, later.append, root)
+    assert directory is not None and importlib.import_module("shoalfin").VERSION == "2.5"
+    assert not (directory / "numpy").exists(), "what the interpreter has is not installed again"
+    assert sys.path.count(str(directory)) == 1 and str(directory) in os.environ["PYTHONPATH"]
+    made = directory.stat().st_ino
+    assert add_packages(code, later.append, root) == directory
+    assert directory.stat().st_ino == made and later == []
+    other = CodeSpec(pip=("shoalfin",), wheels=str(wheels))
+    assert installed(other, later.append, root) != directory and later == ["installing shoalfin"]
+    assert add_packages(CodeSpec(), later.append) is None
 
 
 @pytest.mark.cells(1, 2)

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 
 from kit.worlds.attempt.parts import error_of
-from shoal_service.core.attempt import deadlines, hangs, large_groups, witnesses
+from shoal_service.core.attempt import deadlines, hangs, losses
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
-from shoal_service.core.attempt.deadlines import wait_of
+from shoal_service.core.attempt.deadlines import find_wait
 from shoal_service.core.attempt.events import (
     NodesSilent,
     Reopened,
     Tick,
     WorkerUnreachable,
 )
-from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.desired import Desired
+from shoal_service.core.persistent import Table
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -328,12 +329,12 @@ def test_answers_of_a_thousand_workers_may_take_longer(new_world: NewWorld) -> N
     workers = tuple(Worker(index=index, worker_id=f"w{index}", in_run=True) for index in range(1024))
     group = replace(small.group, workers=tuple(range(1024)))
     large = replace(small, pool=WorkerPool(workers=Table(workers), next_index=1024), group=group)
-    queued_s = large_groups.later_s(1024)
+    queued_s = later_s(1024)
     assert queued_s > 1.5
-    assert large_groups.quiesce_s(large) == large_groups.quiesce_s(small) + queued_s
-    assert wait_of(large).until == wait_of(small).until + queued_s
-    assert hangs.silent_s(large) == hangs.silent_s(small) + queued_s + large_groups.poll_wait_s(1024) - 1.0
-    assert witnesses.fresh_s(1024) > large_groups.poll_wait_s(1024)
+    assert large.quiesce_s == small.quiesce_s + queued_s
+    assert find_wait(large).until == find_wait(small).until + queued_s
+    assert hangs.silent_s(large) == hangs.silent_s(small) + queued_s + poll_wait_s(1024) - 1.0
+    assert losses.fresh_s(1024) > poll_wait_s(1024)
     [unreachable] = [replace(workers[0], unreachable_since=world.now)]
     limit_s = small.config.timeouts.unreachable_s
     assert deadlines.is_given_up(small, unreachable, world.now + limit_s)

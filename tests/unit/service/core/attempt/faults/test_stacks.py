@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.core.attempt.stacks import cluster, place, trimmed
+from shoal_service.core.stacks import cluster, place, trimmed
 from shoal_workers.contract.messages import Frame, Phase, StackSource, WorkerStack
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shoal_service.core.attempt.checkpoints import waits_for
+from shoal_service.core.attempt.checkpoints import describe_search
 from shoal_service.core.attempt.commands import (
     Commit,
     FindCheckpoint,
@@ -159,7 +159,7 @@ def test_a_directory_without_what_was_committed_is_waited_for_and_never_step_0(n
     world.answer_storage()
     world.deliver_all()
     assert world.state.stage is Stage.OPENING and world.count(StartWorker) == 0
-    assert "it has no checkpoint, and the job has committed step-000000000008-a0-g1" in waits_for(world.state)
+    assert "it has no checkpoint, and the job has committed step-000000000008-a0-g1" in describe_search(world.state)
     world.pass_time(1.0)
     world.is_storage_empty = False
     world.answer_storage()

@@ -10,8 +10,8 @@ import pytest
 
 from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.persistent import Table
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
+from shoal_service.core.persistent import Table
 from shoal_workers.contract.messages import WorkerInfo
 
 NewWorld = Callable[..., Any]
@@ -86,5 +86,6 @@ def test_a_node_that_is_left_is_used_only_for_min_workers(
     avoided = tuple(AvoidedNode(node_id=node, reason="drain", deadline=deadline) for node in ("n1", "n2"))
     state = state_of(new_world, alive="012", ranks=(0, 1, 2), granted=3, avoided=avoided)
     elasticity = state.target.spec.elasticity.model_copy(update={"min_workers": minimum})
-    state = replace(state, target=state.target.with_elasticity(elasticity))
+    spec = state.target.spec.model_copy(update={"elasticity": elasticity})
+    state = replace(state, target=replace(state.target, spec=spec))
     assert next_ranks(state) == expected

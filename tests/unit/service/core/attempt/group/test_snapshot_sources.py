@@ -8,11 +8,11 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
 from shoal_service.core.attempt.events import ProgressReported, WorkerUnreachable
-from shoal_service.core.attempt.memory_snapshots import newest_kept
+from shoal_service.core.attempt.memory_snapshots import newest_reported_step
 from shoal_service.core.attempt.state.attempt import Discarded, SnapshotIndex
-from shoal_service.core.attempt.state.persistent import IntMap
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
+from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind, Phase, Progress
 from shoal_workers.contract.snapshots import SnapshotPart
@@ -151,7 +151,7 @@ def test_the_newest_kept_step_is_one_of_a_snapshot_that_may_be_used(new_world: N
         10: SnapshotIndex(reported=reported, discarded=Discarded(1, 2)),
         None: SnapshotIndex(reported=reported, oldest_generation=4),
     }
-    newest = {expected: newest_kept(replace(state, snapshots=index)) for expected, index in cases.items()}
+    newest = {expected: newest_reported_step(replace(state, snapshots=index)) for expected, index in cases.items()}
     assert newest == {expected: expected for expected in cases}
 
 

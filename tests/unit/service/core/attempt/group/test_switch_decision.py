@@ -10,10 +10,10 @@ import pytest
 from kit.worlds.attempt.parts import directed, from_journal
 from shoal_service.core.attempt import machine, switching
 from shoal_service.core.attempt.events import Event, Tick
-from shoal_service.core.attempt.plan_layout import PlannedLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
+from shoal_service.core.layout_plan import Plan
 from shoal_service.planner import plan
 from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.spec import JobSpec
@@ -29,9 +29,7 @@ class CountingPlanner:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def __call__(
-        self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, racks: Racks = (), /
-    ) -> PlannedLayout:
+    def __call__(self, spec: JobSpec, world_size: int, profile: HardwareProfile | None, racks: Racks = (), /) -> Plan:
         self.asked.append(world_size)
         return plan(spec, world_size, profile, racks)
 

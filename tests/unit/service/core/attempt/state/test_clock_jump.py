@@ -9,17 +9,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from shoal_service.core.attempt.departures import is_due
 from shoal_service.core.attempt.events import ClockJumped, ReportArrived
+from shoal_service.core.attempt.placement import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.clock_jump import is_time, moved
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.time_shifts import is_time, moved
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.worker_reports import PreemptionNotice
 
 NewWorld = Callable[..., Any]
 _NO_TIMES = {"slowest_steps", "booked", "unsettled", "incident", "step_times", "requested", "suspected"}
-"""Amounts and durations without a unit in their name, and dictionaries that are named in clock_jump.py."""
+"""Amounts and durations without a unit in their name, and dictionaries that are named in time_shifts.py."""
 
 
 def test_every_number_with_a_fraction_in_the_state_is_a_time_or_has_a_unit() -> None:
@@ -67,7 +67,7 @@ def test_a_notice_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorl
 
 
 def test_each_time_in_a_message_that_the_state_keeps_is_known() -> None:
-    """The deadline moves, see clock_jump.py; the others are shown, and no deadline is counted from them."""
+    """The deadline moves, see time_shifts.py; the others are shown, and no deadline is counted from them."""
     floats = _floats(Attempt, set(), messages=True)
     found = {f"{owner}.{name}" for owner, name in floats if is_time(name) or name == "deadline"}
     assert found == {"AvoidedNode.deadline", "WorkerExit.at", "SnapshotsStopped.at"}

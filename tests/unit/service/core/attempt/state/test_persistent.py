@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shoal_service.core.attempt.state.persistent import LEAF, IntMap, Table
+from shoal_service.core.persistent import LEAF, IntMap, Table
 
 
 @dataclass(frozen=True)

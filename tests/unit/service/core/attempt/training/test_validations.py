@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt import planning
+from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.turn import Turn
-from shoal_service.planner import plan
 from shoal_workers.contract.worker_reports import ValidationReport
 
 NewWorld = Callable[..., World]
@@ -35,7 +33,7 @@ def test_patience_ends_the_run_once_and_the_message_says_why(new_world: NewWorld
     assert [event["step"] for event in world.events("validation.stopped_early")] == [3]
     assert world.state.is_finishing
     assert world.state.history.standing is not None and world.state.history.standing.num_since == 2
-    message = planning._finished(Turn(world.state, world.now, plan))
+    message = find_rules(world.state).finished(world.state)
     assert message.startswith("stopped early after 3 steps: validation loss did not improve on 3 in 2 validations")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt import switching
-from shoal_service.core.attempt.deadlines import wait_of
+from shoal_service.core.attempt.deadlines import find_wait
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
@@ -86,8 +86,8 @@ def test_a_group_that_cannot_start_on_its_nodes_waits_and_says_why(new_world: Ne
     assert world.state.stage is Stage.WAITING
     [waiting] = world.events("job.waiting")
     assert "10.0.0.1 has 3.0 GiB of memory, and 4 workers need " in waiting["reason"]
-    wait = wait_of(world.state)
-    assert wait is not None and waiting["reason"] in wait.words
+    wait = find_wait(world.state)
+    assert wait is not None and waiting["reason"] in wait.message
     world.pass_time(world.state.target.spec.elasticity.wait_s + 1)
     assert world.end is not None and world.end.reason is EndReason.CAPACITY_TIMEOUT
     assert waiting["reason"] in world.end.message

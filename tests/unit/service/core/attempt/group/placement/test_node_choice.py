@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.attempt.node_choice import NodeRoom, choose_node
+from shoal_service.core.attempt.placement import NodeRoom, choose_node
 from shoal_workers.contract.placing import Placement
 
 PACK, SPREAD = Placement.PACK, Placement.SPREAD

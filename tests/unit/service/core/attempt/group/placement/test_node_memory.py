@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.core.attempt.placement import memory_verdict
-from shoal_service.core.attempt.plan_layout import HostNeed
+from shoal_service.core.layout_plan import HostNeed
 from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 

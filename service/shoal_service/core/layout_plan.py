@@ -1,8 +1,11 @@
-"""What the machine needs of the planner. The supervisor passes `planner.plan`; a test passes it too, or a pure fake."""
+"""The planned layout of a group, and the host memory that it needs: an answer of the planner to the attempt machine.
+
+The supervisor passes `planner.plan` to the machine; a test passes it too, or a pure fake.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
@@ -48,21 +51,22 @@ class HostNeed(Frozen):
 UNKNOWN_NEED = HostNeed()
 
 
-class PlannedLayout(Protocol):
-    @property
-    def layout(self) -> Layout: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def fits(self) -> bool:
-        """Whether the layout is predicted to fit into memory."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A layout, and why it was chosen."""
 
-    @property
-    def host(self) -> HostNeed: ...
-
-    @property
-    def rivals(self) -> Sequence[PlannedLayout]:
-        """The same layout at other shard levels, of which only a measurement can tell which is the fastest."""
+    layout: Layout
+    reason: str
+    rank_bytes: int = 0
+    """Predicted bytes of the rank that needs the most, without those of a process that has no model and without
+    snapshots; 0 if unknown."""
+    fits: bool = True
+    """Predicted to fit into memory, or the sizes of the model are unknown."""
+    host: HostNeed = UNKNOWN_NEED
+    """Host memory of a worker; all zero: not known."""
+    rivals: tuple[Plan, ...] = ()
+    """The same at other shard levels, if their steps are predicted to be so similar that only a measurement can tell
+    which is the fastest."""
 
 
 class PlanLayout(Protocol):
@@ -74,7 +78,7 @@ class PlanLayout(Protocol):
         racks: Racks = (),
         refused: tuple[Layout, ...] = (),
         /,
-    ) -> PlannedLayout:
+    ) -> Plan:
         """Return the layout for at most `world_size` workers. It is a pure function of its arguments, and always has an
         answer. `racks`: where the usable workers are. `refused`: layouts that a proof has refused; the answer never
         uses everything that one of them uses."""

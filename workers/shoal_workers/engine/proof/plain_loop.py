@@ -1,0 +1,226 @@
+"""The whole side of a proof: a plain loop over a task's model, loss and optimizer, in one process, as its author means
+it. It uses none of the passes, axes and updates that train.
+
+    for each micro-batch      random numbers by its number; buffers as the step found them; forward and backward pass
+    after the last            the gradients are divided by what counts, clipped, and the optimizer steps
+
+A buffer gets the mean of what the micro-batches have changed, and the statistics of BatchNorm, which do not reach a
+training output, run through: the rule of `step/buffers.py` in its shortest form. Called by `prove`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal_workers.contract.batch_partition import randomness_seed
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.spec import BatchSync
+from shoal_workers.engine.model.build import trained_and_groups
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.buffers import folds
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.task_state import TaskState, attach_task_state
+from shoal_workers.engine.step.update import build_update
+from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.returned import Returned
+from shoal_workers.tasks.feed_forward import Router, forget_load, move_biases, share_of_step
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """What a step gives."""
+
+    numbers: dict[str, float]
+    """Loss, gradient norm and metrics, by what people call them."""
+    gradients: dict[str, Tensor]
+    """Of the sum that is differentiated: not divided by the weight of the step. Without those that it does not
+    reach."""
+    tensors: dict[str, Tensor]
+    """All parameters and buffers after the update."""
+    norms: dict[str, float]
+    """Of the gradients."""
+    scales: dict[str, float]
+    """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
+
+    @property
+    def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All tensors."""
+        return self.gradients, self.tensors
+
+
+FLOOR = 1e-3
+"""Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
+rounding. Likewise for what changes in a parameter."""
+
+
+class PlainLoop:
+    def __init__(self, generation: Generation, model: nn.Module, batches: Batches) -> None:
+        """`generation`: of a proof, see `proof_context`. Consumes the model."""
+        self._generation = generation
+        self._model = model
+        self._batches = batches
+        task, layout = generation.task, fully_sharded(1)
+        trained, groups = trained_and_groups(generation, model)
+        attach_task_state(task.instance, model, layout)
+        self._members = None if task.alternation is None else task.alternation.members(trained)
+        self._optimizer = build_update(task, Assembly(layout, (model,)), generation.spec, groups).optimizer
+        self._state = next((one for one in model.modules() if isinstance(one, TaskState)), None)
+
+    def step(self, step: int) -> PlainStep:
+        model, settings = self._model, self._generation.spec.optimizer
+        parameters = dict(model.named_parameters())
+        for parameter in parameters.values():
+            parameter.grad = None
+        forget_load(model)
+        buffers = _Buffers(model)
+        before = {name: one.detach().clone() for name, one in parameters.items()}
+        loss, weight, metrics = 0.0, 0.0, dict[str, float]()
+        for returned, share in self._losses(step, buffers):
+            torch.autograd.backward(returned.loss * share)
+            counts = share * (1.0 if returned.weight is None else float(returned.weight))
+            loss += float(returned.loss.detach()) * share
+            weight += counts
+            for name, value in returned.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + (float(value) * counts if counts else 0.0)
+        self._drop_others(parameters, step)
+        present = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+        gradients = {name: gradient.detach().clone() for name, gradient in present.items()}
+        for gradient in present.values():
+            gradient.div_(weight or 1.0)
+        total = float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_norm or torch.inf))
+        move_biases(model)
+        buffers.apply()
+        self._optimizer.step()
+        named = [*model.named_parameters(), *model.named_buffers()]
+        numbers = {"the loss": loss / weight if weight else torch.nan, "the gradient norm": total}
+        numbers |= {f"the metric {name!r}": value / weight for name, value in metrics.items() if weight}
+        tensors = {name: value.detach().clone() for name, value in named}
+        norms = {name: norm(gradient) for name, gradient in gradients.items()}
+        scales = {name: norm(tensors[name] - one) + FLOOR * norm(one) for name, one in before.items()}
+        return PlainStep(numbers, gradients, tensors, norms, scales)
+
+    def forward(self, step: int, index: int) -> Any:
+        """The forward pass of a micro-batch: what its loss is, or its embeddings."""
+        generation = self._generation
+        task, spec = generation.task, generation.spec
+        seed_everything(randomness_seed(spec.seed, step, index))
+        batch = self._batches.training(spec, step, index)
+        return task.embed(self._model, batch) if task.has_batch_loss else task.evaluate_step(self._model, batch, step)
+
+    def _losses(self, step: int, buffers: _Buffers) -> Iterator[tuple[Returned, float]]:
+        """The loss of each pass, and its share of the step's."""
+        generation, model = self._generation, self._model
+        spec, task = generation.spec, generation.task
+        num = spec.batch.num_micro_batches
+        if spec.batch.sync is BatchSync.GLOBAL:  # all of them are one pass
+            batch = self._batches.training_pass(spec, step, range(num))
+            share_of_step(model, 1.0)
+            with buffers.forward(1.0, self._state):
+                returned = task.evaluate_step(model, batch, step)
+            yield returned, 1.0 if returned.weight is None else 1 / num
+            return
+        embeddings: list[tuple[Tensor, ...]] = []
+        for index in range(num):
+            share_of_step(model, 1 / num)
+            with buffers.forward(1 / num, self._state):
+                found = self.forward(step, index)
+            if not task.has_batch_loss:
+                yield found, 1 / num
+            embeddings.append(found)
+        if task.has_batch_loss:
+            seed_everything(randomness_seed(spec.seed, step, num))
+            yield task.batch_loss([torch.cat(parts) for parts in zip(*embeddings, strict=True)]), 1.0
+
+    def _drop_others(self, parameters: dict[str, nn.Parameter], step: int) -> None:
+        """Each of several optimizers in turn has a loss of its own."""
+        alternation = self._generation.task.alternation
+        if alternation is None or self._members is None:
+            return
+        for name, parameter in parameters.items():
+            if name not in self._members[alternation.name(step)]:
+                parameter.grad = None
+
+
+@torch.no_grad()
+def norm(tensor: Tensor | None) -> float:
+    if tensor is None or not tensor.numel():
+        return 0.0
+    is_wide = tensor.dtype in (torch.float32, torch.float64, torch.complex64, torch.complex128)
+    return float(torch.linalg.vector_norm(tensor if is_wide else tensor.float()))
+
+
+class _Buffers:
+    """Those of one step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: dict[int, list[tuple[nn.Module, str]]] = {}
+        self._before: dict[int, Tensor] = {}
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and not isinstance(module, Router) and not folds(module):
+                    self._before[id(buffer)] = buffer
+                    self._places.setdefault(id(buffer), []).append((module, key))
+        self._changes: dict[int, Tensor] = {}
+
+    def forward(self, weight: float, state: TaskState | None) -> _Forward:
+        return _Forward(self, weight, state)
+
+    def lend(self) -> None:
+        for number, places in self._places.items():
+            copy = self._before[number].clone()
+            for module, key in places:
+                module._buffers[key] = copy
+
+    @torch.no_grad()
+    def take(self, weight: float) -> None:
+        for number, places in self._places.items():
+            before = self._before[number]
+            for module, key in places:
+                now = module._buffers.get(key)
+                if now is not None and now.shape == before.shape:
+                    self._add(number, now.detach(), before, weight)
+                    break
+
+    def _add(self, number: int, now: Tensor, before: Tensor, weight: float) -> None:
+        if before.is_floating_point() or before.is_complex():
+            wide = torch.complex128 if before.is_complex() else torch.float64
+            change = (now.to(wide) - before.to(wide)) * weight
+        else:
+            change = now.to(torch.int64) - before.to(torch.int64)
+        self._changes[number] = self._changes[number] + change if number in self._changes else change
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        for number, places in self._places.items():
+            before, change = self._before[number], self._changes.get(number)
+            for module, key in places:
+                module._buffers[key] = before
+            if change is not None:
+                before.copy_(before ^ (change != 0) if before.dtype is torch.bool else before + change)
+
+
+@dataclass(slots=True)
+class _Forward:
+    """Surrounds a forward pass, which begins with the buffers of the step."""
+
+    buffers: _Buffers
+    weight: float
+    state: TaskState | None
+
+    def __enter__(self) -> None:
+        self.buffers.lend()
+        if self.state is not None:
+            self.state.load()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            if self.state is not None:
+                self.state.store()
+            self.buffers.take(self.weight)
+            self.buffers.lend()  # a backward pass that computes activations again finds them as the forward pass did
