@@ -96,6 +96,9 @@ class PlainLoop:
         total = float(torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip_norm or torch.inf))
         move_biases(model)
         buffers.apply()
+        seed_everything(
+            randomness_seed(self._generation.spec.seed, step, self._generation.spec.batch.num_micro_batches)
+        )
         self._optimizer.step()
         named = [*model.named_parameters(), *model.named_buffers()]
         numbers = {"the loss": loss / weight if weight else torch.nan, "the gradient norm": total}
