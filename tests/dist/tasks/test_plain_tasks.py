@@ -41,14 +41,10 @@ def test_a_drawn_task_is_right_on_plain_replicas_or_refused(seed: int, fleet: An
 
 
 @pytest.mark.timeout(400)
-def test_what_an_optimizer_draws_copies_and_reads_and_modules_of_a_list_act_as_in_a_plain_loop(fleet: Any) -> None:
-    """Two workers, resumed, one of them killed; then one worker. Numbers that are read of shards: sharded, too."""
+def test_what_an_optimizer_draws_and_copies_and_modules_of_a_list_act_as_in_a_plain_loop(fleet: Any) -> None:
+    """Two workers, resumed, one of them killed; then one worker."""
     linear = Description(seed=1, pieces=(Piece("linear", {"bias": True}),), ways=_WAYS)
-    sharded = {"dp_replicate": 1, "dp_shard": 2, "shard": "full"}
     tasks = {kind: replace(linear, optim=Optim(kind, {"declared": None})) for kind in ("own_noisy", "own_anchored")}
-    tasks["own_number"] = replace(
-        linear, optim=Optim("own_number", {"declared": None}), ways=replace(_WAYS, layout=sharded, killed=None)
-    )
     tasks["modules of a list"] = replace(linear, pieces=(Piece("hidden", {"what": "module_in_a_list"}),))
     outcomes = {name: outcome_of(fleet, task, Limits(run_s=120.0)) for name, task in tasks.items()}
     assert {name: found for name, found in outcomes.items() if found.outcome != "equal"} == {}

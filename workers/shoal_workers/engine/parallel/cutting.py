@@ -76,7 +76,7 @@ def _detached(op_call: object, args: tuple[Any, ...], kwargs: dict[str, object])
     return DTensor(local_of(tensor).detach(), spec_of(tensor), requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-class WholeNumbers(TorchDispatchMode):
+class WholeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A number that code reads of a DTensor is that of the whole one; torch gives this rank's part of a sum, as of
     `float(gradient.square().sum())`. All ranks read it alike."""
 
