@@ -129,6 +129,12 @@ def test_an_abort_for_a_broken_collective_is_no_crash(printed: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_from_outside_is_nobodys_mistake(number: signal.Signals) -> None:
     assert end_of(Ended(signal=number), "train.py", "/code") == (ExitKind.SCRIPT_DIED, None)
+    for has_killed in (False, True):
+        report = killed(Ended(signal=number), "train.py", out_of_memory=has_killed)
+        is_oom = has_killed and number is signal.SIGKILL
+        words = "the kernel: out of memory" if is_oom else f"signal {number.value} ({number.name})"
+        assert report.sentence == f"the process of train.py was killed by {words}"
+        assert report.type == ("OutOfMemory" if is_oom else f"Signal{number.value}")
 
 
 @pytest.mark.parametrize(
@@ -263,10 +269,3 @@ def test_only_a_new_content_counts(tmp_path: Path) -> None:
     (folder / "c.pt").unlink()
     os.mkfifo(folder / "pipe")
     assert not files.has_new()
-
-    for has_killed in (False, True):
-        report = killed(Ended(signal=number), "train.py", out_of_memory=has_killed)
-        is_oom = has_killed and number is signal.SIGKILL
-        words = "the kernel: out of memory" if is_oom else f"signal {number.value} ({number.name})"
-        assert report.sentence == f"the process of train.py was killed by {words}"
-        assert report.type == ("OutOfMemory" if is_oom else f"Signal{number.value}")
