@@ -177,7 +177,7 @@ def test_the_buddy_of_a_lost_node_repeats_its_steps_with_the_weights(make_job: A
 @pytest.mark.parametrize(
     ("way", "said"),
     [
-        ("mixed", "returned a mean for this micro-batch, and for the micro-batches before (sum, weight). It must"),
+        ("mixed", "It must return the same for every micro-batch, on every rank and in every step"),
         ("rank", "returned a mean for this micro-batch, and on rank 0 (sum, weight). It must"),
         ("negative", "returned the weight -"),
         ("validation", "the weights of the 7 drawn samples of the validation split add up to 0"),

@@ -10,7 +10,7 @@ training output, run through: the rule of `step/buffers.py` in its shortest form
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class PlainLoop:
         numbers |= {f"the metric {name!r}": value / weight for name, value in metrics.items() if weight}
         tensors = {name: value.detach().clone() for name, value in named}
         norms = {name: norm(gradient) for name, gradient in gradients.items()}
-        scales = {name: norm(tensors[name] - one) + FLOOR * norm(one) for name, one in before.items()}
+        scales = {name: norm(tensors[name] - one) + max(FLOOR, _eps(one)) * norm(one) for name, one in before.items()}
         return PlainStep(numbers, gradients, tensors, norms, scales)
 
     def forward(self, step: int, index: int) -> Any:
@@ -148,6 +148,15 @@ class PlainLoop:
         for name, parameter in parameters.items():
             if name not in self._members[alternation.name(step)]:
                 parameter.grad = None
+
+
+def rounding(tensors: Iterable[Tensor]) -> float:
+    """Return the relative rounding of the coarsest of the types."""
+    return max(map(_eps, tensors), default=0.0)
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
 
 
 @torch.no_grad()

@@ -75,7 +75,7 @@ from shoal_workers.engine.proof.attributes import (
     owners_in_model,
     owners_in_task,
 )
-from shoal_workers.engine.proof.plain_loop import FLOOR, PlainLoop, PlainStep, norm
+from shoal_workers.engine.proof.plain_loop import FLOOR, PlainLoop, PlainStep, norm, rounding
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.batches import Batches
@@ -93,6 +93,9 @@ T = TypeVar("T")
 TOLERANCE = 1e-3
 """Relative difference that is not rounding: right layouts of small models differ by 1e-7 to 1e-5, wrong ones by 1e-2
 and more."""
+_ROUNDINGS = 8
+"""Roundings of a parameter's type, if it has fewer bits than fp32, that are no difference: gradients are added up in
+it."""
 _SAME = 1e-6
 """Relative difference between a restored run and the one that went on: the same operations on the same numbers differ
 on a GPU only."""
@@ -199,6 +202,8 @@ class _Proof:
         self._from_rank_0 = from_rank_0
         self._layout = generation.layout
         self._smaller = smaller
+        self.tolerance = TOLERANCE
+        """More for a model with parameters of fewer bits."""
         self._owners = owners_in_task(generation.task.instance)
         self.attributes = Attributes(self._owners)
 
@@ -206,6 +211,7 @@ class _Proof:
         whole, reason = self._whole()
         if not whole:
             return self._answer(ProofOutcome.UNPROVEN, reason)
+        self.tolerance = max(TOLERANCE, _ROUNDINGS * rounding(whole[0].tensors.values()))
         side = self._tried(lambda: _Side(self))
         own = Attributes(side.owners)
         steps = [self._tried(lambda: side.step(whole[0]))]
@@ -358,12 +364,12 @@ class _Proof:
         module = name.rpartition(".")[0]
         if math.isinf(difference):
             return f"the parameter {name!r}{self._role(module)} is on no rank", module, difference
-        if difference > TOLERANCE:
+        if difference > self.tolerance:
             words = f"the gradient of {name!r}{self._role(module)} differs by {_percent(difference)}"
             return words, module, difference
         for what, differences in (("parameter", found.parameters), ("buffer", found.buffers)):
             name = max(differences, key=lambda one: differences[one], default="")
-            if differences.get(name, 0.0) > TOLERANCE:
+            if differences.get(name, 0.0) > self.tolerance:
                 words = (
                     f"the {what} {name!r} differs after an update by {_percent(differences[name])} of what it changed"
                 )
@@ -371,7 +377,7 @@ class _Proof:
         for name, value in expected.numbers.items():
             now = found.numbers.get(name, math.nan)
             is_told = not self._layout.planned_axes and name not in _FINITE
-            if (difference := _relative(value, now)) > TOLERANCE and not is_told:
+            if (difference := _relative(value, now)) > self.tolerance and not is_told:
                 return f"{name} is {now:.6g} instead of {value:.6g}", "", difference
         return None
 
@@ -380,7 +386,7 @@ class _Proof:
         for expected, found in pairs:
             for name, value in expected.numbers.items():
                 now = found.numbers.get(name, math.nan)
-                if _relative(value, now) > TOLERANCE:
+                if _relative(value, now) > self.tolerance:
                     return (
                         f"{name} of a step is {now:.6g} with these workers, and {value:.6g} in one process: it is "
                         "computed from what each worker counts for itself, and counted again after a restore. Loss and "
@@ -401,7 +407,7 @@ class _Proof:
         side = _Side(self)
         with found.recorded(*side.runtime.assembly.parts):
             side.gradients.run(0)
-        everyone = self._gathered(first_differing(expected, found, generation.meshes))
+        everyone = self._gathered(first_differing(expected, found, generation.meshes, self.tolerance))
         return min((one for one in everyone if one is not None), key=lambda one: one.number, default=None)
 
     def _gathered(self, value: T) -> list[T]:
@@ -492,6 +498,7 @@ class _Side:
 
     def __init__(self, proof: _Proof) -> None:
         self._generation = generation = proof.context()
+        self._tolerance = proof.tolerance
         task = generation.task
         model = proof.copy()
         make_plain(model, task.line_of("build_model"))
@@ -569,7 +576,7 @@ class _Side:
                 value = expected.tensors.get(name)
                 if value is not None and value.shape == buffer.shape and not isinstance(buffer, DTensor):
                     difference = _relative_norm(value, buffer)
-                    if not difference <= TOLERANCE:
+                    if not difference <= self._tolerance:
                         own[name] = difference
         everyone: list[dict[str, float]] = [own] * self._generation.layout.world_size
         dist.all_gather_object(everyone, own)
@@ -897,13 +904,13 @@ class Differing:
     difference: float
 
 
-def first_differing(whole: Outputs, split: Outputs, meshes: Meshes) -> Differing | None:
+def first_differing(whole: Outputs, split: Outputs, meshes: Meshes, tolerance: float = TOLERANCE) -> Differing | None:
     """The first one on this rank; None: no output that can be compared differs."""
     for number, (name, expected) in enumerate(whole.by_name.items()):
         if name not in split.by_name:
             continue
         found = difference_of(expected, split.by_name[name], meshes)
-        if found is not None and not found <= TOLERANCE:
+        if found is not None and not found <= tolerance:
             return Differing(number, name, found)
     return None
 

@@ -43,9 +43,9 @@ class BatchLoss:
         self._buffers = buffers
         self._axis = axis
         self._own = generation.own_micro_batches()
-        self._gradients: list[Tensor] = []
+        self._gradients: Sequence[Tensor | None] = ()
         """By embedding of a floating-point type: the gradient of the loss, of shape (micro-batches, samples of one,
-        ...)."""
+        ...); None if the loss does not depend on it."""
         self._loss = Returned(torch.zeros(()), {})
         layout = generation.layout
         if layout.pp > 1 or layout.cp > 1:
@@ -62,7 +62,7 @@ class BatchLoss:
             OrderVaries: on all ranks alike.
         """
         generation = self._generation
-        self._gradients = []
+        self._gradients = ()
         parts: dict[int, tuple[Tensor, ...]] = {}
         for micro_batch in self._own:
             generation.check()
@@ -76,11 +76,7 @@ class BatchLoss:
         with generation.user_code:
             leaves = [one.requires_grad_() for one in embeddings if one.is_floating_point()]
             self._loss = generation.task.batch_loss([one.flatten(0, 1) for one in embeddings])
-            gradients = torch.autograd.grad(self._loss.loss, leaves, allow_unused=True)
-        self._gradients = [
-            torch.zeros_like(leaf) if gradient is None else gradient
-            for leaf, gradient in zip(leaves, gradients, strict=True)
-        ]
+            self._gradients = torch.autograd.grad(self._loss.loss, leaves, allow_unused=True)
 
     def of(self, batch: Any, micro_batch: MicroBatch) -> Returned:
         """What stands for the loss of a micro-batch: it has the value of the step's loss, and the gradient of the
@@ -88,8 +84,9 @@ class BatchLoss:
         embeddings = [one for one in self._generation.task.embed(self._model, batch) if one.is_floating_point()]
         inner = torch.stack(
             [
-                (one.to(gradient.dtype) * gradient[micro_batch.index]).sum()
-                for one, gradient in zip(embeddings, self._gradients, strict=True)
+                (embedding.to(gradient.dtype) * gradient[micro_batch.index]).sum()
+                for embedding, gradient in zip(embeddings, self._gradients, strict=True)
+                if gradient is not None  # the parameters behind it have none either: no weight decay
             ]
         ).sum()
         # The step's loss is the mean over its micro-batches.
