@@ -82,7 +82,7 @@ class LineageJob(Frozen):
     data: str = ""
     """Content hash of the training data as the newest group has reported it; empty: it is not known."""
     parent: LineageParent | None = None
-    """None: it began with weights that its seed has drawn."""
+    """None if it began with weights that its seed has drawn."""
     is_known: bool = True
     """False: the job was deleted, or belongs to a project that is not visible here; the chain ends."""
 

@@ -65,7 +65,7 @@ class WallClockWatch:
         return jump_s
 
     def _read(self) -> float | None:
-        """Wall-clock minus monotonic time; None: the two were not read at the same time."""
+        """Wall-clock minus monotonic time; None if the two were not read at the same time."""
         before = self._clock.monotonic()
         wall = self._clock.time()
         after = self._clock.monotonic()

@@ -82,7 +82,7 @@ class ClusterView(Frozen):
     """The clusters as the scheduler sees them."""
 
     connected: bool
-    """Whether at least one of them is connected."""
+    """True if at least one of them is connected."""
     address: str
     """Address of the first cluster."""
     clusters: tuple[ClusterSummary, ...] = ()
@@ -497,7 +497,7 @@ class FleetOverview(Frozen):
     clusters: tuple[ClusterSummary, ...] = ()
     """The service's own first."""
     connected: bool
-    """Whether the service is connected to at least one cluster."""
+    """True if the service is connected to at least one cluster."""
     exposure: str = ""
     """What the code of jobs can read of the service, in words; empty: it runs as another user, or on other machines."""
 

@@ -54,7 +54,7 @@ class HomeReport(Frozen):
     after: Annotated[int, Field(ge=0)]
     """Number of the last item that the service has acknowledged, as the supervisor knows."""
     reports: SupervisorReports | None = None
-    """All that is numbered higher. None: a sign of life, and the question what is acknowledged."""
+    """All that is numbered higher. None if a sign of life, and the question what is acknowledged."""
 
 
 class ReportReceipt(Frozen):
@@ -72,4 +72,4 @@ class DirectiveAnswer(Frozen):
     number: int
     """Rises with each directive of the attempt; 0: there is none yet."""
     directive: dict[str, Any] | None = None
-    """A Directive, as the control plane with the lease has written it. None: nothing new."""
+    """A Directive, as the control plane with the lease has written it. None means nothing new."""

@@ -53,7 +53,7 @@ class StacksAnswer(Frozen):
     number: int
     """Number of the request."""
     stacks: Stacks | None
-    """None: the attempt is over, or begins."""
+    """None if the attempt is over, or begins."""
 
 
 class SupervisorReports(Frozen):

@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     host."""
 
     allow_pip: PipSource = PipSource.NEVER
-    """Whether workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also
+    """True if workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also
     from the index that pip is set up for on the nodes (index)."""
 
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
@@ -247,8 +247,10 @@ class Settings(BaseSettings):
     @property
     def allowed_places(self) -> AllowedPlaces:
         """What specs may name. Links on this machine are followed, so that a root may be one."""
-        paths = [one.strip() for one in self.allowed_paths.split(",") if one.strip()]
-        protocols = frozenset(one.strip().lower() for one in self.allowed_protocols.split(",") if one.strip())
+        paths = [path.strip() for path in self.allowed_paths.split(",") if path.strip()]
+        protocols = frozenset(
+            protocol.strip().lower() for protocol in self.allowed_protocols.split(",") if protocol.strip()
+        )
         checkpoints = self.checkpoint_url.removeprefix("file://")
         return AllowedPlaces(
             paths=tuple(dict.fromkeys(place for path in paths for place in (path, os.path.realpath(path)))),
@@ -261,16 +263,16 @@ class Settings(BaseSettings):
     @field_validator("allowed_paths")
     @classmethod
     def _are_absolute(cls, paths: str) -> str:
-        if wrong := [one for one in paths.split(",") if one.strip() and not one.strip().startswith("/")]:
+        if wrong := [path for path in paths.split(",") if path.strip() and not path.strip().startswith("/")]:
             raise ValueError(f"{', '.join(wrong)}: give absolute directories, separated by commas.")
         return paths
 
     @field_validator("trusted_proxies")
     @classmethod
     def _are_addresses(cls, proxies: str) -> str:
-        for one in proxies.split(",") if proxies.strip() not in ("", "*") else ():
+        for address in proxies.split(",") if proxies.strip() not in ("", "*") else ():
             try:
-                ipaddress.ip_network(one.strip())
+                ipaddress.ip_network(address.strip())
             except ValueError as error:
                 raise ValueError(f"give addresses or networks, not names, separated by commas: {error}.") from None
         return proxies.strip()
@@ -309,9 +311,9 @@ class Settings(BaseSettings):
     @classmethod
     def _are_references(cls, secrets: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         for project, references in secrets.items():
-            for one in references:
-                if one != ANY and not is_reference(one):
-                    raise ValueError(f"{project}: {one!r} is not file:NAME, env:{SECRET_VARIABLE}NAME or {ANY}.")
+            for reference in references:
+                if reference != ANY and not is_reference(reference):
+                    raise ValueError(f"{project}: {reference!r} is not file:NAME, env:{SECRET_VARIABLE}NAME or {ANY}.")
         return secrets
 
     @field_validator("state_dir", "webhook_secrets_dir", "isolate_dir")
@@ -392,7 +394,7 @@ class Settings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach an address."""
+    """Return whether only programs of this machine reach an address."""
     if host == "localhost":
         return True
     try:

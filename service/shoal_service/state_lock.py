@@ -109,7 +109,7 @@ class StateLock:
 
 
 def owner_of(directory: Path) -> Owner | None:
-    """The server that uses the directory now; None: there is none, or it does not say who it is."""
+    """The server that uses the directory now; None if there is none, or it does not say who it is."""
     try:
         lock = StateLock.take(directory)
     except StateDirectoryInUse as error:

@@ -538,11 +538,11 @@ class ProfileView(Frozen):
     @property
     def step_s(self) -> float:
         """Mean length of a profiled step, seconds; 0: there is none."""
-        return sum(one.total_s for one in self.times) / max(1, len(self.times))
+        return sum(time.total_s for time in self.times) / max(1, len(self.times))
 
     def mean_s(self, category: StepCategory) -> float:
         """Mean seconds of a profiled step in one category."""
-        return sum(one.seconds.get(category, 0.0) for one in self.times) / max(1, len(self.times))
+        return sum(time.seconds.get(category, 0.0) for time in self.times) / max(1, len(self.times))
 
 
 class WebhookView(Frozen):

@@ -49,8 +49,8 @@ def log(
     for.
 
     Args:
-        step: optimizer steps completed since the beginning of training, also if it went on from a checkpoint; None: one
-            more than in the call before.
+        step: optimizer steps completed since the beginning of training, also if it went on from a checkpoint; None
+            means one more than in the call before.
         loss: mean over the global batch.
         tokens: tokens or samples of the step's global batch, of all ranks together.
         total_steps: the step with which training ends; the remaining time is computed from it.
@@ -59,7 +59,7 @@ def log(
             step and numbers, to the step of the call before; in a task to the step that is under way.
     """
     media = {kind: metrics.pop(kind) for kind in _MEDIA if isinstance(metrics.get(kind), Mapping)}
-    has_numbers = bool(metrics) or any(one is not None for one in (loss, lr, grad_norm, tokens, total_steps))
+    has_numbers = bool(metrics) or any(value is not None for value in (loss, lr, grad_norm, tokens, total_steps))
     if media:
         _log_media(media, step if step is not None else _connection.step + has_numbers)
     if not os.environ.get(_HOOK) or (media and not has_numbers):
@@ -72,7 +72,7 @@ def log(
 
 def checkpoint_dir() -> str | None:
     """The directory in which the script shall keep its checkpoints, durable and the same for all attempts of the job;
-    None: the script does not run under Shoal."""
+    None if the script does not run under Shoal."""
     return os.environ.get(_CHECKPOINT_DIR) or None
 
 

@@ -160,7 +160,7 @@ class InPlace:
         trainer.state.best_model_checkpoint = None
 
     def is_world_process_zero(self) -> bool:
-        """Whether this rank writes files."""
+        """Return whether this rank writes files."""
         return bool(self.run.is_rank_zero)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
@@ -170,7 +170,7 @@ class InPlace:
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
-        self.run.log(**{metric_name(name): one for name, one in sorted_out(logs)[1].items() if is_evaluation(name)})
+        self.run.log(**{metric_name(name): value for name, value in sorted_out(logs)[1].items() if is_evaluation(name)})
 
 
 class InPlaceTrainer(InPlace, Trainer):  # type: ignore[misc]
@@ -221,15 +221,16 @@ class _Progress:
         callbacks = enumerate(self._trainer.callback_handler.callbacks)
         self._callbacks = Attributes(
             {
-                f"{number} {type(one).__name__}": one
-                for number, one in callbacks
-                if isinstance(one, ExportableState) or not type(one).__module__.startswith(("transformers.", "shoal."))
+                f"{number} {type(callback).__name__}": callback
+                for number, callback in callbacks
+                if isinstance(callback, ExportableState)
+                or not type(callback).__module__.startswith(("transformers.", "shoal."))
             }
         )
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        fields = {name: one for name, one in dataclasses.asdict(trainer.state).items() if name not in self._OF_NOW}
+        fields = {name: value for name, value in dataclasses.asdict(trainer.state).items() if name not in self._OF_NOW}
         sums = {name: getattr(trainer, name, 0.0) for name in self._SUMS}
         loss = float(getattr(trainer, "_tr_loss", 0.0))
         return {"state": as_numbers(fields), "callbacks": self._callbacks.state(), "sums": sums, "loss": loss}
@@ -301,7 +302,7 @@ class _Boundary(TrainerCallback):  # type: ignore[misc]
 
 def _num_samples(batch: Any) -> int:
     values = batch.values() if hasattr(batch, "values") else batch
-    return next((len(one) for one in values if getattr(one, "ndim", 0)), 1)
+    return next((len(value) for value in values if getattr(value, "ndim", 0)), 1)
 
 
 integration_utils.INTEGRATION_TO_CALLBACK["shoal"] = ShoalCallback

@@ -90,7 +90,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this rank writes files."""
+        """True if this rank writes files."""
         return self._run.is_rank_zero
 
     def setup(self, trainer: Any) -> None:
@@ -103,7 +103,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._trainer = trainer
         schedulers = [config.scheduler for config in self.lr_scheduler_configs]
         _refuse(trainer, self.lightning_module, self.optimizers, self.lr_scheduler_configs)
-        named = {f"lr_scheduler_{number}": one for number, one in enumerate(schedulers)}
+        named = {f"lr_scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
         self._progress = _Progress(trainer, self.lightning_module)
         self._run.track(model=self.lightning_module, optimizer=self.optimizers[0], trainer=self._progress, **named)
 
@@ -163,8 +163,10 @@ class _Progress:
 
     def __init__(self, trainer: Any, module: Any) -> None:
         self._trainer = trainer
-        self._callbacks = {f"{number} {one.state_key}": one for number, one in enumerate(trainer.callbacks)}
-        own = {name: one for name, one in self._callbacks.items() if _has_state_in_attributes(one)}
+        self._callbacks = {
+            f"{number} {callback.state_key}": callback for number, callback in enumerate(trainer.callbacks)
+        }
+        own = {name: callback for name, callback in self._callbacks.items() if _has_state_in_attributes(callback)}
         self._attributes = Attributes({**own, "module": module})
         self._pending: dict[str, Any] | None = None
 
@@ -172,7 +174,7 @@ class _Progress:
         trainer = self._trainer
         return {
             "loops": as_numbers(trainer.fit_loop.state_dict()),
-            "callbacks": {name: as_numbers(one.state_dict()) for name, one in self._callbacks.items()},
+            "callbacks": {name: as_numbers(callback.state_dict()) for name, callback in self._callbacks.items()},
             "attributes": self._attributes.state(),
             "should_stop": trainer.should_stop,
         }
@@ -181,9 +183,9 @@ class _Progress:
         trainer, self._pending = self._trainer, state["attributes"]
         trainer.fit_loop.load_state_dict(state["loops"])
         trainer.should_stop = state["should_stop"]
-        for name, one in self._callbacks.items():
+        for name, callback in self._callbacks.items():
             if state["callbacks"][name]:
-                one.load_state_dict(state["callbacks"][name])
+                callback.load_state_dict(state["callbacks"][name])
         # Lightning believes that it goes on from a checkpoint which was saved in the middle of a validation. Here the
         # validations of the steps so far are done.
         loop = trainer.fit_loop.epoch_loop
@@ -257,4 +259,4 @@ def _refuse_means(trainer: Any) -> None:
 
 def _num_samples(batch: Any) -> int:
     values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else [batch]
-    return next((len(one) for one in values if getattr(one, "ndim", 0)), 1)
+    return next((len(value) for value in values if getattr(value, "ndim", 0)), 1)

@@ -31,17 +31,19 @@ def sorted_out(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     known: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in values.items():
-        words = _words(name)
-        spelled = "_".join(words)
+        message = _words(name)
+        spelled = "_".join(message)
         if spelled in _SUMMARY or spelled.endswith(_SPEED):
             continue
         if name == loss:
             known["loss"] = value
         elif is_evaluation(name):
             others[metric_name(name)] = value
-        elif "lr" not in known and (words[:1] == ["lr"] or words[-1:] == ["lr"] or words[-2:] == ["learning", "rate"]):
+        elif "lr" not in known and (
+            message[:1] == ["lr"] or message[-1:] == ["lr"] or message[-2:] == ["learning", "rate"]
+        ):
             known["lr"] = value
-        elif words[-2:] == ["grad", "norm"]:
+        elif message[-2:] == ["grad", "norm"]:
             known["grad_norm"] = value
         else:
             others[metric_name(name)] = value
@@ -49,7 +51,7 @@ def sorted_out(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def is_evaluation(name: str) -> bool:
-    """Whether the value is of an evaluation, not of training."""
+    """Return whether the value is of an evaluation, not of training."""
     return not _EVALUATION.isdisjoint(_words(name))
 
 
@@ -59,7 +61,7 @@ def metric_name(name: str) -> str:
 
 
 def _loss_name(names: Mapping[str, Any]) -> str | None:
-    """The name of the loss of training; None: there is none."""
+    """The name of the loss of training; None if there is none."""
     fitting = [name for name in names if "loss" in _words(name) and not is_evaluation(name)]
     fitting = [name for name in fitting if "_".join(_words(name)) not in _SUMMARY]
     return min(fitting, key=_strangeness, default=None)

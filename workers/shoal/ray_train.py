@@ -34,7 +34,7 @@ class TorchTrainer:
     """Arguments as those of `ray.train.torch.TorchTrainer`. The service is the one of SHOAL_URL, else of this machine.
 
     Args:
-        name: of the job; None: `ray-train`.
+        name: of the job; None if `ray-train`.
         spec: further keys of the job's spec, for example `{"priority": 5}`.
     """
 
@@ -103,7 +103,9 @@ def _packed(arguments: dict[str, Any], datasets: dict[str, Any]) -> str:
     """Raises ValueError: too large for a job's spec."""
     from ray import cloudpickle
 
-    lineages = {name: one if callable(one) else one.serialize_lineage() for name, one in datasets.items()}
+    lineages = {
+        name: dataset if callable(dataset) else dataset.serialize_lineage() for name, dataset in datasets.items()
+    }
     text = base64.b64encode(cloudpickle.dumps((arguments, lineages))).decode()
     if len(text) > _MAX_CHARS:
         raise ValueError(
@@ -139,8 +141,8 @@ def _run(chunks: list[str]) -> None:
 
     arguments, lineages = cloudpickle.loads(base64.b64decode("".join(chunks)))
     datasets = {
-        name: ray.data.Dataset.deserialize_lineage(one) if isinstance(one, bytes) else one
-        for name, one in lineages.items()
+        name: ray.data.Dataset.deserialize_lineage(lineage) if isinstance(lineage, bytes) else lineage
+        for name, lineage in lineages.items()
     }
     result = ray.train.torch.TorchTrainer(datasets=datasets, **arguments).fit()
     for checkpoint, values in result.best_checkpoints or ():
@@ -154,10 +156,10 @@ def _short(metrics: dict[str, Any] | None) -> dict[str, Any] | None:
     """What has room in a line of the log."""
     if metrics is None:
         return None
-    found = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}
-    while len(json.dumps(found)) > _MAX_LINE_CHARS:
-        found.popitem()
-    return found
+    plain = {key: value for key, value in metrics.items() if isinstance(value, (int, float, str))}
+    while len(json.dumps(plain)) > _MAX_LINE_CHARS:
+        plain.popitem()
+    return plain
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Attributes:
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects = objects
-        self._first = {name: _attributes(one) for name, one in objects.items()}
+        self._first = {name: _attributes(tracked) for name, tracked in objects.items()}
 
     def state(self) -> dict[str, dict[str, Any]]:
         """Return the attributes that differ from those at first.
@@ -34,13 +34,13 @@ class Attributes:
             TypeError: one of them cannot be kept.
         """
         state: dict[str, dict[str, Any]] = {}
-        for name, one in self._objects.items():
+        for name, tracked in self._objects.items():
             first = self._first[name]
-            changed = {key: value for key, value in _attributes(one).items() if not _is_same(value, first.get(key))}
+            changed = {key: value for key, value in _attributes(tracked).items() if not _is_same(value, first.get(key))}
             for key, value in changed.items():
                 if not _is_plain(value):
                     raise TypeError(
-                        f"{type(one).__name__}.{key} changes while it trains and is {type(value).__name__}, which "
+                        f"{type(tracked).__name__}.{key} changes while it trains and is {type(value).__name__}, which "
                         "cannot be kept when the group changes. Make it of numbers, texts, tensors, lists and dicts."
                     )
             state[name] = changed
@@ -55,16 +55,16 @@ class Attributes:
 def as_numbers(value: Any) -> Any:
     """The same with Python's numbers in the place of numpy's."""
     if isinstance(value, Mapping):
-        return {key: as_numbers(one) for key, one in value.items()}
+        return {key: as_numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(as_numbers, value))
     return value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
 
 
-def _attributes(one: object) -> dict[str, Any]:
+def _attributes(attributes: object) -> dict[str, Any]:
     """Copies of the attributes that may be state. Modules, loggers, files and other objects are not."""
-    values = getattr(one, "__dict__", {})
-    is_module = isinstance(one, torch.nn.Module)
+    values = getattr(attributes, "__dict__", {})
+    is_module = isinstance(attributes, torch.nn.Module)
     return {
         key: copy.deepcopy(value)
         for key, value in values.items()
@@ -75,7 +75,7 @@ def _attributes(one: object) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(key, _PLAIN[:-1]) and _is_plain(one) for key, one in value.items())
+        return all(isinstance(key, _PLAIN[:-1]) and _is_plain(item) for key, item in value.items())
     return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, _PLAIN)
 
 
@@ -84,7 +84,7 @@ def _is_same(value: Any, other: Any) -> bool:
         return isinstance(other, torch.Tensor) and value.shape == other.shape and torch.equal(value, other)
     if isinstance(value, Mapping):
         is_alike = isinstance(other, Mapping) and value.keys() == other.keys()
-        return is_alike and all(_is_same(one, other[key]) for key, one in value.items())
+        return is_alike and all(_is_same(item, other[key]) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         is_alike = type(value) is type(other) and len(value) == len(other)
         return is_alike and all(map(_is_same, value, other))

@@ -121,7 +121,7 @@ class WorkerActor:
         self._has_entered = False
         self._program: Program | None = None
         self._pid_of_script: Callable[[], int] | None = None
-        """The process of the worker's script; None: it trains a task."""
+        """The process of the worker's script; None if it trains a task."""
         self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
         self._life = 0
@@ -192,7 +192,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def model_shape(self, life: int) -> ModelShape | Refused | None:
-        """Shape of the model that it trains; None: it has trained none yet."""
+        """Shape of the model that it trains; None if it has trained none yet."""
         if refused := self._refused(life):
             return refused
         return self._program.model_shape if self._program is not None else None
@@ -206,8 +206,8 @@ class WorkerActor:
         """
         if refused := self._refused(life, assignment):
             return refused
-        if found := self._exits.get(assignment.generation):
-            return found
+        if exit_cause := self._exits.get(assignment.generation):
+            return exit_cause
         if assignment.generation <= self._fenced or assignment is not self._assignment:
             worker_exit = WorkerExit(
                 generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0
@@ -239,8 +239,8 @@ class WorkerActor:
             return refused
         with self._exited:
             self._exited.wait_for(lambda: any(g >= generation for g in self._exits))
-            found = self._exits.get(generation)
-        return found or WorkerExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
+            exit_cause = self._exits.get(generation)
+        return exit_cause or WorkerExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
 
     @ray.method(concurrency_group="control")
     def interrupt(self, generation: int, life: int) -> Refused | None:
@@ -308,7 +308,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def keep_files(self, life: int) -> bool | Refused | None:
-        """The attempt ends: store what the program has written on this node. None: it goes on, ask again. False:
+        """The attempt ends: store what the program has written on this node. None if it goes on, ask again. False:
         another worker has to do it."""
         if refused := self._refused(life):
             return refused
@@ -341,8 +341,8 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def exit_words(self, pid: int) -> str:
         """How another worker of this node ended; empty: not known."""
-        found = exit_status.read(raylet_socket(), pid)
-        return found.words() if found is not None else ""
+        exit_state = exit_status.read(raylet_socket(), pid)
+        return exit_state.words() if exit_state is not None else ""
 
     @ray.method(concurrency_group="inspect")
     def stack(self, life: int) -> WorkerStack | Refused:
@@ -470,9 +470,9 @@ class WorkerActor:
 
     def _read_secrets(self) -> None:
         """Called before the task is imported, which may read them. Idempotent."""
-        found = read_secrets(self._spec.secrets, os.environ)
-        self._mask.add(found)
-        os.environ.update(found)
+        secrets = read_secrets(self._spec.secrets, os.environ)
+        self._mask.add(secrets)
+        os.environ.update(secrets)
 
     def _masked(self, report: ErrorReport) -> ErrorReport:
         masked = {"message": self._mask(report.message), "traceback": self._mask(report.traceback)}

@@ -77,10 +77,10 @@ class Checked:
     device: str
     checkpoint_bytes: int
     loss: float | None
-    """Loss in the first step; None: it was not finite, and skipped."""
+    """Loss in the first step; None if it was not finite, and skipped."""
     last_loss: float | None
     val_loss: float | None
-    """None: the spec asks for no validation, the task has no such data, or it was not finite."""
+    """None if the spec asks for no validation, the task has no such data, or it was not finite."""
     remarks: tuple[str, ...] = ()
     """What is probably not meant, and what was not tried."""
     proofs: tuple[dict[str, Any], ...] = ()
@@ -110,19 +110,19 @@ def main() -> int:
 
     zygote = Zygote(reduced(spec, Path(sys.argv[1])))  # now, because later this process has several threads
     try:
-        found = check(spec, Path(sys.argv[1]), lambda phase, note: say({"phase": phase, "note": note}))
-        found = _with_proofs(found, spec, zygote)
+        findings = check(spec, Path(sys.argv[1]), lambda phase, note: say({"phase": phase, "note": note}))
+        findings = _with_proofs(findings, spec, zygote)
     except TaskRefused as error:
         failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
         say({"failed": {**failed, "is_the_tasks": error.kind in _OF_THE_TASK}})
         return 1
     finally:
         zygote.close()
-    say({"found": asdict(found)})
+    say({"found": asdict(findings)})
     return 0
 
 
-def _with_proofs(found: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
+def _with_proofs(findings: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
     """Raises TaskRefused: a layout that the job is certain to use trains another model."""
     layouts, fixed = layouts_to_prove(spec), fixed_to_prove(spec)
     if fixed is None and spec.elasticity.max_workers > 1:
@@ -132,10 +132,10 @@ def _with_proofs(found: Checked, spec: JobSpec, zygote: Zygote) -> Checked:
         if proof.layout == fixed and proof.outcome is ProofOutcome.REFUSED:
             raise TaskRefused(ExitKind.USER_ERROR, LayoutRefused(proof).report(Phase.BUILDING))
     rows = tuple({**proof.model_dump(mode="json"), "name": proof.layout.describe()} for proof in proofs)
-    remarks = found.remarks
+    remarks = findings.remarks
     if len(proofs) < len(layouts):
         remarks += (f"the layout {layouts[len(proofs)].describe()} was not proven: its process has crashed.",)
-    return replace(found, proofs=rows, remarks=remarks)
+    return replace(findings, proofs=rows, remarks=remarks)
 
 
 def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> Checked:
@@ -148,8 +148,8 @@ def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]
         TaskRefused: the task, or its data, or its model does not train.
     """
     layout = data_layout(spec, 1)
-    found = _Check(reduced(spec, directory), layout, directory, on_phase).run()
-    return replace(found, remarks=(*found.remarks, *_not_tried(spec)))
+    findings = _Check(reduced(spec, directory), layout, directory, on_phase).run()
+    return replace(findings, remarks=(*findings.remarks, *_not_tried(spec)))
 
 
 def _not_tried(spec: JobSpec) -> Iterator[str]:

@@ -102,7 +102,7 @@ def main() -> int:
     except TaskFailed as error:
         say({"failed": _failed(error.report)})
         return 1
-    found: dict[str, Any] = {}
+    findings: dict[str, Any] = {}
     entered_after: int | None = ENTERED_AFTER
     names: tuple[str, ...] = (_UNDISTURBED, _REPEATED, _NEWCOMER, _SURVIVOR)
     while entered_after is not None:
@@ -112,20 +112,20 @@ def main() -> int:
         folder.mkdir()
         for name in names:
             say({"phase": f"the {name} trial", "note": ""})
-            one = _Try(name, spec, function, folder, entered_after).run
-            trials[name] = _in_a_fork(one, folder / name)
+            trial = _Try(name, spec, function, folder, entered_after).run
+            trials[name] = _in_a_fork(trial, folder / name)
             if trials[name].failed is not None:
                 say({"failed": trials[name].failed})
                 return 1
             if len(trials[_UNDISTURBED].losses) < entered_after + 1:
                 break  # it is too short to be interrupted
         whole = trials[_UNDISTURBED]
-        if not found or len(whole.losses) > entered_after:
-            found = verdict(trials, Path.cwd())
-        entered_after = _end_of_epoch(whole) if found["is_whole"] and len(names) == 4 else None
+        if not findings or len(whole.losses) > entered_after:
+            findings = verdict(trials, Path.cwd())
+        entered_after = _end_of_epoch(whole) if findings["is_whole"] and len(names) == 4 else None
         names = names[:3]
-    say({"found": found})
-    return 0 if found["is_whole"] else 1
+    say({"found": findings})
+    return 0 if findings["is_whole"] else 1
 
 
 def _end_of_epoch(whole: Trial) -> int | None:
@@ -243,7 +243,7 @@ class _Try:
                 self._commit()
 
     def _train(self, **source: Any) -> WorkerExit | None:
-        """One generation. None: it has failed."""
+        """One generation. None if it has failed."""
         self._generation += 1
         assignment = Assignment(
             job_id="check",
@@ -259,8 +259,8 @@ class _Try:
             ended = self._engine.run(assignment)
         except Exception as error:
             report = getattr(error, "report", None)
-            found = report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING)
-            self._trial.failed = _failed(found)
+            error_report = report if isinstance(report, ErrorReport) else engine_error(error, Phase.PREPARING)
+            self._trial.failed = _failed(error_report)
             return None
         self._read_reports()
         if ended.error is not None:
@@ -292,12 +292,15 @@ class _Try:
         directory = Path.cwd()
         objects = run.objects
         self._trial.tracked[step] = {
-            name: {path: value for path, value in values_of(one, directory).items() if not path.endswith(_TIMES)}
-            for name, one in objects.items()
+            name: {path: value for path, value in values_of(tracked, directory).items() if not path.endswith(_TIMES)}
+            for name, tracked in objects.items()
         }
-        left_out: dict[int, object] = {id(one): one for one in objects.values()} | {id(run): run}
-        found = variables_of(sys._getframe(), directory, left_out)
-        self._trial.variables[step] = {name: (one.place, one.kind, dict(one.values)) for name, one in found.items()}
+        left_out: dict[int, object] = {id(tracked): tracked for tracked in objects.values()} | {id(run): run}
+        variables = variables_of(sys._getframe(), directory, left_out)
+        self._trial.variables[step] = {
+            name: (changed_value.place, changed_value.kind, dict(changed_value.values))
+            for name, changed_value in variables.items()
+        }
 
     def _in_memory(self, ended: WorkerExit) -> SnapshotSource:
         newest = max(ended.snapshot_parts, key=lambda part: (part.step, part.generation))
@@ -312,7 +315,7 @@ class _Try:
         for item in poll.reports:
             if isinstance(item, StepReport):
                 numbers = {"loss": item.loss, "grad_norm": item.grad_norm, "lr": item.lr, **item.metrics}
-                self._trial.losses[item.step] = {name: one for name, one in numbers.items() if one is not None}
+                self._trial.losses[item.step] = {name: number for name, number in numbers.items() if number is not None}
                 self._trial.step_s = item.step_s
             elif isinstance(item, SavedPart):
                 self._saved.append(item)
@@ -338,9 +341,9 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
     """Compares the trials; what is said to the user. A function of the trials, and of the program's text."""
     whole, again = trials[_UNDISTURBED], trials.get(_REPEATED)
     entered_after = whole.entered_after
-    found: dict[str, Any] = {
+    findings: dict[str, Any] = {
         "steps": len(whole.losses),
-        "losses": [one.get("loss") for one in whole.losses.values()],
+        "losses": [loss.get("loss") for loss in whole.losses.values()],
         "tracked": sorted(whole.tracked[max(whole.tracked)]) if whole.tracked else [],
         "step_s": whole.step_s,
         "most_workers": whole.most_workers,
@@ -351,45 +354,45 @@ def verdict(trials: Mapping[str, Trial], directory: Path) -> dict[str, Any]:
         "remarks": [],
     }
     if _NEWCOMER not in trials:
-        found["remarks"].append(
+        findings["remarks"].append(
             f"the loop has ended after {len(whole.losses)} steps, and it takes {entered_after + 1} to interrupt it: "
             "what it tracks was not compared"
         )
-        return found
+        return findings
     assert again is not None
     if (first := _first_difference(whole, again)) is not None:
-        found["is_whole"] = False
-        found["differences"].append({"trial": "two undisturbed runs from the beginning", **first})
-        found["remarks"].append(
+        findings["is_whole"] = False
+        findings["differences"].append({"trial": "two undisturbed runs from the beginning", **first})
+        findings["remarks"].append(
             "the loop is not the same twice, so what it does not track cannot be found. Usual causes: random numbers "
             "that are drawn without a seed, the time, the order of a set or of files"
         )
-        return found
+        return findings
     noise = _changed(whole, again)
     untracked: dict[str, dict[str, Any]] = {}
     for name in (_NEWCOMER, _SURVIVOR):
         if (trial := trials.get(name)) is None:
             continue
-        words = _WHAT[name].format(entered_after)
+        sentence = _WHAT[name].format(entered_after)
         if (first := _first_difference(whole, trial)) is not None:
-            found["differences"].append({"trial": words, **first})
+            findings["differences"].append({"trial": sentence, **first})
         for variable, change in _changed(whole, trial).items():
             if variable not in noise:
-                untracked.setdefault(variable, {**change, "trial": words})
-    has_differences = bool(found["differences"])
-    states = {name: one for name, one in untracked.items() if one["kind"] == "state"}
-    found["untracked"] = [*states.values()]
+                untracked.setdefault(variable, {**change, "trial": sentence})
+    has_differences = bool(findings["differences"])
+    states = {name: reason for name, reason in untracked.items() if reason["kind"] == "state"}
+    findings["untracked"] = [*states.values()]
     if has_differences:
-        found["untracked"] += [one for one in untracked.values() if one["kind"] != "state"]
-    found["is_whole"] = not has_differences and not states
+        findings["untracked"] += [reason for reason in untracked.values() if reason["kind"] != "state"]
+    findings["is_whole"] = not has_differences and not states
     if has_differences:
-        found["suspects"] = list(_iterators(whole, directory))
-    elif plain := [f"{one['name']} ({one['place']})" for name, one in untracked.items() if name not in states]:
-        found["remarks"].append(
+        findings["suspects"] = list(_iterators(whole, directory))
+    elif plain := [f"{reason['name']} ({reason['place']})" for name, reason in untracked.items() if name not in states]:
+        findings["remarks"].append(
             f"not tracked, and begin anew when the function is called again, without a change of the training: "
             f"{', '.join(plain)}"
         )
-    return found
+    return findings
 
 
 def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
@@ -400,15 +403,15 @@ def _first_difference(whole: Trial, trial: Trial) -> dict[str, Any] | None:
             changed = [
                 (name, difference({name: before[name]}, {name: after[name]})) for name in before if name in after
             ]
-            for name, one in changed:
-                if one is not None:
-                    return {"step": step, "what": name, "words": one.words}
+            for name, variable in changed:
+                if variable is not None:
+                    return {"step": step, "what": name, "words": variable.words}
         states, others = whole.tracked.get(step, {}), trial.tracked.get(step, {})
         for name in states:
-            if name in others and (found := difference(states[name], others[name])) is not None:
+            if name in others and (mismatch := difference(states[name], others[name])) is not None:
                 is_entry = step == whole.entered_after and trial.losses.keys() != whole.losses.keys()
-                words = f"{found.words}, right after its load_state_dict()" if is_entry else found.words
-                return {"step": step, "what": f"{name}.{found.path}".rstrip("."), "words": words}
+                message = f"{mismatch.words}, right after its load_state_dict()" if is_entry else mismatch.words
+                return {"step": step, "what": f"{name}.{mismatch.path}".rstrip("."), "words": message}
     return None
 
 
@@ -419,10 +422,10 @@ def _changed(whole: Trial, trial: Trial) -> dict[str, dict[str, Any]]:
     before, after = whole.variables.get(entered, {}), trial.variables.get(entered, {})
     for name in before.keys() & after.keys():
         place, kind, values = before[name]
-        found: Difference | None = difference(values, after[name][2])
-        if found is not None:
-            path = f"{name}.{found.path}" if found.path else name
-            changed[name] = {"name": name, "path": path, "place": place, "kind": kind, "words": found.words}
+        mismatch: Difference | None = difference(values, after[name][2])
+        if mismatch is not None:
+            path = f"{name}.{mismatch.path}" if mismatch.path else name
+            changed[name] = {"name": name, "path": path, "place": place, "kind": kind, "words": mismatch.words}
     return changed
 
 

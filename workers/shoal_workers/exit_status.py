@@ -88,7 +88,7 @@ class MemoryKills:
         self._known = _oom_kills(self._counter)
 
     def have_grown(self) -> bool:
-        """Whether it has killed one since the call before."""
+        """Return whether it has killed one since the call before."""
         known, self._known = self._known, _oom_kills(self._counter)
         return self._known > known
 
@@ -144,12 +144,12 @@ def _oom_counter(cgroups: Path = Path("/proc/self/cgroup"), mount: Path = Path("
             _, controllers, path = line.split(":", 2)
             name = path.lstrip("/")
             if controllers == "memory":
-                found = [mount / "memory" / name / "memory.oom_control", mount / "memory" / "memory.oom_control"]
+                counters = [mount / "memory" / name / "memory.oom_control", mount / "memory" / "memory.oom_control"]
             elif controllers == "":
-                found = [mount / name / "memory.events", mount / "memory.events"]
+                counters = [mount / name / "memory.events", mount / "memory.events"]
             else:
                 continue
-            for file in found:
+            for file in counters:
                 if file.exists():
                     return file
     return None
@@ -195,9 +195,13 @@ def place_of_crash(stacks: str) -> str:
     training = next((frames for frames in threads if any(_TRAINING_THREAD in file for file, _, _ in frames)), None)
     if training is None:
         return ""
-    phase = next((words for part, words in _PHASES if any(part in file for file, _, _ in training)), "")
-    own = [frame for frame in training if "shoal_workers/" not in frame[0] and not _LIBRARY.search(frame[0])]
-    line = f", at {_shown_path(own[0][0])}:{own[0][1]} in {own[0][2]}()" if own else ""
+    phase = next((message for part, message in _PHASES if any(part in file for file, _, _ in training)), "")
+    frames_of_task = [frame for frame in training if "shoal_workers/" not in frame[0] and not _LIBRARY.search(frame[0])]
+    line = (
+        f", at {_shown_path(frames_of_task[0][0])}:{frames_of_task[0][1]} in {frames_of_task[0][2]}()"
+        if frames_of_task
+        else ""
+    )
     return f" {phase}{line}" if phase else line
 
 

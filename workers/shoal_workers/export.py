@@ -78,8 +78,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     result = {"checkpoint": done.checkpoint, "tensors": done.num_tensors, "bytes": done.num_bytes, "files": done.files}
-    words = f"{done.num_tensors} tensors, {done.num_bytes:,} bytes from {done.checkpoint}"
-    sys.stdout.write((json.dumps(result) if arguments.json else words) + "\n")
+    message = f"{done.num_tensors} tensors, {done.num_bytes:,} bytes from {done.checkpoint}"
+    sys.stdout.write((json.dumps(result) if arguments.json else message) + "\n")
     return 0
 
 
@@ -200,13 +200,13 @@ def _names(shapes: Mapping[str, torch.Tensor], renames: Any, without: str | None
 
 def _adapter_names(names: Mapping[str, str], adapter: Mapping[str, Any]) -> dict[str, str]:
     """Those of the adapters' tensors alone, as peft has them."""
-    found = {}
+    adapters = {}
     for name, given in names.items():
         if re.search(adapter["only"], given):
             for pattern, replacement in adapter["renames"]:
                 given = re.sub(pattern, replacement, given)
-            found[name] = given
-    return found
+            adapters[name] = given
+    return adapters
 
 
 def _average_of(name: str, shapes: Mapping[str, torch.Tensor]) -> str:

@@ -36,26 +36,26 @@ class Manifest:
         self._of = dict(of)
         self._files: dict[str, dict[str, Any]] = {}
         self._result: dict[str, Any] | None = None
-        found = _read(out / NAME)
-        if found is None:
+        manifest = _read(out / NAME)
+        if manifest is None:
             if out.exists() and any(out.iterdir()):
                 raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
             return
-        if found["of"] != self._of:
+        if manifest["of"] != self._of:
             raise FileExistsError(
-                f"{out} holds an export of {found['of'].get('checkpoint')} ({_settings(found['of'])}), not of "
+                f"{out} holds an export of {manifest['of'].get('checkpoint')} ({_settings(manifest['of'])}), not of "
                 f"{self._of.get('checkpoint')} ({_settings(self._of)}). Name another directory, for example one for "
                 "each version, or delete this one."
             )
-        self._files, self._result = found["files"], found["result"]
+        self._files, self._result = manifest["files"], manifest["result"]
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the export has returned, if all of its files are there and whole. None: it is not complete."""
+        """What the export has returned, if all of its files are there and whole. None if it is not complete."""
         return self._result if self._result is not None and all(map(self.has, self._files)) else None
 
     def has(self, name: str) -> bool:
-        """Whether this file is there, and as it was written. Reads all of it."""
+        """Return whether this file is there, and as it was written. Reads all of it."""
         recorded, path = self._files.get(name), self._out / name
         return recorded is not None and path.is_file() and recorded == _facts(path)
 
@@ -84,13 +84,13 @@ class Manifest:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """None: there is no file, or it is not a manifest, so its directory is not an export's."""
+    """None if there is no file, or it is not a manifest, so its directory is not an export's."""
     try:
-        found = json.loads(path.read_text())
+        manifest = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    is_one = isinstance(found, dict) and all(isinstance(found.get(key), dict) for key in ("of", "files"))
-    return found if is_one and isinstance(found.get("result"), dict | None) else None
+    is_one = isinstance(manifest, dict) and all(isinstance(manifest.get(key), dict) for key in ("of", "files"))
+    return manifest if is_one and isinstance(manifest.get("result"), dict | None) else None
 
 
 def _settings(of: Mapping[str, Any]) -> str:

@@ -79,8 +79,8 @@ class EventFormatter(logging.Formatter):
             line = {"at": stamp, "level": record.levelname.lower(), "event": event, **shown, "logger": record.name}
             return json.dumps({**line, "traceback": traceback} if traceback else line, default=str)
         stamp = at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
-        words = [stamp, record.levelname, event, *(f"{name}={_text(value)}" for name, value in shown.items())]
-        return " ".join(words) + "".join(f"\n    {line}" for line in traceback.splitlines())
+        message = [stamp, record.levelname, event, *(f"{name}={_text(value)}" for name, value in shown.items())]
+        return " ".join(message) + "".join(f"\n    {line}" for line in traceback.splitlines())
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

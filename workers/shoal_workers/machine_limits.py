@@ -46,7 +46,7 @@ def machine_name(proc: Path = PROC) -> str:
 
 
 def _quota(group: ControlGroup) -> float | None:
-    """Cores; None: the group is not there, or has no limit."""
+    """Cores; None if the group is not there, or has no limit."""
     with suppress(OSError, ValueError):
         if group.is_v2:
             quota, period = (group.directory / "cpu.max").read_text().split()

@@ -63,13 +63,13 @@ def hold(root: Path, key: str, on_wait: Callable[[str], None]) -> IO[bytes]:
 
 def unused(root: Path, *, for_s: float) -> list[PackageSet]:
     """Sets that no process uses, nor has used in the last `for_s` seconds; the longest unused first."""
-    found = []
+    sets = []
     for key in sorted({path.name.partition(".")[0] for path in _entries(root)}):
         with _alone(root, key) as is_alone:
-            one = _look(root, key)
-            if is_alone and one is not None and one.unused_s >= for_s:
-                found.append(one)
-    return sorted(found, key=lambda one: -one.unused_s)
+            package_set = _look(root, key)
+            if is_alone and package_set is not None and package_set.unused_s >= for_s:
+                sets.append(package_set)
+    return sorted(sets, key=lambda package_set: -package_set.unused_s)
 
 
 def remove(root: Path, key: str, *, for_s: float) -> bool:
@@ -78,8 +78,8 @@ def remove(root: Path, key: str, *, for_s: float) -> bool:
     if not _KEY.fullmatch(key):
         raise ValueError(f"{key[:80]!r} is not a valid name of a set of packages")
     with _alone(root, key) as is_alone:
-        one = _look(root, key)
-        if not is_alone or one is None or one.unused_s < for_s:
+        package_set = _look(root, key)
+        if not is_alone or package_set is None or package_set.unused_s < for_s:
             return False
         directory, doomed = root / key, root / f"{key}.deleting"
         shutil.rmtree(doomed, ignore_errors=True)
@@ -94,7 +94,7 @@ def remove(root: Path, key: str, *, for_s: float) -> bool:
 
 @contextmanager
 def _alone(root: Path, key: str) -> Iterator[bool]:
-    """Whether no other process uses the set, nor can begin to until the end of the block."""
+    """Return whether no other process uses the set, nor can begin to until the end of the block."""
     path = root / f"{key}.use"
     was_there, last_use = path.exists(), _last_use(root, key)
     with path.open("ab") as file:

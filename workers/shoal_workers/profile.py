@@ -40,11 +40,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found: dict[str, Any] = measure_device(device, arguments.seconds)
+    measured: dict[str, Any] = measure_device(device, arguments.seconds)
     largest = min(arguments.processes, torch.cuda.device_count()) if device.type == "cuda" else arguments.processes
     sizes = [size for size in (2, 4, 8, 16, 32, 64) if size <= largest]
-    found["groups"] = {size: measure_group(size, device.type, arguments.seconds) for size in sizes}
-    sys.stdout.write(json.dumps(found) + "\n")
+    measured["groups"] = {size: measure_group(size, device.type, arguments.seconds) for size in sizes}
+    sys.stdout.write(json.dumps(measured) + "\n")
 
 
 def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def _measure_rank(rank: int, size: int, device_type: str, seconds: float, folder
     store = dist.FileStore(f"{folder}/store", size)  # type: ignore[attr-defined]
     dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     device = torch.device(device_type, rank if is_gpu else 0) if is_gpu else torch.device("cpu")
-    one = torch.zeros(1, device=device)
+    scalar = torch.zeros(1, device=device)
     part = torch.zeros(_LARGE_BYTES[device_type] // 4 // size, device=device)
     whole = torch.zeros(part.numel() * size, device=device)
-    latency_s = _median_of_collective(lambda: dist.all_reduce(one), device, seconds)
+    latency_s = _median_of_collective(lambda: dist.all_reduce(scalar), device, seconds)
     gather_s = _median_of_collective(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
     moved = (size - 1) / size * whole.numel() * 4
     slowest = torch.tensor([latency_s, gather_s], device=device, dtype=torch.float64)

@@ -61,7 +61,9 @@ def layouts_to_prove(spec: JobSpec) -> tuple[Layout, ...]:
         wanted.append(fixed)
     enough = spec.batch.model_copy(update={"global_size": spec.batch.micro_size * _MOST_RANKS})
     asked = spec.model_copy(update={"batch": enough})
-    return tuple(dict.fromkeys(one for one in wanted if one.world_size > 1 and not violations(one, asked, plan)))
+    return tuple(
+        dict.fromkeys(layout for layout in wanted if layout.world_size > 1 and not violations(layout, asked, plan))
+    )
 
 
 def data_layout(spec: JobSpec, world_size: int) -> Layout:
@@ -70,7 +72,7 @@ def data_layout(spec: JobSpec, world_size: int) -> Layout:
 
 
 def fixed_to_prove(spec: JobSpec) -> Layout | None:
-    """What is proven of the layout that the spec fixes; None: it fixes none, or a single process."""
+    """What is proven of the layout that the spec fixes; None means it fixes none, or a single process."""
     if not isinstance(spec.parallelism, ParallelismSpec):
         return None
     layout = _small(spec.parallelism, plan_of(spec))
@@ -106,17 +108,17 @@ def _proved(spec: JobSpec, layout: Layout, limit_s: float) -> LayoutProof:
         is_late = _wait(ranks, time.monotonic() + limit_s)
         answers = [LayoutProof.model_validate_json(file.read_text()) for file in sorted(place.glob("answer-*"))]
         errors = [file.read_text() for file in sorted(place.glob("error-*"))]
-    refused = next((one for one in answers if one.outcome is ProofOutcome.REFUSED), None)
+    refused = next((answer for answer in answers if answer.outcome is ProofOutcome.REFUSED), None)
     if refused is not None:
         return refused
     if len(answers) == layout.world_size:
         return answers[0]
     if len(errors) + len(answers) == layout.world_size and all(_BROKEN in error for error in errors):
-        words = "cannot be computed: its ranks wait for each other in different collectives."
-        words = f"the layout {layout.describe()} {words}"
-        return LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=words)
-    words = f"it took longer than {limit_s:g} s" if is_late else "".join(errors[:1]) or "a process of it has crashed"
-    return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=words)
+        message = "cannot be computed: its ranks wait for each other in different collectives."
+        message = f"the layout {layout.describe()} {message}"
+        return LayoutProof(layout=layout, outcome=ProofOutcome.REFUSED, words=message)
+    message = f"it took longer than {limit_s:g} s" if is_late else "".join(errors[:1]) or "a process of it has crashed"
+    return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=message)
 
 
 def _wait(ranks: Sequence[int], deadline_mono: float) -> bool:

@@ -94,7 +94,7 @@ def raylet_pid() -> int | None:
 
 
 def is_process_of(actor_class: str, pid: int) -> bool:
-    """Whether this pid is alive and the process of an actor of this class.
+    """Return whether this pid is alive and the process of an actor of this class.
 
     Why, Without, Public: as of PROCESS_TITLE.
     """
@@ -125,7 +125,7 @@ def package_uri(version: str) -> str:
 
 
 def head() -> Any:
-    """The client of the head (GCS) that this process is connected with; None: it is not connected.
+    """The client of the head (GCS) that this process is connected with; None if it is not connected.
 
     Why: its calls take a deadline. It is the way to the node table, announced drains, the tables of actors and the
     key-value store, in which the journal lies.
@@ -158,7 +158,7 @@ def draining_nodes(client: Any, head_address: str, timeout_s: float) -> dict[str
 
 
 def is_alive_node(info: Any) -> bool:
-    """Whether a row of the head's table of nodes is one of a node that is alive.
+    """Return whether a row of the head's table of nodes is one of a node that is alive.
 
     Why, Without, Public: as of `head`, whose rows have these numbers.
     """
@@ -168,7 +168,7 @@ def is_alive_node(info: Any) -> bool:
 
 
 def is_alive_actor(info: Any) -> bool:
-    """Whether a row of the head's table of actors is one of an actor that is alive.
+    """Return whether a row of the head's table of actors is one of an actor that is alive.
 
     Why, Without, Public: as of `head`, whose rows have these numbers.
     """
@@ -178,7 +178,7 @@ def is_alive_actor(info: Any) -> bool:
 
 
 def is_unstarted_actor(info: Any) -> bool:
-    """Whether no process was started yet for that actor.
+    """Return whether no process was started yet for that actor.
 
     Why, Without, Public: as of `head`, whose rows have these numbers.
     """
@@ -201,7 +201,9 @@ def ends_of_processes(head_address: str, worker_ids: Sequence[bytes], timeout_s:
 
     with init_grpc_channel(head_address) as channel:
         stub = WorkerInfoGcsServiceStub(channel)
-        answers = [stub.GetWorkerInfo(GetWorkerInfoRequest(worker_id=one), timeout=timeout_s) for one in worker_ids]
+        answers = [
+            stub.GetWorkerInfo(GetWorkerInfoRequest(worker_id=worker_id), timeout=timeout_s) for worker_id in worker_ids
+        ]
     workers = [answer.worker_table_data for answer in answers]
     return [(worker.exit_type == NODE_OUT_OF_MEMORY, worker.exit_detail) for worker in workers]
 
@@ -261,7 +263,7 @@ def request_idle_processes(
 
 
 def answer_for_ray_train(answers: Any) -> None:
-    """Whatever `ray.train` is asked in this process from now on, `answers` is asked; None: it answers nothing.
+    """Whatever `ray.train` is asked in this process from now on, `answers` is asked; None if it answers nothing.
 
     Why: `ray.train.report` and its siblings in the training function reach Shoal. Ray Train's own docstring of the
     class that `answers` stands for says that it can be replaced for other behaviour.
@@ -306,7 +308,9 @@ def result_of_training(
         checkpoint=checkpoint,
         error=None,
         path=path,
-        metrics_dataframe=pandas.DataFrame([one for _, one in best_checkpoints]) if best_checkpoints else None,
+        metrics_dataframe=pandas.DataFrame([reported for _, reported in best_checkpoints])
+        if best_checkpoints
+        else None,
         best_checkpoints=best_checkpoints,
         return_value=return_value,
         _storage_filesystem=filesystem,

@@ -57,18 +57,18 @@ def of_this_worker(worker_id: str, now: Progress, signs: Signs = (None, ())) -> 
 
 def of_script(worker_id: str, now: Progress, pid: int) -> WorkerStack:
     """What the main thread of a script's process does. Blocks as `stack_of`. `pid`: 0: no process runs."""
-    found: tuple[Frame, ...] = ()
+    frames: tuple[Frame, ...] = ()
     error = ""
     if pid:
         try:
-            found = (STOPPED,) if is_stopped(pid) else ()
-            found += script_frames(_dump(pid, native=False), pid)
+            frames = (STOPPED,) if is_stopped(pid) else ()
+            frames += script_frames(_dump(pid, native=False), pid)
         except StackUnavailable as unavailable:
-            error = "" if found else str(unavailable)
+            error = "" if frames else str(unavailable)
     return WorkerStack(
         worker_id=worker_id,
         pid=pid or os.getpid(),
-        frames=found,
+        frames=frames,
         phase=now.phase,
         step=now.step,
         source=StackSource.NONE if error else StackSource.PY_SPY,
@@ -96,7 +96,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_worker_process(pid: int) -> bool:
-    """Whether this pid is alive and a worker's."""
+    """Return whether this pid is alive and a worker's."""
     return is_process_of("WorkerActor", pid)
 
 
@@ -104,7 +104,7 @@ def own_stack() -> tuple[tuple[Frame, ...], str]:
     """The frames of this process's training thread, and the module of the model that it is in. Any other thread."""
     for top in sys._current_frames().values():
         chain = list(_outwards(top))
-        frames = training_frames([_frame(one) for one in chain])
+        frames = training_frames([_frame(frame) for frame in chain])
         if frames is not None:
             return frames, _module_of(chain[: len(frames)])
     return (), ""
@@ -143,8 +143,8 @@ def _dump(pid: int, *, native: bool) -> list[dict[str, Any]]:
 def frames_of_dump(threads: Sequence[dict[str, Any]]) -> tuple[Frame, ...]:
     """The training thread in the output of `py-spy dump --json`. Pure."""
     for thread in threads:
-        if (found := training_frames(_frames_of(thread))) is not None:
-            return found
+        if (frames := training_frames(_frames_of(thread))) is not None:
+            return frames
     return ()
 
 
@@ -166,7 +166,7 @@ def _frames_of(thread: dict[str, Any]) -> list[Frame]:
 
 
 def training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
-    """What is inside of the worker's `run` or `prepare`; None: another thread. Pure."""
+    """What is inside of the worker's `run` or `prepare`; None means another thread. Pure."""
     for depth, frame in enumerate(frames):
         if frame.file.endswith(_ENTRY_FILE):
             is_entry = any(f.function in _ENTRIES and f.file.endswith(_ENTRY_FILE) for f in frames[depth:])
@@ -194,8 +194,8 @@ def _frame(frame: FrameType) -> Frame:
 def _short(path: str) -> str:
     """`shapes.py` of the user, `site-packages/torch/...`, `python3.11/threading.py`: who wrote it can be seen."""
     for library in (_SITE, _STANDARD):
-        _, found, after = path.partition(library)
-        if found:
+        _, separator, after = path.partition(library)
+        if separator:
             return library.removeprefix("/").removeprefix("lib/") + after
     entries = [entry.rstrip("/") + "/" for entry in sys.path if len(entry) > 1]
     return path.removeprefix(max((e for e in entries if path.startswith(e)), key=len, default=""))

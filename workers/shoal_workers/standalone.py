@@ -235,7 +235,9 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
         )
     broken = violations(layout, spec, plan)
     if broken:
-        raise SystemExit("\n".join(f"parallelism.{one.axis}: {one.message} ({one.rule})" for one in broken))
+        raise SystemExit(
+            "\n".join(f"parallelism.{violation.axis}: {violation.message} ({violation.rule})" for violation in broken)
+        )
     return layout
 
 

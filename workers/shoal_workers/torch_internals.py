@@ -189,10 +189,10 @@ def local_of(tensor: DTensor) -> Tensor:
     return tensor._local_tensor
 
 
-def is_same_storage(one: UntypedStorage, other: UntypedStorage) -> bool:
+def is_same_storage(tensor: UntypedStorage, other: UntypedStorage) -> bool:
     """Why: an assignment to `.data` of a DTensor changes only the storage of its wrapper, whose address is 0. Public:
     none; Python objects of one storage may differ."""
-    return bool(one._cdata == other._cdata)
+    return bool(tensor._cdata == other._cdata)
 
 
 def replace_dtensor_operation(operation: Any, replacement: Callable[..., DTensor]) -> None:
@@ -247,7 +247,7 @@ def set_policy(group: Any, policy: MixedPrecisionPolicy) -> None:
 
 
 def has_run(unit: FSDPModule) -> bool:
-    """Whether a root has been run, so that it has something to reset."""
+    """Return whether a root has been run, so that it has something to reset."""
     return unit._get_fsdp_state()._is_root is not None
 
 
@@ -279,11 +279,11 @@ def set_collectives(group: Any, gather: Any, scatter: Any) -> None:
 
 
 def replicas_of(group: Any) -> dist.ProcessGroup | None:
-    """The group in which FSDP sums the sums over shards; None: it does not do so now."""
-    found: dist.ProcessGroup | None = None
+    """The group in which FSDP sums the sums over shards; None if it does not do so now."""
+    replicas: dist.ProcessGroup | None = None
     if group._is_hsdp and group.all_reduce_grads:
-        found = group._all_reduce_process_group
-    return found
+        replicas = group._all_reduce_process_group
+    return replicas
 
 
 def mark_backward_done(group: Any) -> None:
@@ -296,7 +296,7 @@ def forget_gather(group: Any) -> None:
 
 
 def gathered(record: Any) -> Any:
-    """The whole parameter of a record; None: it was never gathered. Public: none; `unsharded_param` fails then."""
+    """The whole parameter of a record; None if it was never gathered. Public: none; `unsharded_param` fails then."""
     return getattr(record, "_unsharded_param", None)
 
 
@@ -329,7 +329,8 @@ def keep_gradients_as_computed(group: Any) -> None:
 
 
 def has_gradient(record: Any) -> bool:
-    """Whether the whole parameter of a record, which was gathered, has a gradient that is not yet summed over ranks."""
+    """Return whether the whole parameter of a record, which was gathered, has a gradient that is not yet summed over
+    ranks."""
     has_sum = not _SUMS_ARE_GRADIENTS and record.unsharded_accumulated_grad is not None
     return has_sum or gathered(record).grad is not None
 
@@ -339,15 +340,15 @@ def equalise_gradients(records: Sequence[Any]) -> None:
     beside a sum over micro-batches: that of a parameter which only the last micro-batch has used, or none."""
     if _SUMS_ARE_GRADIENTS:
         return
-    for one in records:
-        if one.reduce_dtype is None or not gathered(one).requires_grad:
+    for record in records:
+        if record.reduce_dtype is None or not gathered(record).requires_grad:
             continue
-        if one.unsharded_accumulated_grad is not None:
-            one.accumulate_unsharded_grad_if_needed()
-        elif gathered(one).grad is not None:
-            one.to_accumulated_grad_if_needed()
-        elif gathered(one).dtype != one.reduce_dtype:
-            one.unsharded_accumulated_grad = torch.zeros_like(gathered(one), dtype=one.reduce_dtype)
+        if record.unsharded_accumulated_grad is not None:
+            record.accumulate_unsharded_grad_if_needed()
+        elif gathered(record).grad is not None:
+            record.to_accumulated_grad_if_needed()
+        elif gathered(record).dtype != record.reduce_dtype:
+            record.unsharded_accumulated_grad = torch.zeros_like(gathered(record), dtype=record.reduce_dtype)
 
 
 def forget_gradients(record: Any) -> None:
@@ -369,8 +370,8 @@ def module_of(record: Any) -> tuple[nn.Module, str]:
 
 def shard_memory(record: Any) -> Tensor:
     """The flat, padded shard that FSDP gathers from."""
-    found: Tensor = record._sharded_param_data
-    return found
+    memory: Tensor = record._sharded_param_data
+    return memory
 
 
 def set_shard_memory(record: Any, flat: Tensor) -> None:
@@ -424,8 +425,8 @@ def wrapper_tensor(cls: Any, shape: Any, *, dtype: torch.dtype, device: torch.de
 def truncated_normal() -> Callable[..., Tensor]:
     """Why: a vision transformer has its weights from `trunc_normal_`, which would look like a read of each. Without:
     such a model is built whole on every rank. Public: none; torch has no hook for it."""
-    found: Callable[..., Tensor] = nn.init._no_grad_trunc_normal_
-    return found
+    draw: Callable[..., Tensor] = nn.init._no_grad_trunc_normal_
+    return draw
 
 
 def replace_truncated_normal(function: Callable[..., Tensor]) -> None:

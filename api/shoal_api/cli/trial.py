@@ -79,9 +79,9 @@ def read_program(source: str, assignments: Sequence[str]) -> tuple[Path, Path] |
         return directory / program.file, directory
     module = directory.joinpath(*str(program.module).split("."))
     files = (module.with_suffix(".py"), module / "__main__.py")
-    if (found := next((file for file in files if file.is_file()), None)) is None:
+    if (program_file := next((file for file in files if file.is_file()), None)) is None:
         raise CliError(f"module {program.module} is not in {directory}", hint="check code.working_dir")
-    return found, directory
+    return program_file, directory
 
 
 def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:

@@ -123,7 +123,7 @@ def create_app(
         checkpoint_url: directory of the checkpoints and profiles of jobs that have no `checkpoint.url`; empty: none.
         scrape: makes the metrics: the header `Accept`, and the projects if not all -> body and media type.
         requests: counts and times every request.
-        retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
+        retention: deletes jobs, and what is old when a user asks; None means one with the default settings.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
         exposure: what the code of jobs can read of the service, shown on the page; empty: nothing.

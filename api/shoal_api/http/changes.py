@@ -148,14 +148,14 @@ async def watch_other_writers(changes: Changes, store: Store, nodes_of: Callable
             newest = max((updated_at for updated_at, *_ in known.values()), default=0.0)
             newest = newest or await run_in_threadpool(store.reading(histories.newest_change))
             # a control plane whose clock is behind writes older times; jobs that are read again are compared below
-            found = await run_in_threadpool(store.reading(histories.changed_jobs), newest - _CLOCKS_APART_S)
+            changed = await run_in_threadpool(store.reading(histories.changed_jobs), newest - _CLOCKS_APART_S)
             nodes = await run_in_threadpool(nodes_of)
         except StoreUnavailable:
             _log.warning("changes.store_unavailable")
             continue
-        for job_id, content in found.items():
+        for job_id, content in changed.items():
             if known.get(job_id) != content:
                 changes.notify(job_id)
         if nodes != cluster:
             changes.notify(CLUSTER)
-        known, cluster = found, nodes
+        known, cluster = changed, nodes

@@ -104,18 +104,18 @@ def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
 async def read_body(request: Request, limit: SizeLimit) -> bytes:
     """Read the body. Raises BodyTooLarge if it is larger than the limit."""
     limiter: Limiter = request.scope[LIMITER]
-    found = await _up_to(request, limiter.most_bytes(limit))
-    if found is None:
+    received = await _up_to(request, limiter.most_bytes(limit))
+    if received is None:
         raise limiter.too_large(limit)
-    return found
+    return received
 
 
 async def read_at_most(request: Request, max_bytes: int) -> bytes:
     """Read the body of a route whose limit is no setting. Raises BodyTooLarge if the body is larger."""
-    found = await _up_to(request, max_bytes)
-    if found is None:
+    received = await _up_to(request, max_bytes)
+    if received is None:
         raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
-    return found
+    return received
 
 
 async def _up_to(request: Request, max_bytes: int) -> bytes | None:
@@ -153,7 +153,7 @@ async def refuse_unknown_query(request: Request) -> None:
     """
     if not request.query_params:
         return
-    known = {one.alias for one in request.scope["route"].dependant.query_params}
+    known = {param.alias for param in request.scope["route"].dependant.query_params}
     errors = tuple(
         SpecProblem(path=f"query.{name[:80]}", message=unknown_name("parameter", name, known))
         for name in request.query_params.keys() - known

@@ -47,7 +47,7 @@ class LogSelection:
     """Which lines of a job's log."""
 
     rank: int | None = None
-    """None: all ranks, and lines of workers without a rank."""
+    """None means all ranks, and lines of workers without a rank."""
     after: int = 0
     tail: int | None = None
     """Number of last lines to begin with; 0: only lines that are yet to come."""
@@ -61,13 +61,13 @@ def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tu
     """
     if lines.tail is None:
         with store.read() as tx:
-            found = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, limit=limit)
+            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, limit=limit)
     else:
         newest = max(1, lines.tail)  # the newest one tells where the next ones begin, even if it is not wanted
         with store.read() as tx:
-            found = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
-    next_after = found[-1].seq if found else lines.after
-    return ([] if lines.tail == 0 else found), next_after
+            log_lines = histories.read_logs(tx, job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
+    next_after = log_lines[-1].seq if log_lines else lines.after
+    return ([] if lines.tail == 0 else log_lines), next_after
 
 
 def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:

@@ -102,7 +102,9 @@ class JsonRouter:
             )
             route = self.api_router.routes[-1]
             assert isinstance(route, APIRoute)
-            bodies = [one.call for one in route.dependant.dependencies if isinstance(one.call, JsonBody)]
+            bodies = [
+                dependency.call for dependency in route.dependant.dependencies if isinstance(dependency.call, JsonBody)
+            ]
             operation = Operation(needed, (*self._raises, *raises), body or next(iter(bodies), None))
             self.operations[f"{method} {route.path_format}"] = operation
             return function

@@ -38,10 +38,10 @@ def sources() -> Mapping[str, bytes]:
 @cache
 def digest() -> str:
     """Return the part of addresses that changes with any file."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, body in sorted(sources().items()):
-        found.update(f"{name} {len(body)} ".encode() + body)
-    return found.hexdigest()[:16]
+        hasher.update(f"{name} {len(body)} ".encode() + body)
+    return hasher.hexdigest()[:16]
 
 
 @cache
@@ -110,12 +110,12 @@ class _Bundle:
         if name in within or name not in self._modules:
             raise _UnknownFormError
         text = self._modules[name].decode()
-        for found in _IMPORT.finditer(text):
-            self.add(found[2], (*within, name))
-            wanted = {one.partition(" as ")[0].strip() for one in (found[1] or "").split(",")} - {""}
-            if not wanted <= self._exported[found[2]]:
+        for match in _IMPORT.finditer(text):
+            self.add(match[2], (*within, name))
+            wanted = {bound_name.partition(" as ")[0].strip() for bound_name in (match[1] or "").split(",")} - {""}
+            if not wanted <= self._exported[match[2]]:
                 raise _UnknownFormError
-        self._exported[name] = {found[2] for found in _EXPORT.finditer(text)}
+        self._exported[name] = {match[2] for match in _EXPORT.finditer(text)}
         text = _EXPORT.sub(r"\1 \2", _IMPORT.sub(_binding, text))
         if _OTHER_FORM.search(text):
             raise _UnknownFormError
@@ -123,8 +123,8 @@ class _Bundle:
         self.parts[name] = f"// {name}\nconst {_variable(name)} = (() => {{\n{text}return {{ {names} }};\n}})();"
 
 
-def _binding(found: re.Match[str]) -> str:
-    return f"const {{{(found[1] or '').replace(' as ', ': ')}}} = {_variable(found[2])};"
+def _binding(match: re.Match[str]) -> str:
+    return f"const {{{(match[1] or '').replace(' as ', ': ')}}} = {_variable(match[2])};"
 
 
 def _variable(name: str) -> str:

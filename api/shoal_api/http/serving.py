@@ -135,14 +135,14 @@ class _Server(uvicorn.Server):
         """Serve on these listening sockets, which are taken over."""
         wire = self._wire
         guarded: list[socket.socket] = [
-            GuardedListener(one, wire.connections, self._requests.refused, is_plain=wire.tls_cert is None)
-            for one in sockets or ()
+            GuardedListener(listener, wire.connections, self._requests.refused, is_plain=wire.tls_cert is None)
+            for listener in sockets or ()
         ]
         try:
             await super().serve(guarded or None)
         finally:
-            for one in guarded:
-                one.close()
+            for server in guarded:
+                server.close()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._changes.close()
@@ -255,7 +255,7 @@ class _Counted(socket.socket):
 def _networks(proxies: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     if proxies == "*":
         proxies = "0.0.0.0/0, ::/0"
-    return [ipaddress.ip_network(one.strip()) for one in proxies.split(",") if one.strip()]
+    return [ipaddress.ip_network(network.strip()) for network in proxies.split(",") if network.strip()]
 
 
 def _null() -> int:

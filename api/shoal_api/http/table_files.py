@@ -99,7 +99,7 @@ def parquet_pieces(names: Sequence[str], types: Sequence[ColumnType], pages: Pag
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds = [pa.type_for_alias(one) for one in types]
+    kinds = [pa.type_for_alias(column_type) for column_type in types]
     schema = pa.schema(list(zip(names, kinds, strict=True)))
     file = _Pipe()
     with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema) as writer:
@@ -132,13 +132,13 @@ class Spool:
 
     def add(self, page: Sequence[Row]) -> None:
         for row in page:
-            for found, value in zip(self._found, row, strict=True):
-                found.add(_type_of(value))
+            for kinds, value in zip(self._found, row, strict=True):
+                kinds.add(_type_of(value))
         self._file.write(json.dumps(page) + "\n")
 
     @property
     def types(self) -> tuple[ColumnType, ...]:
-        return tuple(_one_type(found - {ColumnType.NOTHING}) for found in self._found)
+        return tuple(_one_type(kinds - {ColumnType.NOTHING}) for kinds in self._found)
 
     def pages(self) -> Iterator[list[Row]]:
         """Yield the pages as they were added; lists and sections are lists and dictionaries again."""
@@ -161,10 +161,10 @@ def _type_of(value: Any) -> ColumnType:
             return ColumnType.TEXT
 
 
-def _one_type(found: set[ColumnType]) -> ColumnType:
-    if len(found) <= 1:
-        return next(iter(found), ColumnType.NOTHING)
-    return ColumnType.NUMBER if found == {ColumnType.INTEGER, ColumnType.NUMBER} else ColumnType.TEXT
+def _one_type(kinds: set[ColumnType]) -> ColumnType:
+    if len(kinds) <= 1:
+        return next(iter(kinds), ColumnType.NOTHING)
+    return ColumnType.NUMBER if kinds == {ColumnType.INTEGER, ColumnType.NUMBER} else ColumnType.TEXT
 
 
 def _fitting(value: Any, kind: ColumnType) -> Any:
@@ -222,5 +222,5 @@ class _Pipe(io.RawIOBase):
         return len(piece)
 
     def taken(self) -> bytes:
-        found, self._pieces = b"".join(self._pieces), []
-        return found
+        joined, self._pieces = b"".join(self._pieces), []
+        return joined

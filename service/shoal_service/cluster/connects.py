@@ -16,7 +16,7 @@ from shoal_service.core.reachability import HURRIED_S
 
 
 def answers(host: str, port: int, *, within_s: float) -> bool:
-    """Whether the host accepted or refused one of the connects that are made every 0.2 s.
+    """Return whether the host accepted or refused one of the connects that are made every 0.2 s.
 
     Blocks until the first answer, `within_s` at most.
     """
@@ -43,7 +43,7 @@ def answers(host: str, port: int, *, within_s: float) -> bool:
 
 
 def listens(address: str) -> bool:
-    """Whether a process accepts connections at this address, host:port."""
+    """Return whether a process accepts connections at this address, host:port."""
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=2.0).close()

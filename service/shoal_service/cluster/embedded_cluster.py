@@ -83,7 +83,7 @@ class EmbeddedCluster:
         """
         Args:
             leave_dead_nodes: for experiments, in which a dead node stays away like a dead machine.
-            account: the user of Ray's processes, who cannot read `state_dir`. None: that of this process.
+            account: the user of Ray's processes, who cannot read `state_dir`. None means that of this process.
             say: called with one line for people when a node has come up.
         """
         self._state_dir = state_dir
@@ -105,7 +105,7 @@ class EmbeddedCluster:
         """A start that is under way reads it too, and then ends."""
         self._away: tuple[str, ...] = ()
         self.adopted = False
-        """Whether the cluster was already running."""
+        """True if the cluster was already running."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -223,8 +223,8 @@ class EmbeddedCluster:
         return True
 
     def _is_joined_by_others(self) -> bool:
-        """Whether nodes that are not in the note belong to this cluster, which can then train without those of the
-        note."""
+        """Return whether nodes that are not in the note belong to this cluster, which can then train without those of
+        the note."""
         return bool(set(raylets_of(self.address)) - set(self._note.nodes[HEAD].pids_of(RAYLET)))
 
     def _stop(self) -> None:
@@ -356,7 +356,7 @@ class EmbeddedCluster:
 
 
 def _is_ray(leader: int) -> bool:
-    """Whether the session is still one of Ray. Another program may have reused its number since the note was
+    """Return whether the session is still one of Ray. Another program may have reused its number since the note was
     written."""
     return any("ray" in part for pid in pids_of_session(leader) for part in command_of(pid)[:3])
 

@@ -30,7 +30,7 @@ class EmbeddedNode(Frozen):
     sessions: tuple[int, ...] = ()
     """Every session that was started for it."""
     has_been_up: bool = False
-    """Whether the node has joined the cluster since its last start."""
+    """True if the node has joined the cluster since its last start."""
 
     @property
     def ip(self) -> str:
@@ -40,7 +40,7 @@ class EmbeddedNode(Frozen):
         return next(self.pids_of(program), None) is not None
 
     def has_lost(self, program: str) -> bool:
-        """Whether such a process has died while the `ray start` that started it still waits for it."""
+        """Return whether such a process has died while the `ray start` that started it still waits for it."""
         return any(program.endswith(f"/{name}") for session in self.sessions for name in died_in_session(session))
 
     def pids_of(self, program: str) -> Iterator[int]:

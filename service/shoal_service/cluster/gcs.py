@@ -69,10 +69,10 @@ def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
 
 def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
     """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
-    which the node goes away; None: unknown."""
+    which the node goes away; None means unknown."""
     with _asking(timeout_s) as client:
-        found = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, timeout_s)
-    return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
+        draining_nodes = ray_internals.draining_nodes(client, ray.get_runtime_context().gcs_address, timeout_s)
+    return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in draining_nodes.items()}
 
 
 def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
@@ -89,11 +89,11 @@ def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
             client.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
             for state in ("ALIVE", "PENDING_CREATION")
         ]
-        return [actor for found in await asyncio.gather(*states) for actor in found.values()]
+        return [actor for state in await asyncio.gather(*states) for actor in state.values()]
 
     with _asking(timeout_s) as client:
-        found = asyncio.run(read(client))
-    return tuple(_actor(info) for info in found)
+        states_by_id = asyncio.run(read(client))
+    return tuple(_actor(info) for info in states_by_id)
 
 
 def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
@@ -119,28 +119,28 @@ def ends_of(actor_id: str, last: int) -> tuple[ProcessEnd, ...]:
     thread of an event loop."""
     try:
         worker_ids = _replaced_processes(actor_id)[-last:]
-        found = ray_internals.ends_of_processes(ray.get_runtime_context().gcs_address, worker_ids, _TIMEOUT_S)
-        return tuple(ProcessEnd(lacked_memory, words) for lacked_memory, words in found)
+        ends = ray_internals.ends_of_processes(ray.get_runtime_context().gcs_address, worker_ids, _TIMEOUT_S)
+        return tuple(ProcessEnd(lacked_memory, message) for lacked_memory, message in ends)
     except (GcsUnavailable, grpc.RpcError) as error:
         _log.warning("process_ends.unknown", extra={"error": str(error)})
         return ()
 
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
-    """Wall-clock time at which the actor's node reported the death of its process to the head; None: unknown."""
+    """Wall-clock time at which the actor's node reported the death of its process to the head; None means unknown."""
     client = ray_internals.head()
     if client is None:
         return None
     key = ActorID.from_hex(actor_id)
     try:
-        found = await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
+        infos = await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
     except (RpcError, RaySystemError):
         return None
-    return found[key].end_time / 1000 if key in found and found[key].end_time else None
+    return infos[key].end_time / 1000 if key in infos and infos[key].end_time else None
 
 
 class GcsKeyValueStore:
-    """One namespace of the head's key-value store; None: the one in which Ray keeps its packages."""
+    """One namespace of the head's key-value store; None if the one in which Ray keeps its packages."""
 
     def __init__(self, namespace: bytes | None) -> None:
         self._namespace = namespace
@@ -169,11 +169,11 @@ class GcsKeyValueStore:
 def _replaced_processes(actor_id: str, timeout_s: float = _TIMEOUT_S) -> list[bytes]:
     """Ray's ids of the last processes of the actor before its present one, ten at most, oldest first."""
     info = _actor_info(actor_id, timeout_s)
-    return [one.worker_id for one in info.previous_incarnations] if info is not None else []
+    return [incarnation.worker_id for incarnation in info.previous_incarnations] if info is not None else []
 
 
 def _actor_info(actor_id: str, timeout_s: float) -> Any:
-    """What the head knows of the actor; None: it does not know it."""
+    """What the head knows of the actor; None if it does not know it."""
     key = ActorID.from_hex(actor_id)
 
     async def read(client: Any) -> Any:

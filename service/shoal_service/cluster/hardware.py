@@ -56,6 +56,8 @@ def _gpus(environment: Mapping[str, str], dev: Path) -> int:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return present
-    named = [one.strip() for one in visible.split(",")]
-    until_invalid = next((at for at, one in enumerate(named) if not one or one == "-1"), len(named))  # as CUDA does
+    named = [device.strip() for device in visible.split(",")]
+    until_invalid = next(
+        (at for at, device in enumerate(named) if not device or device == "-1"), len(named)
+    )  # as CUDA does
     return min(present, until_invalid)

@@ -95,7 +95,7 @@ class Isolation:
         """Removes what processes of these attempts left in shared memory. It runs as their user, because root must not
         follow their links."""
         if attempts:
-            _python(self.workers, _REMOVE, [list(one) for one in attempts])
+            _python(self.workers, _REMOVE, [list(attempt) for attempt in attempts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class IsolationConfig:
     """Home directory of the workers. It is made if it does not exist."""
     state_dir: Path
     checkpoints: Path | None
-    """Directory of the checkpoints. It is made if it does not exist. None: checkpoints are not on this machine."""
+    """Directory of the checkpoints. It is made if it does not exist. None if checkpoints are not on this machine."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
     """Files and directories that these users must not read, by the name of the setting."""
 
@@ -152,16 +152,16 @@ def account(setting: str, name: str, home: Path, groups: tuple[int, ...] = ()) -
     """Finds a user by name or number. Raises IsolationError."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
-        found = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
+        account_found = Account(entry.pw_name, entry.pw_uid, entry.pw_gid, home, groups)
     except KeyError:
         if not name.isdecimal():
             raise IsolationError(
                 f"{setting} {name!r}: there is no such user. Make one (useradd --system {name}), or name another."
             ) from None
-        found = Account(f"user-{name}", int(name), int(name), home, groups)
-    if found.uid == 0 or found.gid == 0 or _is_privileged(found.gid):
+        account_found = Account(f"user-{name}", int(name), int(name), home, groups)
+    if account_found.uid == 0 or account_found.gid == 0 or _is_privileged(account_found.gid):
         raise IsolationError(f"{setting} {name!r} has the rights of root. Name a user without.")
-    return found
+    return account_found
 
 
 def _is_privileged(gid: int) -> bool:
@@ -186,9 +186,12 @@ def _make(setting: str, directory: Path, owner: Account) -> None:
 
 
 def _look(setting: str, user: Account, closed: Mapping[str, Path], needed: Mapping[str, Path]) -> None:
-    asked = {"closed": [str(one) for one in closed.values()], "needed": [str(one) for one in needed.values()]}
+    asked = {
+        "closed": [str(closed_path) for closed_path in closed.values()],
+        "needed": [str(needed_path) for needed_path in needed.values()],
+    }
     try:
-        found = json.loads(_python(user, _LOOK, asked))
+        answer = json.loads(_python(user, _LOOK, asked))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = getattr(error, "stderr", None) or error
         raise IsolationError(
@@ -196,12 +199,12 @@ def _look(setting: str, user: Account, closed: Mapping[str, Path], needed: Mappi
             "Install Shoal where every user can read it, as in /opt/shoal."
         ) from None
     for name, path in closed.items():
-        if str(path) in found["open"]:
+        if str(path) in answer["open"]:
             raise IsolationError(
                 f"{name} {path} can be read by {user.name} ({setting}). Close it: chown root {path}; chmod go= {path}."
             )
     for name, path in needed.items():
-        if str(path) in found["shut"]:
+        if str(path) in answer["shut"]:
             raise IsolationError(
                 f"{name} {path} cannot be used by {user.name} ({setting}), whose processes write there: chown -R "
                 f"{user.name} {path}, and let every user enter the directories above it; or give another one."

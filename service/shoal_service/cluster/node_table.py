@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class NodeTable:
     dead: frozenset[str] = frozenset()
     draining: dict[str, float | None] = field(default_factory=dict)
-    """By node id: the wall-clock time at which the node goes away; None: unknown."""
+    """By node id: the wall-clock time at which the node goes away; None means unknown."""
     raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Address and port of each live node's raylet, by node id."""
     head: str = ""

@@ -73,11 +73,11 @@ def _below(pids: list[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
         children.setdefault(parent, []).append(child)
-    found, left = [], [*pids]
+    descendants, left = [], [*pids]
     while left:
         left = [child for pid in left for child in children.get(pid, ()) if child not in pids]
-        found += left
-    return found
+        descendants += left
+    return descendants
 
 
 def _stat(pid: int) -> tuple[str, str]:

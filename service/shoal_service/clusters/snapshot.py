@@ -53,7 +53,7 @@ class FoundSupervisor:
     """The actor of an attempt's supervisor, which may be starting."""
 
     dials_here: bool
-    """Whether it was given the address that supervisors of this cluster have now."""
+    """True if it was given the address that supervisors of this cluster have now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class RayVerbs(Protocol):
         again."""
 
     async def find_supervisor(self, job_id: str, attempt: int) -> FoundSupervisor | None:
-        """Finds the actor of the attempt's supervisor. None: there is none, and Ray makes none any more."""
+        """Finds the actor of the attempt's supervisor. None if there is none, and Ray makes none any more."""
 
     async def why_gone(self, job_id: str, attempt: int) -> Words:
         """Why there is no supervisor, in Ray's words; empty: not known."""

@@ -43,10 +43,10 @@ class Failure(Frozen):
 
     @staticmethod
     def of(error: Exception) -> Failure:
-        words = (str(error) or type(error).__name__)[:MAX_WORDS]
+        message = (str(error) or type(error).__name__)[:MAX_WORDS]
         if (kind := type(error).__name__) in _ERRORS:
-            return Failure(kind=kind, words=words)
-        return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {words}"[:MAX_WORDS])
+            return Failure(kind=kind, words=message)
+        return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {message}"[:MAX_WORDS])
 
     def error(self) -> Exception:
         return _ERRORS.get(self.kind, RayCallFailed)(self.words)

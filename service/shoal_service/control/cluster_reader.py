@@ -78,12 +78,12 @@ class ClusterReader:
     @property
     def connected_nodes(self) -> tuple[NodeView, ...]:
         """The nodes of the clusters that answer."""
-        return tuple(node for one in self._readings.values() if not one.why_away for node in one.nodes)
+        return tuple(node for reading in self._readings.values() if not reading.why_away for node in reading.nodes)
 
     @property
     def connected(self) -> tuple[str, ...]:
         """Names of the clusters that answer."""
-        return tuple(name for name, one in self._readings.items() if not one.why_away)
+        return tuple(name for name, reading in self._readings.items() if not reading.why_away)
 
     def why_away(self, cluster: str) -> str:
         """Why a cluster does not count as connected; empty if it does."""
@@ -111,9 +111,15 @@ class ClusterReader:
             by_cluster.get(name, set()).add(job_id)
         for name, reading in self._readings.items():
             reading.observe(by_cluster[name])
-        self.foreign = {id_: need for one in self._readings.values() for id_, need in one.foreign.items()}
-        seen = [(name, one.seen) for name, one in self._readings.items() if one.seen is not None]
-        self.reservations = tuple(one for _, snapshot in seen for one in snapshot.reservations)
+        self.foreign = {
+            id_: need for cluster_reading in self._readings.values() for id_, need in cluster_reading.foreign.items()
+        }
+        seen = [
+            (name, cluster_reading.seen)
+            for name, cluster_reading in self._readings.items()
+            if cluster_reading.seen is not None
+        ]
+        self.reservations = tuple(reservation for _, snapshot in seen for reservation in snapshot.reservations)
         self.workers = _by_job(seen, clusters_of_jobs)
         is_connected = bool(self.connected)
         if is_connected:
@@ -123,14 +129,14 @@ class ClusterReader:
         return is_connected
 
     async def _look(self, joined: Mapping[str, JoinedAs]) -> None:
-        due = [one for one in self._readings.values() if one.is_due()]
-        waits = [task for one in due if (task := one.begin(joined[one.name].cluster)) is not None]
+        due = [reading for reading in self._readings.values() if reading.is_due()]
+        waits = [task for poller in due if (task := poller.begin(joined[poller.name].cluster)) is not None]
         if waits:
             limit_s = _SNAPSHOT_S if len(joined) == 1 else _LATE_S
             with suppress(TimeoutError):
                 await self._clock.wait_for(asyncio.wait(waits), limit_s)
-        for one in due:
-            one.take()
+        for poller in due:
+            poller.take()
 
     def _describe(self, joined: Mapping[str, JoinedAs], lease: Lease | None) -> None:
         """The nodes with their drains, cordons and probation; blocks on the store."""
@@ -142,18 +148,22 @@ class ClusterReader:
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
         }
-        found: dict[str, tuple[Node, ...]] = {}
+        nodes_by_cluster: dict[str, tuple[Node, ...]] = {}
         gone: set[str] = set()
-        for name, one in self._readings.items():
-            if one.why_away or one.snapshot is None:
-                found[name] = one.nodes
+        for name, cluster_reading in self._readings.items():
+            if cluster_reading.why_away or cluster_reading.snapshot is None:
+                nodes_by_cluster[name] = cluster_reading.nodes
                 continue
-            gone |= {n.node_id for n in one.snapshot.nodes if not n.alive} & {*drains, *suspicions, *cordons}
-            found[name] = _of_cluster(one.snapshot.nodes, name, joined[name], cordons)
+            gone |= {n.node_id for n in cluster_reading.snapshot.nodes if not n.alive} & {
+                *drains,
+                *suspicions,
+                *cordons,
+            }
+            nodes_by_cluster[name] = _of_cluster(cluster_reading.snapshot.nodes, name, joined[name], cordons)
         if gone and lease is not None:  # Ray never reuses the id of a dead node, so its rows are of no use
             with store.write(lease.epoch) as tx:
                 node_records.forget(tx, frozenset(gone))
-        for name, nodes in found.items():
+        for name, nodes in nodes_by_cluster.items():
             reading = self._readings[name]
             if reading.why_away:
                 continue
@@ -161,8 +171,10 @@ class ClusterReader:
             reading.nodes = tuple(_view_of(node, reading.foreign) for node in shown)
 
     def _show(self, joined: Mapping[str, JoinedAs], lease: Lease | None, num_jobs: Mapping[str, int]) -> None:
-        summaries = tuple(one.summary(joined[name], num_jobs.get(name, 0)) for name, one in self._readings.items())
-        connected = [one for one in summaries if one.connected]
+        summaries = tuple(
+            reading.summary(joined[name], num_jobs.get(name, 0)) for name, reading in self._readings.items()
+        )
+        connected = [summary for summary in summaries if summary.connected]
         if not connected:
             self.view = self.view.model_copy(update={"connected": False, "clusters": summaries})
             return
@@ -170,11 +182,11 @@ class ClusterReader:
             connected=True,
             address=self._clusters.of("").address,
             clusters=summaries,
-            nodes=tuple(node for one in self._readings.values() for node in one.nodes),
-            cpus_total=sum(one.cpus_total for one in connected),
-            cpus_free=sum(one.cpus_free for one in connected),
-            gpus_total=sum(one.gpus_total for one in connected),
-            gpus_free=sum(one.gpus_free for one in connected),
+            nodes=tuple(node for reading in self._readings.values() for node in reading.nodes),
+            cpus_total=sum(cluster.cpus_total for cluster in connected),
+            cpus_free=sum(cluster.cpus_free for cluster in connected),
+            gpus_total=sum(cluster.gpus_total for cluster in connected),
+            gpus_free=sum(cluster.gpus_free for cluster in connected),
             owner=lease.owner if lease else "",
             epoch=lease.epoch if lease else 0,
         )
@@ -190,14 +202,14 @@ class _Reading:
         self._task: asyncio.Task[ClusterSnapshot] | None = None
         self._began_mono = self._read_mono = 0.0
         self._is_new = False
-        """Whether the newest snapshot is still to be observed."""
+        """True if the newest snapshot is still to be observed."""
         self.snapshot: ClusterSnapshot | None = None
-        """The snapshot that counts; None: the cluster is away."""
+        """The snapshot that counts; None if the cluster is away."""
         self.seen: ClusterSnapshot | None = None
         """The newest snapshot, also if the cluster is away now."""
         self.why_away = "its gateway has not reported yet"
         self.is_expired = False
-        """Whether something has changed since the gateway has reported."""
+        """True if something has changed since the gateway has reported."""
         self.nodes: tuple[NodeView, ...] = ()
         self.foreign: dict[str, WorkerNeed] = {}
 
@@ -206,7 +218,7 @@ class _Reading:
         return self.snapshot is None or self.is_expired or age_s >= READ_S
 
     def begin(self, cluster: Cluster) -> asyncio.Task[ClusterSnapshot] | None:
-        """Begins a call, one at a time. A call that hangs is asked about again in the next pass. None: it hangs, so
+        """Begins a call, one at a time. A call that hangs is asked about again in the next pass. None if it hangs, so
         nothing waits for it."""
         mono = self._clock.monotonic()
         if self._task is None:
@@ -252,9 +264,9 @@ class _Reading:
             cordon=joined.cordon,
             num_nodes=len(alive),
             cpus_total=sum(node.cpus for node in alive),
-            cpus_free=sum(one.cpus for one in free),
+            cpus_free=sum(node.cpus for node in free),
             gpus_total=sum(node.gpus for node in alive),
-            gpus_free=sum(one.gpus for one in free),
+            gpus_free=sum(node.gpus for node in free),
             num_jobs=num_jobs,
         )
 
@@ -303,10 +315,10 @@ def _by_job(
     seen: Sequence[tuple[str, ClusterSnapshot]], clusters_of_jobs: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
     """Groups by job, without what is left of an earlier attempt in another cluster."""
-    found: dict[str, dict[str, int]] = {}
+    use_by_job: dict[str, dict[str, int]] = {}
     for name, snapshot in seen:
-        for one in snapshot.reservations:
-            if one.is_alive and clusters_of_jobs.get(one.job_id, name) == name:
-                on_nodes = found.setdefault(one.job_id, {})
-                on_nodes[one.node_id] = on_nodes.get(one.node_id, 0) + 1
-    return found
+        for reservation in snapshot.reservations:
+            if reservation.is_alive and clusters_of_jobs.get(reservation.job_id, name) == name:
+                on_nodes = use_by_job.setdefault(reservation.job_id, {})
+                on_nodes[reservation.node_id] = on_nodes.get(reservation.node_id, 0) + 1
+    return use_by_job

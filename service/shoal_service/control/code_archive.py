@@ -211,7 +211,7 @@ def _files_of(root: Path) -> tuple[dict[str, Path], int]:
     how many files and directories were ignored."""
     inside = root.resolve()
     rules, num_ignored = _ignore_rules(root), 0
-    found: dict[str, Path] = {}
+    archived: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root, followlinks=False):
         # a link to a directory is one, other than for git: who ignores `data/` means it, wherever the data are
         links = [name for name in subfolders if (Path(folder) / name).is_symlink()]
@@ -236,13 +236,13 @@ def _files_of(root: Path) -> tuple[dict[str, Path], int]:
                     f"{IGNORE_FILE}."
                 )
             if path.is_file():
-                found[path.relative_to(root).as_posix()] = path
-        if len(found) > MAX_FILES:
+                archived[path.relative_to(root).as_posix()] = path
+        if len(archived) > MAX_FILES:
             raise CodeArchiveError(
                 f"code.working_dir {str(root)!r} has more than {MAX_FILES} files. Move data out of it, or name "
                 f"directories that the job does not need in {IGNORE_FILE}."
             )
-    return dict(sorted(found.items())), num_ignored
+    return dict(sorted(archived.items())), num_ignored
 
 
 def _ignore_rules(root: Path) -> IgnoreRules:

@@ -29,6 +29,6 @@ class ControlConfig:
     rack_label: str = ""
     """See SupervisorConfig."""
     scale_out: bool = False
-    """Whether nodes for unmet demand are asked of Ray's autoscaler."""
+    """True if nodes for unmet demand are asked of Ray's autoscaler."""
     logs: LogSettings = field(default_factory=LogSettings)
     """Log settings of the supervisors and workers that are started."""

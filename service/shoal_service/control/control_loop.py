@@ -122,7 +122,7 @@ class ControlLoop:
         self._moving = Moving(store, clusters, self._reader, self._links, clock, config.checkpoint_url, policy)
         self._last_market: MarketState | None = None
         self._decided_for: object = None
-        """The state for which the policy was asked last; None: its decisions have changed something, so it is asked
+        """The state for which the policy was asked last; None if its decisions have changed something, so it is asked
         again."""
         self._decided_mono = 0.0
         self._requested: dict[str, tuple[dict[RoomKind, int], float]] = {}
@@ -145,7 +145,7 @@ class ControlLoop:
         return self._reader.view
 
     def expected_start(self, spec: JobSpec) -> StartForecast | None:
-        """The expected start of a job that is not submitted; None: this process does not schedule. On any thread; it
+        """The expected start of a job that is not submitted; None if this process does not schedule. On any thread; it
         blocks."""
         if (market := self._last_market) is None:
             return None
@@ -153,11 +153,11 @@ class ControlLoop:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of this process as it was last renewed; None: it has none. On the loop's thread."""
+        """The lease of this process as it was last renewed; None if it has none. On the loop's thread."""
         return self._lease
 
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
-        """Finds what all workers of a job do now, or one rank; None: no attempt of the job is driven here. On the
+        """Finds what all workers of a job do now, or one rank; None if no attempt of the job is driven here. On the
         loop's thread.
 
         Raises:
@@ -255,7 +255,7 @@ class ControlLoop:
             await self._schedule(rows, self._lease)
             await asyncio.to_thread(self._pruner.look, rows, mono, epoch=self._lease.epoch, now=self._clock.time())
             joined = self._clusters.joined
-            self._probations = {name: one for name, one in self._probations.items() if name in joined}
+            self._probations = {name: probation for name, probation in self._probations.items() if name in joined}
             for cluster in self._reader.connected:
                 await self._look_after(cluster, self._lease)
         else:
@@ -359,10 +359,10 @@ class ControlLoop:
             cluster = change.cluster if isinstance(change, Start) else self._cluster_of(rows[change.job_id])
             by_cluster.setdefault(cluster or self._clusters.own, []).append(change)
         grants = {row.id: row.granted_workers for row in rows.values()}
-        found: dict[str, Mapping[str, int]] = {}
+        freed: dict[str, Mapping[str, int]] = {}
         for there in by_cluster.values():
-            found |= freed_places(there, grants, self._reader.reservations)
-        return found
+            freed |= freed_places(there, grants, self._reader.reservations)
+        return freed
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():
@@ -505,11 +505,11 @@ class ControlLoop:
 
 def _of_nodes(wanted: Mapping[RoomKind, int], labels: Mapping[str, str]) -> dict[RoomKind, int]:
     """Removes the cluster's labels from the selector, because its nodes do not have them in Ray."""
-    found = Counter[RoomKind]()
+    rooms = Counter[RoomKind]()
     for kind, workers in wanted.items():
         own = tuple((name, value) for name, value in kind.labels if labels.get(name) != value)
-        found[kind._replace(labels=own)] += workers
-    return dict(found)
+        rooms[kind._replace(labels=own)] += workers
+    return dict(rooms)
 
 
 def pauses_after(pass_s: float) -> tuple[float, float]:

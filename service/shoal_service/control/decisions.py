@@ -41,7 +41,7 @@ class DecisionWriter:
 
     async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
         """Writes the decisions, those that give workers back first."""
-        for change in sorted(changes, key=lambda one: _turn(one, rows[one.job_id])):
+        for change in sorted(changes, key=lambda decision: _turn(decision, rows[decision.job_id])):
             try:
                 await asyncio.to_thread(self._change, change, rows[change.job_id], epoch, now)
             except RequestConflict:
@@ -52,7 +52,7 @@ class DecisionWriter:
     ) -> None:
         """Stores why jobs wait, and why running ones get no more. Called after `write`, and after supervisors were
         informed: they must not wait for explanations."""
-        await self._explain_waits([one for one in decisions if isinstance(one, Wait)], epoch, now)
+        await self._explain_waits([decision for decision in decisions if isinstance(decision, Wait)], epoch, now)
         await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
 
     def _change(self, change: Change, row: DriveRow, epoch: int, now: float) -> None:
@@ -87,10 +87,10 @@ class DecisionWriter:
 
     async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
         """Stores the order of the queue, and why each job waits."""
-        words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
-        if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
+        message = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
+        if message != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
             is_whole = await asyncio.to_thread(self._write_places, waits, epoch, now)
-            self._written, self._written_at = words if is_whole else None, now
+            self._written, self._written_at = message if is_whole else None, now
 
     def _write_places(self, waits: Sequence[Wait], epoch: int, now: float) -> bool:
         """Writes places in the queue. False: there are too many for one transaction, and the next call writes the
@@ -104,7 +104,7 @@ class DecisionWriter:
 
 def changes_of(decisions: Sequence[Decision]) -> list[Change]:
     """The decisions that change something, without the jobs that wait."""
-    return [one for one in decisions if not isinstance(one, Wait)]
+    return [decision for decision in decisions if not isinstance(decision, Wait)]
 
 
 def _turn(change: Change, row: DriveRow) -> int:

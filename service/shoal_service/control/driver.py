@@ -146,7 +146,7 @@ class Driver:
         self._server_stops = self._moves = False
         self._places: Mapping[str, int] = {}
         self._written: Directive | None = None
-        """The last directive that this driver has written; None: it has written none."""
+        """The last directive that this driver has written; None if it has written none."""
         self._changed = asyncio.Event()
         self._requested = asyncio.Event()
         """Set when a report has ended the attempt, or answered a request of a user."""
@@ -155,16 +155,16 @@ class Driver:
         self._reported_at = 0.0
         """When the supervisor had reported last at the newest unexpected error."""
         self._unrecorded: int | None = None
-        """Number of starts that were not recorded when the supervisor last reported; None: unknown."""
+        """Number of starts that were not recorded when the supervisor last reported; None means unknown."""
         self._is_rekeyed = False
         self._stacks: StacksRequest | None = None
         self._stacks_turn = asyncio.Lock()
         """A directive has one request: the next one waits for its answer."""
         self._stored_code: str | None = None
-        """The version of the job's code that was stored in the cluster last; None: none yet."""
+        """The version of the job's code that was stored in the cluster last; None means none yet."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """Finds what all workers of the attempt do now, or one rank. None: the attempt begins, or is over. Raises
+        """Finds what all workers of the attempt do now, or one rank. None if the attempt begins, or is over. Raises
         SupervisorUnavailable: there is no answer in time."""
         async with self._stacks_turn:
             return await self._ask_for_stacks(rank, native=native)
@@ -178,11 +178,11 @@ class Driver:
             with self._requests(answered):
                 while (left_s := until_mono - self._clock.monotonic()) > 0:
                     answered.clear()
-                    found = await asyncio.to_thread(
+                    answer = await asyncio.to_thread(
                         self._store.reading(supervisor_links.stacks_answer), *self._key, request.number
                     )
-                    if found is not None:
-                        return found.stacks
+                    if answer is not None:
+                        return answer.stacks
                     try:
                         await self._clock.wait_for(answered.wait(), min(left_s, _LOOK_S))
                     except TimeoutError:
@@ -364,8 +364,8 @@ class Driver:
     async def _look_into(self, silent_s: float) -> None:
         """Called when the supervisor has not reported for `silent_s` seconds. Raises what has to be done about it."""
         try:
-            found = await self._cluster.find_supervisor(*self._key)
-            if found is None:
+            supervisor = await self._cluster.find_supervisor(*self._key)
+            if supervisor is None:
                 why = await self._cluster.why_gone(*self._key)
                 raise SupervisorGone(why or "no actor of that name is in the cluster")
             node_id = await self._cluster.silent_supervisor(*self._key)
@@ -377,7 +377,7 @@ class Driver:
             return
         if self._is_rekeyed or not self._has_reported:
             return
-        if not found.dials_here and silent_s >= _ELSEWHERE_S:
+        if not supervisor.dials_here and silent_s >= _ELSEWHERE_S:
             raise _Unheard("it reports to another address than this service has now")
         if silent_s >= _UNKNOWN_S:
             raise _Unheard(f"it has not reported for {_UNKNOWN_S:g} s, and its host answers")
@@ -408,10 +408,10 @@ class Driver:
 
     async def _find_or_start(self, *, has_token: bool) -> None:
         """Find the supervisor; start it if none has ever reported. Raises SupervisorGone, _Unheard."""
-        found = await self._cluster.find_supervisor(*self._key)
-        if found is not None and not has_token:
+        supervisor = await self._cluster.find_supervisor(*self._key)
+        if supervisor is not None and not has_token:
             raise _Unheard("the token of the attempt is not in the database")
-        if found is not None:
+        if supervisor is not None:
             return
         if self._has_reported:
             raise SupervisorGone("no actor of that name is in the cluster")
@@ -461,12 +461,12 @@ class Driver:
         await asyncio.to_thread(self._store.writing(driving.record_event, self._epoch), self._row.id, event, now=now)
 
     async def _check_starts(self) -> None:
-        found = await self._cluster.unrecorded_starts(*self._key)
+        starts = await self._cluster.unrecorded_starts(*self._key)
         if self._unrecorded is None:
-            self._unrecorded = found if self._has_reported else 0
-        if not supervisor_starts.while_unanswered(found, self._unrecorded).again:
+            self._unrecorded = starts if self._has_reported else 0
+        if not supervisor_starts.while_unanswered(starts, self._unrecorded).again:
             ends = await self._cluster.last_ends(*self._key)
-            raise _StartsInVain(supervisor_starts.while_unanswered(found, self._unrecorded, ends))
+            raise _StartsInVain(supervisor_starts.while_unanswered(starts, self._unrecorded, ends))
 
     async def _steer(self) -> None:
         """Write a directive each time that one of its values changes."""
@@ -553,8 +553,8 @@ class Driver:
         return spec.model_copy(update={"worker": spec.worker.model_copy(update={"selector": own})})
 
     async def _store_code(self, row: DriveRow) -> str | None:
-        """Uploads the code to the cluster, where the workers get it from, and returns its URI. None: the job has none,
-        or it is there already."""
+        """Uploads the code to the cluster, where the workers get it from, and returns its URI. None if the job has
+        none, or it is there already."""
         version = row.spec.code.archive
         if version is None or version == self._stored_code:
             return None
@@ -596,14 +596,14 @@ class Leftovers:
         self._kept: set[AttemptKey] = set()
         """Attempts of jobs that this store does not have, or cannot read."""
 
-    def of(self, found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
+    def of(self, state_found: Collection[AttemptKey], driven: Collection[AttemptKey]) -> list[AttemptKey]:
         """The attempts of `found` that may be over.
 
         Args:
             found: attempts with actors in a cluster.
             driven: attempts with a driver, which ends their actors itself.
         """
-        return sorted({*found} - {*driven} - self._kept)
+        return sorted({*state_found} - {*driven} - self._kept)
 
     async def end(self, cluster: str, keys: Sequence[AttemptKey]) -> None:
         """Ends the attempts that are over, in this cluster. Raises ClusterUnreachable."""

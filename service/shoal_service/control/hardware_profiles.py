@@ -36,7 +36,7 @@ class ProfileError(ValueError):
 
 def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
     """All profiles by name; a stored one replaces the built-in one of its name. Raises ProfileError."""
-    found = dict(PROFILES)
+    profiles = dict(PROFILES)
     for path in sorted((state_dir / _FOLDER).glob("*.json")):
         try:
             profile = HardwareProfile.model_validate_json(path.read_text(encoding="utf-8"))
@@ -45,13 +45,15 @@ def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
             raise ProfileError(
                 f"{path} is not a hardware profile ({first}). Remove it, or run `shoal profile`."
             ) from None
-        found[profile.name] = profile
-    return found
+        profiles[profile.name] = profile
+    return profiles
 
 
 def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
     """Finds the first profile that was measured on a node of that kind."""
-    return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
+    return next(
+        (profile for profile in profiles if profile.measured and (profile.kind is DeviceKind.GPU) == has_gpu), None
+    )
 
 
 def planning_profile(spec: JobSpec, profiles: Iterable[HardwareProfile]) -> HardwareProfile:
@@ -139,8 +141,8 @@ def _share(measured: dict[str, Any]) -> int:
 
 def _most_like(device_name: str) -> HardwareProfile:
     """Finds the built-in GPU whose name is a word of the device's name: "NVIDIA H200" -> h200."""
-    words = device_name.lower().replace("_", "-").replace("-", " ").split()
-    fitting = [p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in words]
+    name_parts = device_name.lower().replace("_", "-").replace("-", " ").split()
+    fitting = [p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in name_parts]
     if len(fitting) > 1:  # one GPU in sizes: a100-40gb, a100-80gb
-        fitting = [p for p in fitting if p.name.split("-")[-1] in words] or fitting
+        fitting = [p for p in fitting if p.name.split("-")[-1] in name_parts] or fitting
     return fitting[0] if fitting else PROFILES[DEFAULT_GPU]

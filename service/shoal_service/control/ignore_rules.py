@@ -40,11 +40,12 @@ class IgnoreRules:
     @staticmethod
     def parse(text: str) -> IgnoreRules:
         """Read the lines of a `.shoalignore`."""
-        found = (_pattern(line) for line in text.removeprefix("\ufeff").splitlines())
-        return IgnoreRules(tuple(one for one in found if one is not None))
+        patterns = (_pattern(line) for line in text.removeprefix("\ufeff").splitlines())
+        return IgnoreRules(tuple(rule for rule in patterns if rule is not None))
 
     def ignore(self, path: str, *, is_folder: bool) -> bool:
-        """Whether a file or directory is left out. `path`: relative to the directory of the file, with slashes."""
+        """Return whether a file or directory is left out. `path`: relative to the directory of the file, with
+        slashes."""
         for pattern in reversed(self.patterns):
             if (is_folder or not pattern.only_folders) and pattern.expression.fullmatch(path):
                 return pattern.ignores

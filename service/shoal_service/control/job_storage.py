@@ -136,23 +136,23 @@ class JobStorage:
         """What the program has written, of files that match one of the patterns. Raises StorageAway."""
         place, is_wanted = open_job_directory(self._root(job)).child(OUTPUTS), matcher(patterns)
         manifests = await self.run(lambda: read_manifests(place))
-        found = [one for one in merged(manifests) if is_wanted(one.name)]
+        wanted = [output for output in merged(manifests) if is_wanted(output.name)]
         views = [
             OutputView(
-                name=one.name,
-                bytes=one.file.bytes,
-                modified_at=one.file.modified_ns / 1e9,
-                sha256=one.file.sha256,
-                node=one.node,
+                name=output.name,
+                bytes=output.file.bytes,
+                modified_at=output.file.modified_ns / 1e9,
+                sha256=output.file.sha256,
+                node=output.node,
             )
-            for one in found[:limit]
+            for output in wanted[:limit]
         ]
         return OutputPage(
             items=tuple(views),
-            num_files=len(found),
-            bytes=sum(one.file.bytes for one in found),
-            num_left_out=sum(one.num_left_out for one in manifests.values()),
-            bytes_left_out=sum(one.bytes_left_out for one in manifests.values()),
+            num_files=len(wanted),
+            bytes=sum(output.file.bytes for output in wanted),
+            num_left_out=sum(manifest.num_left_out for manifest in manifests.values()),
+            bytes_left_out=sum(manifest.bytes_left_out for manifest in manifests.values()),
         )
 
     async def output_file(self, job: JobView, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
@@ -163,7 +163,7 @@ class JobStorage:
         """
         storage = open_job_directory(self._root(job)).child(OUTPUTS)
         manifests = await self.run(lambda: read_manifests(storage))
-        file = next((one for one in merged(manifests) if one.name == name), None)
+        file = next((output for output in merged(manifests) if output.name == name), None)
         if file is None:
             return None
         place, content = storage.child(str(file.node)), file.file.content
@@ -181,8 +181,8 @@ class JobStorage:
             if place.files().get(_FIRST_INDEX, _MAX_INDEX_BYTES + 1) > _MAX_INDEX_BYTES:
                 return ""
             extra = json.loads(place.read(_FIRST_INDEX)).get("extra", {})
-            found = extra.get("data") if isinstance(extra, dict) else None
-            return found[:200] if isinstance(found, str) else ""
+            data_hash = extra.get("data") if isinstance(extra, dict) else None
+            return data_hash[:200] if isinstance(data_hash, str) else ""
 
         try:
             return await self.run(read)
@@ -230,23 +230,23 @@ def _media(place: Directory, step: int | None, limit: int, is_spread: bool) -> M
     except FileNotFoundError:
         return MediaPage(steps=(), items=(), num_records=0)
     there = counted(lengths)
-    of_step = [one for one in there if step is None or one.step == step]
+    of_step = [item for item in there if step is None or item.step == step]
     wanted = spread(of_step, limit) if is_spread else of_step[-limit:]
     items: list[MediaRecord] = []
     left = _MAX_PAGE_BYTES
-    for one in reversed(wanted):
-        length = lengths[str(one)]
+    for item in reversed(wanted):
+        length = lengths[str(item)]
         if length > _MAX_RECORD_BYTES or length > left:
             continue
         left -= length
         try:
-            record = MediaRecord.model_validate_json(place.read(str(one)))
+            record = MediaRecord.model_validate_json(place.read(str(item)))
         except (FileNotFoundError, ValueError):  # thinned out meanwhile, or not Shoal's
             continue
-        if RecordName(record.step, record.attempt, record.generation, record.rank, one.number) == one:
+        if RecordName(record.step, record.attempt, record.generation, record.rank, item.number) == item:
             items.append(record)
     return MediaPage(
-        steps=tuple(sorted({one.step for one in there})), items=tuple(reversed(items)), num_records=len(there)
+        steps=tuple(sorted({item.step for item in there})), items=tuple(reversed(items)), num_records=len(there)
     )
 
 
@@ -335,8 +335,8 @@ def _verify(reading: _Reading) -> tuple[VerificationState, str]:
 
 
 def _damaged(reading: _Reading, error: DamagedCheckpoint) -> tuple[VerificationState, str]:
-    """Whether the error means damage. A deletion removes the marker first, so a checkpoint without one may be gone, and
-    is not called damaged."""
+    """Return whether the error means damage. A deletion removes the marker first, so a checkpoint without one may be
+    gone, and is not called damaged."""
     try:
         is_there = reading.catalog.has_marker(reading.name)
     except OSError:

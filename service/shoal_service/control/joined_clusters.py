@@ -95,19 +95,19 @@ class JoinedClusters:
 
     def refresh(self) -> None:
         with self._store.read() as tx:
-            known = {one.name: one for one in cluster_links.entries(tx)}
+            known = {linked.name: linked for linked in cluster_links.entries(tx)}
         names = [self._own, *(name for name in known if name != self._own)]
         with self._lock:
             if self._is_closed:
                 return
-        found = {}
+        joined = {}
         for name in names:
             entry = known.get(name)
             made = self._made(name)
-            found[name] = (
+            joined[name] = (
                 JoinedAs(cluster=made, labels=entry.labels, cordon=entry.cordon) if entry else JoinedAs(cluster=made)
             )
-        self._adopt(found)
+        self._adopt(joined)
 
     def of(self, name: str) -> JoinedCluster:
         name = name or self._own
@@ -142,10 +142,10 @@ class JoinedClusters:
                 self._absent.pop(name, None)
             return self._started[name]
 
-    def _adopt(self, found: Mapping[str, JoinedAs]) -> None:
+    def _adopt(self, joined: Mapping[str, JoinedAs]) -> None:
         with self._lock:
-            gone = [self._started.pop(name) for name in [*self._started] if name not in found]
-            self._joined = found
+            gone = [self._started.pop(name) for name in [*self._started] if name not in joined]
+            self._joined = joined
         for cluster in gone:
             cluster.close()
 
@@ -389,9 +389,9 @@ class JoinedCluster:
         if not pending:
             return
         with self._store.read() as tx:
-            found = cluster_links.answers_of(tx, self.name, pending.keys())
+            answers = cluster_links.answers_of(tx, self.name, pending.keys())
         for number, waiting in pending.items():
-            text = found.get(number, "")
+            text = answers.get(number, "")
             if text is None:
                 continue
             with self._lock:

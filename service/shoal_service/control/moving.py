@@ -127,7 +127,7 @@ class Moving:
         """Finds where jobs may go, for the market, and says what stands in the way of jobs."""
         if self._said:
             known = {row.id for row in rows}
-            self._said = {job_id: words for job_id, words in self._said.items() if job_id in known}
+            self._said = {job_id: message for job_id, message in self._said.items() if job_id in known}
         away = frozenset(
             row.id for row in rows if row.state is not JobState.QUEUED and self._reader.why_away(self.cluster_of(row))
         )
@@ -135,11 +135,11 @@ class Moving:
         if len(self._clusters.joined) > 1:
             for row in rows:
                 if row.state is JobState.QUEUED and needs_storage(row):
-                    found = self._unreadable(row)
-                    if found:
-                        excluded[row.id] = frozenset(found)
+                    unreadable = self._unreadable(row)
+                    if unreadable:
+                        excluded[row.id] = frozenset(unreadable)
                     named = named_cluster(row.spec)
-                    await self._say(row, found.get(named) or "", lease, cluster=named)
+                    await self._say(row, unreadable.get(named) or "", lease, cluster=named)
         held = away | await self._movers(rows, lease)
         states = {name: self._state(name) for name in self._clusters.joined}
         return Whereabouts(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
@@ -150,7 +150,7 @@ class Moving:
         return ClusterState.OPEN if self._clusters.joined[cluster].cordon is None else ClusterState.CORDONED
 
     def moves(self, row: DriveRow) -> bool:
-        """Whether the job's attempt has to save and end, since the job goes on in another cluster."""
+        """Return whether the job's attempt has to save and end, since the job goes on in another cluster."""
         return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
@@ -173,10 +173,10 @@ class Moving:
             return ""
         saves = job.status.state.holds_workers
         try:
-            found = await self._storage.look_now(to, job.id, job.spec, saves=saves)
+            refusal = await self._storage.look_now(to, job.id, job.spec, saves=saves)
         except ClusterError as error:
             return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
-        return _unreadable_words(found)
+        return _unreadable_words(refusal)
 
     async def begin(self, market: MarketState, now: float) -> bool:
         """Direct the attempts to save and end whose jobs would start now in the clusters that they name. Return whether
@@ -242,7 +242,7 @@ class Moving:
     async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
         keys = {(row.id, row.attempt) for row in rows}
         self._begun = {key: kept for key, kept in self._begun.items() if key in keys}
-        self._ready, found = [], set()
+        self._ready, moving = [], set()
         for row in rows:
             if row.state is JobState.QUEUED or row.desired is not Desired.RUN or not self._is_elsewhere(row):
                 continue
@@ -253,11 +253,11 @@ class Moving:
                     self._ready.append(row)
                     why_not = self._waits.get(key)
                 if why_not and not self._reader.why_away(self.cluster_of(row)):
-                    words = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
-                    await self._say(row, words, lease, cluster=self.cluster_of(row))
+                    message = f"moves to the cluster {named_cluster(row.spec)!r} as soon as it can: {why_not}"
+                    await self._say(row, message, lease, cluster=self.cluster_of(row))
             if key in self._begun:
-                found.add(row.id)
-        return frozenset(found)
+                moving.add(row.id)
+        return frozenset(moving)
 
     def _is_elsewhere(self, row: DriveRow) -> bool:
         return named_cluster(row.spec) not in ("", self.cluster_of(row))
@@ -265,13 +265,13 @@ class Moving:
     def _unreadable(self, row: DriveRow) -> dict[str, str]:
         """Clusters in which a queued job may not start, with the reasons; empty reason: not known yet."""
         named, last = named_cluster(row.spec), self.cluster_of(row)
-        found: dict[str, str] = {}
+        unreadable: dict[str, str] = {}
         for name in [named] if named else self._reader.connected:
             if name != last and not self._reader.why_away(name):
                 why_not = self._storage.why_not(name, row)
                 if why_not != "":
-                    found[name] = _unreadable_words(why_not or "")
-        return found
+                    unreadable[name] = _unreadable_words(why_not or "")
+        return unreadable
 
     def _why_not_go(self, row: DriveRow, to: str, *, saves: bool = False) -> str | None:
         """Why the job cannot go on there; empty if it can, None if that is not known yet."""
@@ -296,22 +296,22 @@ class Moving:
             "the nodes there that it may use, if they were empty. Lower one of them, or add nodes"
         )
 
-    async def _say(self, row: DriveRow, words: str, lease: Lease, *, cluster: str) -> None:
+    async def _say(self, row: DriveRow, message: str, lease: Lease, *, cluster: str) -> None:
         """Says once what stands in the way of a job. With an empty text, what was said is taken back."""
         before = self._said.get(row.id, "")
-        if words == before:
+        if message == before:
             return
-        if words:
-            self._said[row.id] = words
+        if message:
+            self._said[row.id] = message
         else:
             del self._said[row.id]
-        if words or row.status.note == before:
-            await self._note(row, words, lease, cluster)
+        if message or row.status.note == before:
+            await self._note(row, message, lease, cluster)
 
-    async def _note(self, row: DriveRow, words: str, lease: Lease, cluster: str) -> None:
+    async def _note(self, row: DriveRow, message: str, lease: Lease, cluster: str) -> None:
         now = self._clock.time()
         note = partial(
-            self._store.writing(driving.note_stay, lease.epoch), row.id, cluster=cluster, reason=words, now=now
+            self._store.writing(driving.note_stay, lease.epoch), row.id, cluster=cluster, reason=message, now=now
         )
         await asyncio.to_thread(note)
 
@@ -407,7 +407,7 @@ class ReachableStorage:
         finally:
             self._asked[cluster] = max(0, self._asked.get(cluster, 0) - 1)
         mono = self._clock.monotonic()
-        self._answers = {k: one for k, one in self._answers.items() if mono - one.mono < _KEPT_S}
+        self._answers = {k: answer for k, answer in self._answers.items() if mono - answer.mono < _KEPT_S}
         self._answers[key] = _Answer(why_not, mono)
 
     def _saved(self, job_id: str, spec: JobSpec) -> tuple[str, str]:
@@ -423,7 +423,7 @@ class ReachableStorage:
 
 
 def needs_storage(row: DriveRow) -> bool:
-    """Whether the job may go on from a checkpoint."""
+    """Return whether the job may go on from a checkpoint."""
     return row.attempt > 0 or row.spec.continue_from is not None
 
 

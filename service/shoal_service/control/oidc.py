@@ -123,7 +123,7 @@ class Issuer:
         return keys if keys is not None and self._clock_mono() - keys.read_mono <= _VALID_S else None
 
     def _begin_reading(self) -> asyncio.Task[None] | None:
-        """The read that is under way, or a new one; None: the last one ended a moment ago."""
+        """The read that is under way, or a new one; None if the last one ended a moment ago."""
         if self._reading is not None and not self._reading.done():
             return self._reading
         now_mono = self._clock_mono()
@@ -150,8 +150,8 @@ class Issuer:
         issuer = self._config.issuer
         make = partial(httpx.AsyncClient, timeout=_TIMEOUT_S, trust_env=False)
         async with await asyncio.to_thread(make) as http:  # it reads the authorities from files
-            found = await http.get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-            document = found.raise_for_status().json()
+            response = await http.get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+            document = response.raise_for_status().json()
             if document.get("issuer") != issuer:
                 raise ValueError(f"it says that it is {document.get('issuer')!r}")
             keys = await http.get(_checked(document["jwks_uri"]))

@@ -31,8 +31,8 @@ def own_name() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Whether a process of that name ran on this machine and has ended. False for other machines, of which nothing is
-    known."""
+    """Return whether a process of that name ran on this machine and has ended. False for other machines, of which
+    nothing is known."""
     parts = name.rsplit("-", 3)
     if len(parts) != 4 or not parts[1].isdecimal() or not parts[3].isdecimal():
         return False
@@ -61,11 +61,11 @@ class LeaseWatch:
             self._seen, self._changed_mono = lease, mono
 
     def is_alive(self, ttl_s: float, mono: float) -> bool:
-        """Whether the lease was seen to be renewed within this time."""
+        """Return whether the lease was seen to be renewed within this time."""
         return self._is_renewed and mono - self._changed_mono < ttl_s
 
     def is_silent(self, ttl_s: float, mono: float) -> bool:
-        """Whether the lease was first seen, or last renewed, at least `ttl_s` seconds ago."""
+        """Return whether the lease was first seen, or last renewed, at least `ttl_s` seconds ago."""
         return self._seen is not None and mono - self._changed_mono >= ttl_s
 
 
@@ -97,7 +97,7 @@ def _scope() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When the process with that pid started; None: there is none, or it is a zombie."""
+    """When the process with that pid started; None if there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

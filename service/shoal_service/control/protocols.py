@@ -42,7 +42,7 @@ class Cluster(RayVerbs, GatewayVerbs, Protocol):
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the newest report; None: none has come."""
+        """Seconds since the newest report; None if none has come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class RetentionCollector:
         tallies: RemovalTallies,
         packages: PackageStores | None = None,
     ) -> None:
-        """`packages`: on the nodes; None: this process has no connection to a cluster."""
+        """`packages`: on the nodes; None if this process has no connection to a cluster."""
         self._store = store
         self._storage = storage
         self._clock = clock
@@ -107,15 +107,15 @@ class RetentionCollector:
     async def collect(self, *, dry_run: bool, within_s: float, limit: int) -> GcView:
         """Does one round for a user: up to that time, and that number of removals."""
         end_mono = self._clock.monotonic() + within_s
-        found: list[RemovalView] = []
+        removals: list[RemovalView] = []
         if not dry_run:
             await self._continue_deletions()
         self._packages_mono = float("-inf")
         async for removal in self._due():
-            if len(found) >= limit or self._clock.monotonic() > end_mono:
-                return GcView(dry_run=dry_run, removals=tuple(found), is_complete=False)
-            found.append(_view(removal) if dry_run else await self._remove(removal))
-        return GcView(dry_run=dry_run, removals=tuple(found))
+            if len(removals) >= limit or self._clock.monotonic() > end_mono:
+                return GcView(dry_run=dry_run, removals=tuple(removals), is_complete=False)
+            removals.append(_view(removal) if dry_run else await self._remove(removal))
+        return GcView(dry_run=dry_run, removals=tuple(removals))
 
     async def _round(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
         async for removal in self._due():
@@ -159,12 +159,12 @@ class RetentionCollector:
         if self._packages is None or days <= 0 or mono - self._packages_mono < _DAY_S:
             return []
         try:
-            found = await self._packages.unused_packages(days * _DAY_S)
+            unused = await self._packages.unused_packages(days * _DAY_S)
         except ClusterUnreachable as error:
             _log.warning("retention.packages_unknown", extra={"error": str(error)})
             return []
         self._packages_mono = mono
-        return [_of_packages(one, days) for one in found]
+        return [_of_packages(due_package, days) for due_package in unused]
 
     async def _remove(self, removal: Removal) -> RemovalView:
         view = _view(removal)
@@ -250,12 +250,12 @@ def _view(removal: Removal) -> RemovalView:
     return RemovalView(kind=removal.kind, job_id=removal.job_id, name=removal.name, reason=removal.reason)
 
 
-def _of_packages(one: UnusedPackages, days: float) -> Removal:
+def _of_packages(unused: UnusedPackages, days: float) -> Removal:
     reason = (
-        f"{size_text(one.num_bytes)} on {one.node_ip}, last used {one.unused_s / _DAY_S:.0f} days ago, and "
+        f"{size_text(unused.num_bytes)} on {unused.node_ip}, last used {unused.unused_s / _DAY_S:.0f} days ago, and "
         f"retain_packages_days is {days:g}"
     )
-    return Removal(kind=Kind.PACKAGES, name=f"{one.node_id}/{one.name}", reason=reason)
+    return Removal(kind=Kind.PACKAGES, name=f"{unused.node_id}/{unused.name}", reason=reason)
 
 
 class JobDeleter:
@@ -319,17 +319,17 @@ class NodePackages:
     async def unused_packages(self, for_s: float) -> tuple[UnusedPackages, ...]:
         """The unused packages of the clusters that answer. Raises ClusterUnreachable: none does."""
         joined = self._clusters.joined
-        asked = [one.cluster.unused_packages(for_s) for one in joined.values()]
+        asked = [cluster.cluster.unused_packages(for_s) for cluster in joined.values()]
         answers = dict(zip(joined, await asyncio.gather(*asked, return_exceptions=True), strict=True))
-        found = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
+        answered = {name: answer for name, answer in answers.items() if not isinstance(answer, BaseException)}
         errors = {name: answer for name, answer in answers.items() if isinstance(answer, BaseException)}
         _raise_what_is_no_error_of_a_cluster(errors)
-        if not found:
+        if not answered:
             raise ClusterUnreachable("; ".join(str(error) for error in errors.values()))
         for name, error in errors.items():
             _log.warning("retention.packages_unknown", extra={"cluster": name, "error": str(error)})
-        self._places |= {one.node_id: name for name, answer in found.items() for one in answer}
-        return tuple(one for answer in found.values() for one in answer)
+        self._places |= {package_set.node_id: name for name, answer in answered.items() for package_set in answer}
+        return tuple(package_set for answer in answered.values() for package_set in answer)
 
     async def remove_packages(self, node_id: str, name: str, for_s: float) -> bool:
         return await self._clusters.of(self._places.get(node_id, "")).remove_packages(node_id, name, for_s)

@@ -169,11 +169,11 @@ def dry_run(
     layouts = tuple(
         PlannedSize(
             workers=size,
-            layout=one.layout.describe(),
-            num_idle=size - one.layout.world_size,
-            reason=one.reason,
+            layout=size_plan.layout.describe(),
+            num_idle=size - size_plan.layout.world_size,
+            reason=size_plan.reason,
         )
-        for size, one in planned
+        for size, size_plan in planned
     )
     return DryRun(spec=job.spec, note=job.status.note, layouts=layouts, start=forecast(job.spec))
 
@@ -203,8 +203,8 @@ def _check_origin(store: Store, spec: JobSpec, places: AllowedPlaces) -> None:
         url = store.get_job(spec.continue_from.job).spec.checkpoint.url
     except JobNotFound:
         return  # the store says so, with the way out
-    if url is not None and (words := places.refusal(url, os.path.realpath)):
-        message = f"continue_from.job {spec.continue_from.job}: its checkpoints are at {url!r}, and {words}."
+    if url is not None and (text := places.refusal(url, os.path.realpath)):
+        message = f"continue_from.job {spec.continue_from.job}: its checkpoints are at {url!r}, and {text}."
         raise SpecError((SpecProblem(path="continue_from.job", message=message),))
 
 

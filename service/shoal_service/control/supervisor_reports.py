@@ -55,11 +55,11 @@ class Reception:
         with self._watch(caller.job_id) as changed:
             while True:
                 changed.clear()
-                found = await asyncio.to_thread(
+                directive_row = await asyncio.to_thread(
                     self._store.reading(supervisor_links.directive), caller.job_id, caller.attempt
                 )
-                if found is not None and found.number != after:
-                    return DirectiveAnswer(number=found.number, directive=json.loads(found.body))
+                if directive_row is not None and directive_row.number != after:
+                    return DirectiveAnswer(number=directive_row.number, directive=json.loads(directive_row.body))
                 left_s = until_mono - self._clock.monotonic()
                 if left_s <= 0 or self._is_closed:
                     return DirectiveAnswer(number=after)
@@ -97,14 +97,14 @@ class Reception:
             await self._clock.sleep(_REREAD_S)
             waiting = frozenset(self._waiting)
             try:
-                found = await asyncio.to_thread(self._store.reading(supervisor_links.directive_numbers), waiting)
+                numbers = await asyncio.to_thread(self._store.reading(supervisor_links.directive_numbers), waiting)
             except StoreUnavailable:
                 continue
-            for job_id, number in found.items():
+            for job_id, number in numbers.items():
                 if number != known[job_id]:
                     for event in self._waiting.get(job_id, ()):
                         event.set()
-            known = Counter(found)
+            known = Counter(numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,11 +133,11 @@ class ReportWriter:
 
     async def store(self, arrived: Arrived) -> ReportReceipt:
         """Returns when they are stored. Raises AttemptTokenRefused, SupervisorReplaced, StoreUnavailable."""
-        one = _Waiting(arrived, asyncio.get_running_loop().create_future())
-        self._waiting.append(one)
+        waiting = _Waiting(arrived, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_all())
-        return await one.stored
+        return await waiting.stored
 
     async def _write_all(self) -> None:
         while self._waiting:
@@ -153,22 +153,22 @@ class ReportWriter:
         request gets the error."""
         try:
             outcomes = await asyncio.to_thread(
-                self._store.writing(supervisor_links.take_reports), [one.arrived for one in batch]
+                self._store.writing(supervisor_links.take_reports), [waiting.arrived for waiting in batch]
             )
         except Exception as error:
             if len(batch) > 1:
-                for one in batch:
-                    await self._write([one])
+                for waiting in batch:
+                    await self._write([waiting])
             elif not batch[0].stored.done():
                 batch[0].stored.set_exception(error)
             return
-        for one, outcome in zip(batch, outcomes, strict=True):
-            if one.stored.done():
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if waiting.stored.done():
                 continue  # its request was cancelled
             if isinstance(outcome, ReportReceipt):
-                one.stored.set_result(outcome)
+                waiting.stored.set_result(outcome)
             else:
-                one.stored.set_exception(outcome)
+                waiting.stored.set_exception(outcome)
 
 
 class SupervisorLinks:

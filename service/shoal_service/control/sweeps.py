@@ -51,8 +51,8 @@ def with_name(request: SweepRequest) -> SweepRequest:
 def members(request: SweepRequest) -> list[Member]:
     """The jobs of a request in the order of the grid, or of the draws; it must have a name. Raises InvalidGrid."""
     texts = {key: tuple(map(_text, values)) for key, values in request.grid.items()}
-    for key, found in texts.items():
-        if not found or len(set(found)) < len(found):
+    for key, text in texts.items():
+        if not text or len(set(text)) < len(text):
             raise InvalidGrid(f"grid.{key}: give one value or more, each of them once.")
     chosen = _chosen(request, texts)
     size = len(json.dumps(request.spec))
@@ -68,10 +68,10 @@ def members(request: SweepRequest) -> list[Member]:
     rules = {name: getattr(request, name) for name in ("limit", "prune", "warmup_steps", "reduction")}
     section = {"name": request.name, **{key: value for key, value in rules.items() if value is not None}}
     jobs = []
-    for number, one in enumerate(chosen, 1):
-        given = {key: values[key][text] if key in values else json.loads(text) for key, text in one.items()}
+    for number, member in enumerate(chosen, 1):
+        given = {key: values[key][text] if key in values else json.loads(text) for key, text in member.items()}
         document = document_of(request.spec, given)
-        labels, own = labels_of(one), document.get("labels") or {}
+        labels, own = labels_of(member), document.get("labels") or {}
         named = {"name": f"{_stem(request)}-{number}", "sweep": section}
         if isinstance(own, dict):
             named["labels"] = {**own, **labels}
@@ -83,8 +83,8 @@ def _chosen(request: SweepRequest, texts: dict[str, tuple[str, ...]]) -> list[di
     if request.samples is None:
         return combinations(list(texts.items()))
     intervals = {
-        key: Interval(one.low, one.high, is_log=one.scale == "log", is_whole=one.whole)
-        for key, one in request.ranges.items()
+        key: Interval(interval.low, interval.high, is_log=interval.scale == "log", is_whole=interval.whole)
+        for key, interval in request.ranges.items()
     }
     return draws(texts, intervals, samples=request.samples, seed=request.seed)
 
@@ -130,7 +130,10 @@ def submit_sweep(
 
 def _with_values(error: SpecError, labels: dict[str, str]) -> SpecError:
     return SpecError(
-        tuple(SpecProblem(path=one.path, message=f"With {words(labels)}: {one.message}") for one in error.problems)
+        tuple(
+            SpecProblem(path=problem.path, message=f"With {words(labels)}: {problem.message}")
+            for problem in error.problems
+        )
     )
 
 

@@ -35,15 +35,15 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
     """Makes sure that the file has a token of role admin that the store knows. Servers that start at the same time,
     with one file or with equal ones, take the same token. Raises OSError: the file cannot be written."""
     path = state_dir / ADMIN_TOKEN_FILE
-    found = _read(path)
-    if found is None:
+    stored_token = _read(path)
+    if stored_token is None:
         _write(path, new_token(), replaces=False)
-        found = _read(path)
-    if found is not None:
-        if store.reading(credentials.principal_of_token)(found, now=now) is not None:
+        stored_token = _read(path)
+    if stored_token is not None:
+        if store.reading(credentials.principal_of_token)(stored_token, now=now) is not None:
             return path
-        _register(store, found, now)  # unless it is known: another server may register it now, or it was revoked
-        if store.reading(credentials.principal_of_token)(found, now=now) is not None:
+        _register(store, stored_token, now)  # unless it is known: another server may register it now, or it was revoked
+        if store.reading(credentials.principal_of_token)(stored_token, now=now) is not None:
             return path
     token = new_token()
     _register(store, token, now)
@@ -55,12 +55,12 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     """Makes sure that the gateway of the server's own cluster has a token: that of the file, or a new one if the store
     does not know it, or it is not valid any more. Raises OSError."""
     path = state_dir / f"{cluster}-{GATEWAY_TOKEN_FILE}"
-    found = _read(path)
-    if found is not None:
+    token = _read(path)
+    if token is not None:
         with store.read() as tx:
-            known = credentials.principal_of_token(tx, found, now=now)
+            known = credentials.principal_of_token(tx, token, now=now)
         if known is not None and known.cluster == cluster:
-            return found
+            return token
     made = store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
     _write(path, made)
     return made

@@ -99,12 +99,12 @@ def check_webhooks(spec: JobSpec, rules: WebhookRules) -> None:
     problems = []
     for number, hook in enumerate(spec.webhooks):
         if unknown := unknown_patterns(hook.events):
-            words = f"no event has the type {', '.join(unknown)}."
-            problems.append(SpecProblem(path=f"webhooks.{number}.events", message=words))
-        if words := rules.refusal_of_receiver(hook):
-            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{words}."))
-        if words := rules.refusal_of_secret(hook, spec.project):
-            problems.append(SpecProblem(path=f"webhooks.{number}.secret", message=words))
+            message = f"no event has the type {', '.join(unknown)}."
+            problems.append(SpecProblem(path=f"webhooks.{number}.events", message=message))
+        if message := rules.refusal_of_receiver(hook):
+            problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{message}."))
+        if message := rules.refusal_of_secret(hook, spec.project):
+            problems.append(SpecProblem(path=f"webhooks.{number}.secret", message=message))
         if hook.is_apprise and not is_installed():
             problems.append(SpecProblem(path=f"webhooks.{number}.url", message=f"{MISSING}."))
     if problems:
@@ -243,7 +243,7 @@ class WebhookDelivery:
         return replace(lane, retries=replace(lane.retries, next_at=next_at))
 
     def _owns(self, epoch: int) -> bool:
-        """Whether this process still has the lease, by its own clock."""
+        """Return whether this process still has the lease, by its own clock."""
         lease = self._lease()
         if lease is None or lease.epoch != epoch or epoch == self._lost_epoch:
             return False
@@ -341,7 +341,7 @@ class LaneDelivery:
         has failed, the lane with the time of the next one.
 
         Args:
-            passed: number of the last event that was looked at before; None: this process has not looked yet.
+            passed: number of the last event that was looked at before; None if this process has not looked yet.
 
         Raises:
             NotOwner, LeaseLost, StoreUnavailable
@@ -357,7 +357,7 @@ class LaneDelivery:
                 if hook is not None and selects(patterns, event.type):
                     error = await self._attempt(hook, lane, event, job.facts, epoch)
                     if error:
-                        waiting = [one for one in events[number:] if selects(patterns, one.type)]
+                        waiting = [later for later in events[number:] if selects(patterns, later.type)]
                         return await self._failed(hook, lane, waiting, error, epoch)
                     lane = await self._settled(lane, event.seq, 1, epoch)
                 seen = event.seq
@@ -381,8 +381,8 @@ class LaneDelivery:
 
     async def _send(self, hook: WebhookSpec, event: EventView, job: JobFacts) -> str:
         is_of_service = isinstance(hook, ServiceWebhook)
-        if not is_of_service and (words := self._rules.refusal_of_secret(hook, job.project)):
-            return f"was not called: {words}"
+        if not is_of_service and (message := self._rules.refusal_of_secret(hook, job.project)):
+            return f"was not called: {message}"
         if hook.is_apprise:
             url = await self._threads(self._secrets.url, hook.secret)
             return await self._notifier.send(url, event, job)
@@ -452,7 +452,7 @@ def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: 
 
 
 def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
-    """A hook of a spec; None: a hook of the settings that was removed, or a spec that cannot be read any more."""
+    """A hook of a spec; None if a hook of the settings that was removed, or a spec that cannot be read any more."""
     number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
     return job.hooks[number] if number < len(job.hooks) else None
 
@@ -610,7 +610,7 @@ class Sender:
 
     def __init__(self, answer_s: float, rules: WebhookRules | None = None) -> None:
         """`answer_s`: seconds for a whole attempt, from the connection to the status of the answer. `rules`: for hooks
-        of specs; None: for those of an administrator."""
+        of specs; None means for those of an administrator."""
         self._answer_s = answer_s
         self._http = httpx.AsyncClient(
             follow_redirects=False,
@@ -653,12 +653,12 @@ class _Checked(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url, host = request.url, request.url.host
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
+            resolved = await asyncio.get_running_loop().getaddrinfo(
                 host, url.port or (443 if url.scheme == "https" else 80), type=socket.SOCK_STREAM
             )
         except OSError as error:
             raise httpx.ConnectError(str(error), request=request) from error
-        addresses = self._rules.usable(host, dict.fromkeys(str(address[0]) for *_, address in found))
+        addresses = self._rules.usable(host, dict.fromkeys(str(address[0]) for *_, address in resolved))
         failed = httpx.ConnectError(refused(host), request=request)
         for address in addresses:
             request.url = url.copy_with(host=address)  # the header Host has the name

@@ -129,7 +129,7 @@ class Principal:
     name: str
     role: Role
     projects: frozenset[str] | None = None
-    """The projects whose jobs it sees and touches; None: all."""
+    """The projects whose jobs it sees and touches; None means all."""
     user: str = ""
     """The user of the jobs that it submits; empty: the one that the spec names."""
     token_id: str = ""
@@ -154,7 +154,7 @@ class Refusal:
 
 
 def refusal_of(principal: Principal, permission: Permission) -> Refusal | None:
-    """None: the principal may do this, for the jobs that it sees."""
+    """None if the principal may do this, for the jobs that it sees."""
     row = PERMISSIONS[permission]
     if permission is Permission.CLUSTER_SERVE and principal.role is not Role.GATEWAY:
         return Refusal(
@@ -205,10 +205,10 @@ def principal_of(claims: Mapping[str, Any], rules: ClaimRules) -> Principal:
     user = claims.get(rules.user_claim)
     if not isinstance(user, str) or not is_user(user):
         raise ClaimsRefused(f"its claim {rules.user_claim!r} is not the name of a user.")
-    found = [rules.roles[value] for value in _texts(claims.get(rules.role_claim)) if value in rules.roles]
-    if not found:
+    roles = [rules.roles[value] for value in _texts(claims.get(rules.role_claim)) if value in rules.roles]
+    if not roles:
         raise ClaimsRefused(f"no value of its claim {rules.role_claim!r} gives a role (SHOAL_OIDC_ROLES).")
-    role = max(found, key=list(Role).index)
+    role = max(roles, key=list(Role).index)
     projects = None
     if rules.projects_claim and role is not Role.ADMIN:
         projects = frozenset(value for value in _texts(claims.get(rules.projects_claim)) if is_label(value))
@@ -221,7 +221,7 @@ def _texts(value: Any) -> list[str]:
     """The texts of a list, or the words of one text with spaces between them, as the claim `scope` has them."""
     if isinstance(value, str):
         return value.split()
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 ADMIN_TOKEN_FILE = "admin-token"
@@ -244,14 +244,14 @@ def new_attempt_token() -> str:
 
 
 def is_attempt_token(token: str) -> bool:
-    """Whether it has the form of one."""
+    """Return whether it has the form of one."""
     return token.startswith(_ATTEMPT_PREFIX)
 
 
 def id_of(token: str) -> str | None:
-    """The id of a token; None: it does not have the form of one."""
-    found = _FORM.fullmatch(token)
-    return found.group(1) if found else None
+    """The id of a token; None if it does not have the form of one."""
+    match = _FORM.fullmatch(token)
+    return match.group(1) if match else None
 
 
 def hash_of(secret: str) -> str:

@@ -121,8 +121,8 @@ def step_done(pace: Pace, report: StepReport) -> tuple[Pace, SlowDown | None]:
         return replace(pace, normal=(*pace.normal, times)), None
     usual = _typical(pace.normal)
     if _is_stall(times, usual):
-        found = None if pace.is_named else _found(report, usual, (times,))
-        return replace(pace, slow=(times,), is_named=True, num_slow=0), found
+        suspicion = None if pace.is_named else _found(report, usual, (times,))
+        return replace(pace, slow=(times,), is_named=True, num_slow=0), suspicion
     if times.step_s <= SLOW_FACTOR * usual.step_s:
         normal = (*pace.normal, times)[-_MOST_NORMAL:]
         return replace(pace, normal=normal, slow=(), excess_s=0.0, is_named=False), None
@@ -133,26 +133,26 @@ def step_done(pace: Pace, report: StepReport) -> tuple[Pace, SlowDown | None]:
         return _looked_again(pace, report, usual)
     if excess_s < max(LEAST_EXCESS_S, usual.step_s) or len(slow) < 2:
         return pace, None
-    found = _found(report, usual, slow)
-    return replace(pace, is_named=True, suspect=found.suspect, num_slow=0), found
+    suspicion = _found(report, usual, slow)
+    return replace(pace, is_named=True, suspect=suspicion.suspect, num_slow=0), suspicion
 
 
 def _looked_again(pace: Pace, report: StepReport, usual: StepTimes) -> tuple[Pace, SlowDown | None]:
     """A rank that was not suspected before is reported."""
     if pace.num_slow < _LOOK_AGAIN:
         return pace, None
-    pace, found = replace(pace, num_slow=0), _found(report, usual, pace.slow[-_LOOK_AGAIN:])
-    if found.suspect is None or not found.suspect.ranks or _is_same(found.suspect, pace.suspect):
+    pace, suspicion = replace(pace, num_slow=0), _found(report, usual, pace.slow[-_LOOK_AGAIN:])
+    if suspicion.suspect is None or not suspicion.suspect.ranks or _is_same(suspicion.suspect, pace.suspect):
         return pace, None
-    return replace(pace, suspect=found.suspect), found
+    return replace(pace, suspect=suspicion.suspect), suspicion
 
 
-def _is_same(one: Suspect, other: Suspect | None) -> bool:
-    return other is not None and (one.resource, one.ranks) == (other.resource, other.ranks)
+def _is_same(suspect: Suspect, other: Suspect | None) -> bool:
+    return other is not None and (suspect.resource, suspect.ranks) == (other.resource, other.ranks)
 
 
 def whose_work_grew(slow: Sequence[StepTimes], usual: StepTimes) -> Suspect | None:
-    """The suspect whose own work takes longer than usual. None: the ranks wait longer for each other than before,
+    """The suspect whose own work takes longer than usual. None if the ranks wait longer for each other than before,
     although each does what it did: then the network is the reason, and `whose_link` says whose.
 
               computes   makes batches   waits for a CPU   checkpoint   waits for others
@@ -177,8 +177,8 @@ def whose_work_grew(slow: Sequence[StepTimes], usual: StepTimes) -> Suspect | No
         return _of_ranks(ranks, first, now, usual)
     if others >= 0.5 * excess:
         resource, share = _resource_of_work(now.ranks[first], usual.ranks[first])
-        words = f"all ranks work {duration_text(others)} a step longer than before{share}"
-        return Suspect(resource=resource, evidence=(words, _summary(now, usual)))
+        message = f"all ranks work {duration_text(others)} a step longer than before{share}"
+        return Suspect(resource=resource, evidence=(message, _summary(now, usual)))
     return None
 
 
@@ -190,19 +190,19 @@ def _who_has_no_cpu(now: StepTimes, usual: StepTimes, excess: float) -> Suspect 
     others = [wait for rank, wait in enumerate(waits) if rank != first]
     if not others or waits[first] - statistics.median(others) < 0.25 * excess or waits[first] < 2 * max(others):
         return None
-    own = duration_text(now.ranks[first].cpu_wait_s)
-    most = duration_text(max(one.cpu_wait_s for rank, one in enumerate(now.ranks) if rank != first))
-    words = f"rank {first} is ready to run and has no CPU for {own} a step, any other for {most} at most"
-    return Suspect(resource=Resource.CPU, ranks=(first,), evidence=(words, _summary(now, usual)))
+    own_wait = duration_text(now.ranks[first].cpu_wait_s)
+    most = duration_text(max(rank_times.cpu_wait_s for rank, rank_times in enumerate(now.ranks) if rank != first))
+    message = f"rank {first} is ready to run and has no CPU for {own_wait} a step, any other for {most} at most"
+    return Suspect(resource=Resource.CPU, ranks=(first,), evidence=(message, _summary(now, usual)))
 
 
 def _of_ranks(ranks: tuple[int, ...], first: int, now: StepTimes, usual: StepTimes) -> Suspect:
     resource, share = _resource_of_work(now.ranks[first], usual.ranks[first])
     others = [rank.own_s for number, rank in enumerate(now.ranks) if number not in ranks]
     beside = f", the others {duration_text(statistics.median(others))}" if others else ""
-    own, before = duration_text(now.ranks[first].own_s), duration_text(usual.ranks[first].own_s)
-    words = f"rank {first} works {own} a step{beside}, and worked {before} before{share}"
-    return Suspect(resource=resource, ranks=ranks, evidence=(words, _summary(now, usual)))
+    own_time, before = duration_text(now.ranks[first].own_s), duration_text(usual.ranks[first].own_s)
+    message = f"rank {first} works {own_time} a step{beside}, and worked {before} before{share}"
+    return Suspect(resource=resource, ranks=ranks, evidence=(message, _summary(now, usual)))
 
 
 def _resource_of_work(now: RankTimes, usual: RankTimes) -> tuple[Resource, str]:
@@ -246,10 +246,10 @@ def _typical(steps: Sequence[StepTimes]) -> StepTimes:
     """Medians. A checkpoint that is usual is none of the excess: of its times the largest counts."""
     ranks = tuple(
         RankTimes(
-            statistics.median(one.compute_s for one in of_rank),
-            statistics.median(one.data_s for one in of_rank),
-            statistics.median(one.cpu_wait_s for one in of_rank),
-            statistics.median(one.saving_s for one in of_rank),
+            statistics.median(step.compute_s for step in of_rank),
+            statistics.median(step.data_s for step in of_rank),
+            statistics.median(step.cpu_wait_s for step in of_rank),
+            statistics.median(step.saving_s for step in of_rank),
         )
         for of_rank in zip(*(step.ranks for step in steps), strict=True)
     )
@@ -259,10 +259,10 @@ def _typical(steps: Sequence[StepTimes]) -> StepTimes:
 def _mean(steps: Sequence[StepTimes]) -> StepTimes:
     ranks = tuple(
         RankTimes(
-            statistics.fmean(one.compute_s for one in of_rank),
-            statistics.fmean(one.data_s for one in of_rank),
-            statistics.fmean(one.cpu_wait_s for one in of_rank),
-            statistics.fmean(one.saving_s for one in of_rank),
+            statistics.fmean(step.compute_s for step in of_rank),
+            statistics.fmean(step.data_s for step in of_rank),
+            statistics.fmean(step.cpu_wait_s for step in of_rank),
+            statistics.fmean(step.saving_s for step in of_rank),
         )
         for of_rank in zip(*(step.ranks for step in steps), strict=True)
     )
@@ -274,7 +274,7 @@ def _summary(now: StepTimes, usual: StepTimes) -> str:
 
 
 def whom_do_they_wait_for(samples: Sequence[Sample]) -> Suspect | None:
-    """The suspect for which the others wait, from what every rank does and has called. None: no rank stands out.
+    """The suspect for which the others wait, from what every rank does and has called. None if no rank stands out.
 
     a rank is stopped, or answers nothing                       that one
     a rank has called other collectives than in its last step   that one, if not all have
@@ -284,7 +284,7 @@ def whom_do_they_wait_for(samples: Sequence[Sample]) -> Suspect | None:
     """
     if len(samples) < 2:
         return None
-    silent = [one for one in samples if one[2].source is not StackSource.WORKER]
+    silent = [sample for sample in samples if sample[2].source is not StackSource.WORKER]
     if silent and len(silent) < len(samples):
         evidence = tuple(f"rank {rank} is {place(stack)} and answers no call" for rank, _, stack in silent)
         return Suspect(resource=Resource.PROCESS, ranks=_ranks(silent), evidence=evidence)
@@ -299,16 +299,16 @@ def whom_do_they_wait_for(samples: Sequence[Sample]) -> Suspect | None:
 
 
 def _deviates(calls: dict[int, Collective]) -> Suspect | None:
-    found = {rank: call.deviation for rank, call in calls.items() if call.deviation}
-    if not found or 2 * len(found) > len(calls):
+    deviations = {rank: call.deviation for rank, call in calls.items() if call.deviation}
+    if not deviations or 2 * len(deviations) > len(calls):
         return None
-    evidence = tuple(f"rank {rank} {deviation}" for rank, deviation in found.items())
-    return Suspect(resource=Resource.PROGRAM, ranks=tuple(found), evidence=evidence)
+    evidence = tuple(f"rank {rank} {deviation}" for rank, deviation in deviations.items())
+    return Suspect(resource=Resource.PROGRAM, ranks=tuple(deviations), evidence=evidence)
 
 
 def _is_elsewhere(samples: Sequence[Sample], calls: dict[int, Collective]) -> Suspect | None:
     """The ranks that wait for no other rank, while others do."""
-    active = [one for one in samples if one[0] in calls and not calls[one[0]].is_waiting]
+    active = [sample for sample in samples if sample[0] in calls and not calls[sample[0]].is_waiting]
     if not active or len(active) == len(samples):
         return None
     waiting = next(call for call in calls.values() if call.is_waiting)
@@ -369,7 +369,7 @@ class _Pair:
 
 
 def whose_link(known: Sequence[Ends]) -> Suspect | None:
-    """Which node has a bad link, from what the kernels of all ranks know of their connections. None: no connection
+    """Which node has a bad link, from what the kernels of all ranks know of their connections. None if no connection
     between nodes is bad.
 
         A --- B   1 ms                 every bad connection ends at C, and one that does not end there is good:
@@ -379,32 +379,32 @@ def whose_link(known: Sequence[Ends]) -> Suspect | None:
     With two nodes, or if no node is an end of all bad connections, the connection is named and no node.
     """
     pairs = _pairs(known)
-    bad = {ends: words for ends in pairs if (words := _what_is_bad(ends, pairs))}
+    bad = {ends: message for ends in pairs if (message := _what_is_bad(ends, pairs))}
     if not bad:
         return None
     common = frozenset.intersection(*bad)
     good = [ends for ends in pairs if ends not in bad]
     evidence = tuple(
-        f"{' - '.join(sorted(ends))}: {words}" for ends, words in sorted(bad.items(), key=lambda b: sorted(b[0]))
+        f"{' - '.join(sorted(ends))}: {message}" for ends, message in sorted(bad.items(), key=lambda b: sorted(b[0]))
     )
     if len(common) == 1 and any(not ends & common for ends in good):
         (node_ip,) = common
-        ranks = tuple(sorted(one.rank for one in known if one.node_ip == node_ip))
+        ranks = tuple(sorted(candidate.rank for candidate in known if candidate.node_ip == node_ip))
         rest = "; ".join(f"{' - '.join(sorted(ends))}: {duration_text(pairs[ends].rtt_s)}" for ends in good)
         return Suspect(resource=Resource.NETWORK, ranks=ranks, node_ip=node_ip, evidence=(*evidence, f"but {rest}"))
     return Suspect(resource=Resource.NETWORK, evidence=evidence)
 
 
 def _pairs(known: Sequence[Ends]) -> dict[frozenset[str], _Pair]:
-    found: dict[frozenset[str], _Pair] = {}
-    for one in known:
-        for link in one.links:
-            ends = frozenset((one.node_ip, link.peer_ip))
+    pairs: dict[frozenset[str], _Pair] = {}
+    for candidate in known:
+        for link in candidate.links:
+            ends = frozenset((candidate.node_ip, link.peer_ip))
             if len(ends) == 2:
-                before = found.get(ends, _Pair(0.0, 0, 0))
+                before = pairs.get(ends, _Pair(0.0, 0, 0))
                 rtt_s = max(before.rtt_s, link.rtt_s)
-                found[ends] = _Pair(rtt_s, before.sent + link.sent, before.resent + link.resent)
-    return found
+                pairs[ends] = _Pair(rtt_s, before.sent + link.sent, before.resent + link.resent)
+    return pairs
 
 
 def _what_is_bad(ends: frozenset[str], pairs: Mapping[frozenset[str], _Pair]) -> str:
@@ -414,12 +414,12 @@ def _what_is_bad(ends: frozenset[str], pairs: Mapping[frozenset[str], _Pair]) ->
     least_share = min(pair.share for pair in pairs.values())
     is_slow = this.rtt_s >= _SLOW_RTT_S and (len(pairs) == 1 or this.rtt_s >= _WORSE * best_rtt)
     is_lossy = this.resent >= _LEAST_RESENT and this.share >= max(_BAD_SHARE, _WORSE * least_share)
-    words = []
+    message = []
     if is_lossy:
-        words.append(f"{this.resent} of {this.sent} segments were sent again")
+        message.append(f"{this.resent} of {this.sent} segments were sent again")
     if is_slow:
-        words.append(f"a round trip takes {duration_text(this.rtt_s)}")
-    return ", ".join(words)
+        message.append(f"a round trip takes {duration_text(this.rtt_s)}")
+    return ", ".join(message)
 
 
 def suspect_of(incident: Incident, exits: Sequence[WorkerExit], *, all_left: bool) -> Suspect | None:
@@ -434,14 +434,14 @@ def suspect_of(incident: Incident, exits: Sequence[WorkerExit], *, all_left: boo
         exits: of the ranks of the group that have left it.
         all_left: no rank is in the group any more, so no further exit will come.
     """
-    named = [one.suspect for one in exits if one.suspect is not None]
+    named = [worker_exit.suspect for worker_exit in exits if worker_exit.suspect is not None]
     if named and all_left:
-        agreed = {rank for one in named for rank in one.ranks}
+        agreed = {rank for worker_exit in named for rank in worker_exit.ranks}
         if agreed and 2 * len(agreed) <= max(incident.before.num_workers, 2):
-            evidence = tuple(dict.fromkeys(words for one in named for words in one.evidence))
+            evidence = tuple(dict.fromkeys(message for worker_exit in named for message in worker_exit.evidence))
             return Suspect(resource=named[0].resource, ranks=tuple(sorted(agreed)), evidence=evidence)
     if not incident.ranks or FAULTS[incident.cause].blames not in (Blame.WORKER, Blame.NODE):
         return None
-    words = [FAULTS[incident.cause].words, incident.message, f"noticed by: {incident.witness}"]
+    message = [FAULTS[incident.cause].words, incident.message, f"noticed by: {incident.witness}"]
     resource = _RESOURCES.get(incident.cause, Resource.PROCESS)
-    return Suspect(resource=resource, ranks=incident.ranks, evidence=tuple(dict.fromkeys(w for w in words if w)))
+    return Suspect(resource=resource, ranks=incident.ranks, evidence=tuple(dict.fromkeys(w for w in message if w)))

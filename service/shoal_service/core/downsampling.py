@@ -109,8 +109,8 @@ def _mean(values: list[float]) -> float:
 
 
 def sample_is_due(sampled_at: float, created_at: float, now: float) -> bool:
-    """Whether a job's accounts are sampled again, without any change: the rarer, the older the job is. So a job of any
-    age has some hundreds of samples, about `_PER_AGE * ln(age)`."""
+    """Return whether a job's accounts are sampled again, without any change: the rarer, the older the job is. So a job
+    of any age has some hundreds of samples, about `_PER_AGE * ln(age)`."""
     return now - sampled_at >= max(_SHORTEST_S, (now - created_at) / _PER_AGE)
 
 

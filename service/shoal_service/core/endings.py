@@ -116,7 +116,7 @@ class RetryDecision:
 def decide_retry(
     reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "", has_run_long: bool = False
 ) -> RetryDecision:
-    """Whether another attempt follows one that ended after `step` steps.
+    """Return whether another attempt follows one that ended after `step` steps.
 
     A failure without a completed step since the last one is final, whatever the budget is. Without this rule an error
     in building the model would be repeated until the budget is used up, and the user would read about it much later.
@@ -125,7 +125,7 @@ def decide_retry(
     """
     ending = ENDINGS[reason]
     is_mistaken = bool(mistake) and reason is EndReason.USER_ERROR
-    words = _OF_SCRIPTS.get(mistake, _MISTAKEN) if is_mistaken else ending.words
+    message = _OF_SCRIPTS.get(mistake, _MISTAKEN) if is_mistaken else ending.words
     if ending.retry is Retry.FREE:
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {count_text(step, 'step')} kept.")
     if ending.retry is Retry.NEVER:
@@ -136,7 +136,7 @@ def decide_retry(
         return RetryDecision(
             False,
             True,
-            f"{words} Not retried: "
+            f"{message} Not retried: "
             + (
                 f"it failed again at step {record.last_step} without progress."
                 if record.failures
@@ -144,13 +144,15 @@ def decide_retry(
             ),
         )
     if record.failures >= record.max_failures:
-        return RetryDecision(False, True, f"{words} Not retried: retry.max_failures {record.max_failures} is used up.")
+        return RetryDecision(
+            False, True, f"{message} Not retried: retry.max_failures {record.max_failures} is used up."
+        )
     since = f"{count_text(step - record.last_step, 'step')} completed" + (" since the last" if record.failures else "")
     if step <= record.last_step:
         since = "after a minute or more"
     return RetryDecision(
         True,
         True,
-        f"{words} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
+        f"{message} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
         f"{since}.",
     )

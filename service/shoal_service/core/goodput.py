@@ -60,7 +60,7 @@ class Ledger:
     """Part of the attempt's journal, so it round-trips through JSON. All amounts are worker-seconds."""
 
     at: float | None = None
-    """Wall-clock time up to which seconds are booked; None: none are."""
+    """Wall-clock time up to which seconds are booked; None if none are."""
     booked: dict[str, float] = field(default_factory=dict)
     """By account: a category, or `recovering(cause)`."""
     max_step: int = 0

@@ -72,7 +72,7 @@ class Training:
     step: int
     """Completed steps."""
     stop: StopSpec | None
-    """None: a script decides when it ends."""
+    """None if a script decides when it ends."""
     has_checkpoint: bool
     """A good one of its own, or one of another job that it goes on from."""
 
@@ -86,7 +86,7 @@ class Answer:
 
 
 def extension(training: Training, steps: int) -> Answer:
-    """Whether the job may go on to `steps` steps in all."""
+    """Return whether the job may go on to `steps` steps in all."""
     if training.stop is None:
         return Answer(
             "be extended: its script decides when it ends. Submit the script again with other arguments (script.args)"
@@ -110,7 +110,7 @@ def extension(training: Training, steps: int) -> Answer:
 
 
 def retrial(training: Training) -> Answer:
-    """Whether the job may try again in place."""
+    """Return whether the job may try again in place."""
     if training.state is JobState.FAILED:
         return Answer(reopens=True)
     way_out = {

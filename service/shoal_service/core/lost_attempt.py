@@ -33,7 +33,7 @@ class LostAttempt(Frozen):
 def after_end(
     known: LostAttempt | None, ended: LostAttempt, reason: EndReason, *, saved_step: int
 ) -> LostAttempt | None:
-    """What the job has lost by now; None: nothing.
+    """What the job has lost by now; None means nothing.
 
     Args:
         known: lost before, if no step was completed since.

@@ -39,7 +39,7 @@ class SilentJob:
     wait_s: float
     """`elasticity.wait_s`."""
     saved_step: int | None
-    """Step of the job's newest checkpoint; None: it has none."""
+    """Step of the job's newest checkpoint; None if it has none."""
     is_leaving: bool = False
     """A user has asked to pause or to cancel it."""
 
@@ -50,7 +50,7 @@ class OtherCluster:
 
     name: str
     why_not: str | None
-    """Why the job cannot go on there; empty: it can; None: that is not known yet."""
+    """Why the job cannot go on there; empty: it can; None if that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,14 @@ def decide(job: SilentJob, others: Sequence[OtherCluster]) -> LostDecision:
     )
     if job.is_leaving:
         return LostDecision(Verdict.REQUEUE, lost)
-    allowed = [one for one in others if one.name != job.cluster and job.named in ("", one.name)]
-    if any(one.why_not == "" for one in allowed):
+    allowed = [other for other in others if other.name != job.cluster and job.named in ("", other.name)]
+    if any(cluster.why_not == "" for cluster in allowed):
         from_step = "from the start" if job.saved_step is None else f"from the checkpoint of step {job.saved_step}"
         return LostDecision(Verdict.REQUEUE, f"{lost}; it goes on in another cluster {from_step}")
-    if any(one.why_not is None for one in allowed):
+    if any(cluster.why_not is None for cluster in allowed):
         return LostDecision(Verdict.WAIT, f"{lost}; whether it can go on in another one is being found out")
-    words = _why_it_stays(job, allowed)
-    return LostDecision(Verdict.STAY, f"{lost}, and the job stays there: {words}", words)
+    message = _why_it_stays(job, allowed)
+    return LostDecision(Verdict.STAY, f"{lost}, and the job stays there: {message}", message)
 
 
 def _why_it_stays(job: SilentJob, allowed: Sequence[OtherCluster]) -> str:
@@ -96,4 +96,6 @@ def _why_it_stays(job: SilentJob, allowed: Sequence[OtherCluster]) -> str:
     if not allowed:
         which = f"the cluster {job.named!r}, which worker.cluster names, does not answer"
         return f"{which if job.named else 'no other cluster answers'}. `shoal clusters` lists them"
-    return "; ".join(f"in {one.name!r}: {one.why_not}" for one in sorted(allowed, key=lambda one: one.name))
+    return "; ".join(
+        f"in {cluster.name!r}: {cluster.why_not}" for cluster in sorted(allowed, key=lambda cluster: cluster.name)
+    )

@@ -22,7 +22,7 @@ class NodeLife:
 
     up_since_mono: float | None = None
     dead_since_mono: float | None = None
-    """When it ended, or when its last start was in vain. None: it runs."""
+    """When it ended, or when its last start was in vain. None if it runs."""
     num_starts: int = 0
     """Starts since it last ran steadily."""
 
@@ -41,7 +41,7 @@ def seen(life: NodeLife, runs: bool, now: float) -> NodeLife:
 
 
 def starts_at(life: NodeLife) -> float | None:
-    """The time of its next start; None: it runs."""
+    """The time of its next start; None if it runs."""
     return None if life.dead_since_mono is None else life.dead_since_mono + life.pause_s
 
 

@@ -48,7 +48,7 @@ class Drain(Frozen):
     reason: str
     requested_at: float
     deadline: float | None = None
-    """Wall-clock time at which the node goes away; None: it stays, but no job shall run on it."""
+    """Wall-clock time at which the node goes away; None if it stays, but no job shall run on it."""
     source: DrainSource
 
 
@@ -128,19 +128,19 @@ def described(
         [n for n in shown if n.alive], suspicions, probation_limit(limit, num_computing)
     )
     for position, node in enumerate(shown):
-        found = suspicions.get(node.node_id)
-        if found is not None:
-            is_on_probation, reason = node.node_id in on_probation, found.reason
-            if found.is_probation and not is_on_probation and node.alive:
+        suspicion = suspicions.get(node.node_id)
+        if suspicion is not None:
+            is_on_probation, reason = node.node_id in on_probation, suspicion.reason
+            if suspicion.is_probation and not is_on_probation and node.alive:
                 reason = (
                     f"{reason} (not on probation: max_probation {limit} of {count_text(num_computing, 'node')} "
                     "is reached)"
                 )
             update = {
                 "suspected": reason,
-                "suspected_since": found.since,
-                "next_test_at": found.next_test_at,
-                "suspected_by": found.job_ids,
+                "suspected_since": suspicion.since,
+                "next_test_at": suspicion.next_test_at,
+                "suspected_by": suspicion.job_ids,
                 "on_probation": is_on_probation,
             }
             shown[position] = node.model_copy(update=update)
@@ -169,8 +169,8 @@ def chosen_for_probation(
     nodes: Sequence[Node], suspicions: Mapping[str, NodeSuspicion], num_allowed: int
 ) -> frozenset[str]:
     """The nodes that are on probation: those that failed tests first, then the longest suspected ones."""
-    found = [(node.node_id, suspicions[node.node_id]) for node in nodes if node.node_id in suspicions]
-    wanted = [(node_id, one) for node_id, one in found if one.is_probation]
+    suspected = [(node.node_id, suspicions[node.node_id]) for node in nodes if node.node_id in suspicions]
+    wanted = [(node_id, suspicion) for node_id, suspicion in suspected if suspicion.is_probation]
     wanted.sort(key=lambda entry: (-entry[1].num_tests, entry[1].since, entry[0]))
     return frozenset(node_id for node_id, _ in wanted[:num_allowed])
 
@@ -196,23 +196,23 @@ def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
     """
     others = any(_is_usable(node) and job_id not in node.suspected_by for node in nodes)
     any_left = any(_is_usable(node) for node in nodes)
-    found = []
+    avoided_nodes = []
     for node in sorted(nodes, key=lambda n: n.node_id):
         if not node.alive:
             continue
         if node.drain is not None:
-            found.append(
+            avoided_nodes.append(
                 AvoidedNode(node_id=node.node_id, reason=f"drained: {node.drain.reason}", deadline=node.drain.deadline)
             )
         elif node.on_probation and any_left:
-            found.append(AvoidedNode(node_id=node.node_id, reason=f"on probation: {node.suspected}"))
+            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=f"on probation: {node.suspected}"))
         elif job_id in node.suspected_by and others:
-            found.append(AvoidedNode(node_id=node.node_id, reason=f"suspected by this job: {node.suspected}"))
+            avoided_nodes.append(AvoidedNode(node_id=node.node_id, reason=f"suspected by this job: {node.suspected}"))
         elif node.cordon is not None:
-            found.append(
+            avoided_nodes.append(
                 AvoidedNode(node_id=node.node_id, reason=f"cordoned: {node.cordon.reason}", keeps_workers=True)
             )
-    return tuple(found)
+    return tuple(avoided_nodes)
 
 
 def usable(nodes: Sequence[Node], job_ids: Sequence[str] = ()) -> tuple[Node, ...]:
@@ -223,7 +223,7 @@ def usable(nodes: Sequence[Node], job_ids: Sequence[str] = ()) -> tuple[Node, ..
     """
     excluded, wary = _excluded(nodes), suspecting(nodes)
     if job_ids and wary.issuperset(job_ids):  # a job that suspects no node excludes what all do
-        excluded |= set.intersection(*(_excluded(nodes, one) for one in job_ids))
+        excluded |= set.intersection(*(_excluded(nodes, job_id) for job_id in job_ids))
     return tuple(node for node in nodes if node.alive and node.node_id not in excluded)
 
 
@@ -242,7 +242,7 @@ def next_test_delay_s(probation_s: float, num_failed: int) -> float:
 
 
 def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:
-    """A sound node to test the suspect with; None: there is none, and the suspect is tested alone."""
+    """A sound node to test the suspect with; None if there is none, and the suspect is tested alone."""
     return next((node.node_id for node in nodes if node.node_id != suspect and _is_sound(node)), None)
 
 

@@ -57,12 +57,12 @@ class Held:
 
 
 def manages(principal: Principal) -> bool:
-    """Whether it makes, sees and revokes the tokens of all."""
+    """Return whether it makes, sees and revokes the tokens of all."""
     return refusal_of(principal, Permission.TOKENS_MANAGE) is None
 
 
 def makes_own(principal: Principal) -> bool:
-    """Whether it is a person, who may make tokens."""
+    """Return whether it is a person, who may make tokens."""
     return refusal_of(principal, Permission.TOKENS_OWN) is None and (principal.personal or not principal.token_id)
 
 
@@ -101,8 +101,8 @@ def grant_of(principal: Principal, wish: Wish, num_valid: int) -> Grant | Refusa
 
 
 def is_own(principal: Principal, token: Held) -> bool:
-    """Whether it may see and revoke the token: itself, what it has made, and, for a person, those of the same user that
-    may do no more than the person's."""
+    """Return whether it may see and revoke the token: itself, what it has made, and, for a person, those of the same
+    user that may do no more than the person's."""
     if principal.token_id and principal.token_id in (token.token_id, token.parent):
         return True
     is_of_user = bool(principal.user) and token.user == principal.user

@@ -242,7 +242,7 @@ def _worse(a: _Point, b: _Point) -> _Point:
 
 
 def _at(document: dict[str, Any], path: str) -> Any:
-    """None: the document has no such key, as that of a script has none of a task."""
+    """None if the document has no such key, as that of a script has none of a task."""
     value: Any = document
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None

@@ -62,14 +62,14 @@ class ProfileState:
     """When it arrived, wall-clock."""
     sent: Sent | None = None
     until: float | None = None
-    """How long its result is waited for; None: its steps go on."""
+    """How long its result is waited for; None means its steps go on."""
     ended: int = 0
     """Number of the newest that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The control plane's newest word; None: no profile is requested."""
+    """The control plane's newest word; None if no profile is requested."""
 
     request: ProfileRequest | None
 

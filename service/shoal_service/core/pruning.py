@@ -77,15 +77,15 @@ class Verdict:
 
 
 def rule_of(every_steps: int | None, warmup_steps: int, method: Method = Method.MEDIAN, reduction: int = 3) -> Rule:
-    """`every_steps`: between two validations; None: there is none under way."""
+    """`every_steps`: between two validations; None if there is none under way."""
     if every_steps is None:
         return Rule(Measure.TRAINING, AVERAGED_STEPS, warmup_steps, method, reduction)
     return Rule(Measure.VALIDATION, every_steps, warmup_steps, method, reduction)
 
 
 def step_to_compare(job_id: str, reached: Mapping[str, int], rule: Rule) -> int | None:
-    """`reached`: the last step of each job of the sweep for which it has a value of this measure. None: no step can be
-    compared yet."""
+    """`reached`: the last step of each job of the sweep for which it has a value of this measure. None if no step can
+    be compared yet."""
     if job_id not in reached:
         return None
     if rule.method is Method.HALVING:
@@ -99,7 +99,7 @@ def step_to_compare(job_id: str, reached: Mapping[str, int], rule: Rule) -> int 
 
 
 def verdict(job_id: str, step: int, values: Mapping[str, float], rule: Rule) -> Verdict | None:
-    """`values`: of the jobs that have one at this step, smaller ones are better. None: the job goes on."""
+    """`values`: of the jobs that have one at this step, smaller ones are better. None if the job goes on."""
     if job_id not in values:
         return None
     others = [_or_worst(value) for other, value in values.items() if other != job_id]
@@ -117,11 +117,11 @@ def verdict(job_id: str, step: int, values: Mapping[str, float], rule: Rule) -> 
 
 
 def _rung(reached: int, rule: Rule) -> int | None:
-    """The highest rung up to this step; None: the job is below the first one."""
-    found, wanted = None, max(1, rule.warmup_steps)
+    """The highest rung up to this step; None if the job is below the first one."""
+    passed_rung, wanted = None, max(1, rule.warmup_steps)
     while (rung := -(-wanted // rule.every_steps) * rule.every_steps) <= reached:
-        found, wanted = rung, wanted * rule.reduction
-    return found
+        passed_rung, wanted = rung, wanted * rule.reduction
+    return passed_rung
 
 
 def _or_worst(value: float) -> float:

@@ -148,7 +148,7 @@ class RetentionRules:
     def first_days(self) -> float:
         """Days after a job's end in which nothing of it is deleted; 0: nothing is ever deleted."""
         days = (self.logs_days, self.checkpoints_days, self.series_days, self.events_days, self.jobs_days)
-        return min((one for one in days if one > 0), default=0.0)
+        return min((day for day in days if day > 0), default=0.0)
 
 
 LEAST_AUDIT_DAYS = 30.0

@@ -40,7 +40,7 @@ class LabelSelector:
 
     name: str
     value: str | None = None
-    """None: any."""
+    """None means any."""
     negated: bool = False
 
     @classmethod
@@ -54,8 +54,8 @@ class LabelSelector:
         return cls(name.strip(), value if equals else None, negated)
 
     def matches(self, labels: dict[str, str]) -> bool:
-        found = self.name in labels and (self.value is None or labels[self.name] == self.value)
-        return found is not self.negated
+        is_equal = self.name in labels and (self.value is None or labels[self.name] == self.value)
+        return is_equal is not self.negated
 
 
 def search_words(text: str) -> tuple[str, ...]:

@@ -146,15 +146,19 @@ def _users_frame(frames: Sequence[Frame]) -> Frame | None:
     return None
 
 
-def _who(one: StackCluster) -> str:
-    if one.ranks:
-        return f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {_ranges(one.ranks)}"
-    names = [name.rpartition("/")[2] for name in one.worker_ids]
+def _who(stack_cluster: StackCluster) -> str:
+    if stack_cluster.ranks:
+        return (
+            f"rank {stack_cluster.ranks[0]}"
+            if len(stack_cluster.ranks) == 1
+            else f"ranks {_ranges(stack_cluster.ranks)}"
+        )
+    names = [name.rpartition("/")[2] for name in stack_cluster.worker_ids]
     return f"worker {names[0]}" if len(names) == 1 else f"workers {', '.join(names)}"
 
 
-def _is_or_are(one: StackCluster) -> str:
-    return "is" if len(one.worker_ids) == 1 else "are"
+def _is_or_are(stack_cluster: StackCluster) -> str:
+    return "is" if len(stack_cluster.worker_ids) == 1 else "are"
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -69,7 +69,7 @@ def after_error(num_errors: int, error: str) -> StartDecision:
 
 
 def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:
-    """Whether Ray may go on starting it.
+    """Return whether Ray may go on starting it.
 
     Args:
         num_unrecorded: processes of this supervisor that were started and have claimed no life, in all.
@@ -95,7 +95,7 @@ def lack_of_memory(ends: Sequence[ProcessEnd]) -> str:
     killed = [end.words for end in ends if end.is_out_of_memory]
     if 2 * len(killed) <= len(ends):
         return ""
-    node, use, threshold = (found.search(killed[-1]) for found in (_NODE, _USE, _THRESHOLD))
+    node, use, threshold = (pattern.search(killed[-1]) for pattern in (_NODE, _USE, _THRESHOLD))
     numbers = f" ({use[1]} of {use[2]} GB in use, Ray allows {threshold[1]} %)" if use and threshold else ""
     return (
         f"Ray's memory monitor killed {len(killed)} of its last {count_text(len(ends), 'process')}, because its node"

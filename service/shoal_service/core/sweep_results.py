@@ -28,25 +28,25 @@ class Influence:
     share: float
     """0: as if its values were given at random; 1: it alone decides the order of the jobs."""
     direction: float | None
-    """-1: larger values have lower losses; 1: higher ones. None: the values are no numbers."""
+    """-1: larger values have lower losses; 1: higher ones. None if the values are no numbers."""
     num_values: int
     num_jobs: int
 
 
 def best_so_far(points: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
     """Those (time, value, job id) that are lower than every one before them in time."""
-    found: list[tuple[float, float, str]] = []
+    scores: list[tuple[float, float, str]] = []
     for point in sorted(points):
-        if math.isfinite(point[1]) and (not found or point[1] < found[-1][1]):
-            found.append(point)
-    return found
+        if math.isfinite(point[1]) and (not scores or point[1] < scores[-1][1]):
+            scores.append(point)
+    return scores
 
 
 def influences(labels: Mapping[str, Mapping[str, str]], losses: Mapping[str, float]) -> list[Influence]:
     """The influence of each label that differs between the jobs, the largest first. Both by job id; a loss that is not
     a number is worse than every number. A label is left out if there are too few jobs to judge it."""
     known = [job_id for job_id in labels if job_id in losses]
-    found = []
+    influences_found = []
     for name in sorted({name for job_id in known for name in labels[job_id]}):
         jobs = [job_id for job_id in known if name in labels[job_id]]
         values = [labels[job_id][name] for job_id in jobs]
@@ -56,16 +56,16 @@ def influences(labels: Mapping[str, Mapping[str, str]], losses: Mapping[str, flo
         share = _share(groups, ranks)
         if len(jobs) >= LEAST_JOBS and len(set(values)) > 1 and share is not None:
             direction = None if numbers is None else _correlation(_ranks(numbers), ranks)
-            found.append(Influence(name, share, direction, len(set(values)), len(jobs)))
-    return sorted(found, key=lambda one: -one.share)
+            influences_found.append(Influence(name, share, direction, len(set(values)), len(jobs)))
+    return sorted(influences_found, key=lambda influence: -influence.share)
 
 
 def _numbers(values: Sequence[str]) -> list[float] | None:
     try:
-        found = [float(value) for value in values]
+        numbers = [float(value) for value in values]
     except ValueError:
         return None
-    return found if all(map(math.isfinite, found)) else None
+    return numbers if all(map(math.isfinite, numbers)) else None
 
 
 def _groups(values: Sequence[str], numbers: Sequence[float] | None) -> list[int]:
@@ -79,18 +79,18 @@ def _groups(values: Sequence[str], numbers: Sequence[float] | None) -> list[int]
 
 def _ranks(values: Sequence[float]) -> list[float]:
     """From 1 on; equal values share the mean of their ranks."""
-    found = [0.0] * len(values)
+    positions = [0.0] * len(values)
     first = 1
     for _, same in groupby(sorted(range(len(values)), key=values.__getitem__), key=values.__getitem__):
         places = list(same)
         for place in places:
-            found[place] = first + (len(places) - 1) / 2
+            positions[place] = first + (len(places) - 1) / 2
         first += len(places)
-    return found
+    return positions
 
 
 def _share(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Epsilon squared, at least 0. None: there are as many groups as jobs, or all ranks are equal."""
+    """Epsilon squared, at least 0. None if there are as many groups as jobs, or all ranks are equal."""
     by_group: dict[int, list[float]] = defaultdict(list)
     for group, rank in zip(groups, ranks, strict=True):
         by_group[group].append(rank)
@@ -99,12 +99,12 @@ def _share(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
     total = sum((rank - mean) ** 2 for rank in ranks)
     if spare < 1 or total == 0:
         return None
-    between = sum(len(one) * (sum(one) / len(one) - mean) ** 2 for one in by_group.values())
+    between = sum(len(members) * (sum(members) / len(members) - mean) ** 2 for members in by_group.values())
     return max(0.0, (between - (len(by_group) - 1) * (total - between) / spare) / total)
 
 
 def _correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
     mean = (len(left) + 1) / 2  # of both: they are ranks
-    spread = math.sqrt(sum((one - mean) ** 2 for one in left) * sum((one - mean) ** 2 for one in right))
-    together = sum((one - mean) * (other - mean) for one, other in zip(left, right, strict=True))
+    spread = math.sqrt(sum((value - mean) ** 2 for value in left) * sum((value - mean) ** 2 for value in right))
+    together = sum((value - mean) * (other - mean) for value, other in zip(left, right, strict=True))
     return together / spread if spread else None

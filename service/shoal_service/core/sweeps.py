@@ -38,12 +38,12 @@ class InvalidGrid(ValueError):
 def parse_axis(text: str) -> tuple[str, tuple[str, ...]]:
     """KEY.PATH and the texts of its values. Raises InvalidGrid."""
     key, equals, values = text.partition("=")
-    found = tuple(value.strip() for value in _split(values))
-    if not key.strip() or not equals or not all(found) or not found:
+    texts = tuple(value.strip() for value in _split(values))
+    if not key.strip() or not equals or not all(texts) or not texts:
         raise InvalidGrid(f"--grid {text!r}: use KEY.PATH=VALUE,VALUE,..., for example optimizer.lr=1e-4,3e-4.")
-    if len(set(found)) < len(found):
+    if len(set(texts)) < len(texts):
         raise InvalidGrid(f"--grid {text!r}: a value is given twice.")
-    return key.strip(), found
+    return key.strip(), texts
 
 
 def combinations(axes: Sequence[tuple[str, tuple[str, ...]]]) -> list[dict[str, str]]:
@@ -109,15 +109,15 @@ def draws(
     for key, interval in intervals.items():
         if problem := why_not_drawn(interval):
             raise InvalidGrid(f"ranges.{key}: {problem}.")
-    found: dict[tuple[str, ...], dict[str, str]] = {}
+    drawn: dict[tuple[str, ...], dict[str, str]] = {}
     for number in range(1, samples * _DRAWS_PER_SAMPLE + 1):
-        one = {key: values[int(_uniform(seed, number, key) * len(values))] for key, values in lists.items()}
-        one |= {key: _within(interval, _uniform(seed, number, key)) for key, interval in intervals.items()}
-        found.setdefault(tuple(one.values()), one)
-        if len(found) == samples:
-            return list(found.values())
+        member = {key: values[int(_uniform(seed, number, key) * len(values))] for key, values in lists.items()}
+        member |= {key: _within(interval, _uniform(seed, number, key)) for key, interval in intervals.items()}
+        drawn.setdefault(tuple(member.values()), member)
+        if len(drawn) == samples:
+            return list(drawn.values())
     raise InvalidGrid(
-        f"samples is {samples:,}, and {samples * _DRAWS_PER_SAMPLE:,} draws gave only {len(found):,} different sets of "
+        f"samples is {samples:,}, and {samples * _DRAWS_PER_SAMPLE:,} draws gave only {len(drawn):,} different sets of "
         "values. Lower samples, or leave it out to submit every combination of the grid."
     )
 

@@ -54,7 +54,7 @@ class SystemMetric(StrEnum):
 
 def busy_share(use: WorkerUse) -> float | None:
     """Share of its time in which the training thread does not wait for other ranks. The straggler has the highest,
-    since the others wait for it. None: not known, or a GPU waits in place of the thread."""
+    since the others wait for it. None if not known, or a GPU waits in place of the thread."""
     if not use.phases or use.gpu_bytes:
         return None
     return 1.0 - use.phases.get(StepPart.COMMUNICATION, 0.0)
@@ -101,7 +101,7 @@ def sample_of(uses: Mapping[int, Sequence[WorkerUse]], *, num_ranks: int, genera
     values: dict[str, tuple[float | None, ...]] = {}
     for metric, value in VALUES.items():
         of_ranks = tuple(_mean(map(value, uses.get(rank, ()))) for rank in range(num_ranks))
-        if any(one is not None for one in of_ranks):
+        if any(rank is not None for rank in of_ranks):
             values[metric.value] = of_ranks
     return SystemSample(at=at, generation=generation, values=values)
 

@@ -58,7 +58,7 @@ class ServiceWebhook(WebhookSpec):
 
 
 def selects(patterns: Iterable[str], type_: str) -> bool:
-    """Whether a hook with these patterns is sent events of this type."""
+    """Return whether a hook with these patterns is sent events of this type."""
     if type_.startswith(_OWN):
         return False
     return any(pattern in ("*", type_) or _is_below(pattern, type_) for pattern in patterns)
@@ -88,20 +88,20 @@ class WebhookRules:
     def read(receivers: str, secrets: Mapping[str, tuple[str, ...]]) -> WebhookRules:
         """`receivers`: names, addresses and networks, separated by commas. ValueError names one that is none."""
         hosts, networks = set(), []
-        for one in filter(None, (part.strip().lower() for part in receivers.split(","))):
+        for receiver in filter(None, (part.strip().lower() for part in receivers.split(","))):
             try:
-                networks.append(ipaddress.ip_network(one))
+                networks.append(ipaddress.ip_network(receiver))
             except ValueError as error:
-                if "/" in one or ":" in one or one.replace(".", "").isdigit():
-                    raise ValueError(f"{one!r} is not a host, an address or a network: {error}.") from None
-                hosts.add(one)
+                if "/" in receiver or ":" in receiver or receiver.replace(".", "").isdigit():
+                    raise ValueError(f"{receiver!r} is not a host, an address or a network: {error}.") from None
+                hosts.add(receiver)
         return WebhookRules(hosts=frozenset(hosts), networks=tuple(networks), secrets=dict(secrets))
 
     def usable(self, host: str, addresses: Iterable[str]) -> tuple[str, ...]:
         """The addresses of `host` that a webhook may connect to, in their order."""
         if host.lower().rstrip(".") in self.hosts:
             return tuple(addresses)
-        return tuple(one for one in addresses if self._allows(ipaddress.ip_address(one.partition("%")[0])))
+        return tuple(address for address in addresses if self._allows(ipaddress.ip_address(address.partition("%")[0])))
 
     def refusal_of_receiver(self, hook: WebhookSpec) -> str:
         """Why the URL can never be called, as far as it can be known without resolving its name; empty: unknown."""
@@ -126,7 +126,7 @@ class WebhookRules:
 
     def _allows(self, address: _Address) -> bool:
         inner = _inner(address)
-        if any(one in network for one in (address, inner) for network in self.networks):
+        if any(candidate in network for candidate in (address, inner) for network in self.networks):
             return True
         return inner.is_global and not (inner.is_multicast or inner.is_reserved or inner.is_unspecified)
 
@@ -175,7 +175,7 @@ class Retries:
     failing_since: float | None = None
     """Wall-clock time of the first failure."""
     next_at: float | None = None
-    """Wall-clock time of the next attempt; None: at once."""
+    """Wall-clock time of the next attempt; None means at once."""
 
     def is_due(self, now: float) -> bool:
         return self.next_at is None or self.next_at <= now

@@ -79,7 +79,9 @@ class _Left:
 
 def connected(changes: Iterable[Change]) -> list[Change]:
     """The changes in the order of their times, the ones that free workers first, with `freed_by` and `taken_by`."""
-    ordered = sorted(changes, key=lambda one: (one.at, one.kind in _TAKES, one.job))
+    ordered = sorted(
+        changes, key=lambda worker_change: (worker_change.at, worker_change.kind in _TAKES, worker_change.job)
+    )
     left: dict[str, deque[_Left]] = defaultdict(deque)
     """By cluster, the newest last."""
     taken: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -90,23 +92,28 @@ def connected(changes: Iterable[Change]) -> list[Change]:
         if change.kind is ChangeKind.LEAVE:
             there.append(_Left(index, change.job, change.free, change.at))
         elif change.kind in _TAKES:
-            found = _take(there, change.free)
-            for one, workers in found:
-                taken[one.change].append((change.job, workers))
-            ordered[index] = replace(change, freed_by=tuple((one.job, workers) for one, workers in found))
-    return [replace(one, taken_by=tuple(taken[index])) if taken[index] else one for index, one in enumerate(ordered)]
+            workers_taken = _take(there, change.free)
+            for worker_change, workers in workers_taken:
+                taken[worker_change.change].append((change.job, workers))
+            ordered[index] = replace(
+                change, freed_by=tuple((worker_change.job, workers) for worker_change, workers in workers_taken)
+            )
+    return [
+        replace(worker_change, taken_by=tuple(taken[index])) if taken[index] else worker_change
+        for index, worker_change in enumerate(ordered)
+    ]
 
 
 def _take(there: deque[_Left], workers: int) -> list[tuple[_Left, int]]:
     """Take workers that were left, the newest first: the scheduler decides about them within seconds."""
-    found = []
+    taken = []
     while workers > 0 and there:
         newest = there[-1]
         number = min(workers, newest.workers)
         if number:
-            found.append((newest, number))
+            taken.append((newest, number))
         newest.workers -= number
         workers -= number
         if not newest.workers:
             there.pop()
-    return found
+    return taken

@@ -119,8 +119,8 @@ class Gateway:
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set. Raises LinkRefused: the service will not have this gateway; RayHangs."""
         loops = [
-            asyncio.create_task(one, name=name)
-            for name, one in (
+            asyncio.create_task(routine, name=name)
+            for name, routine in (
                 ("looking", self._looking()),
                 ("reporting", self._reporting()),
                 ("ordering", self._ordering()),
@@ -129,9 +129,9 @@ class Gateway:
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([stopping, *loops], return_when=asyncio.FIRST_COMPLETED)
-            for one in loops:
-                if one.done():
-                    one.result()
+            for loop in loops:
+                if loop.done():
+                    loop.result()
         finally:
             for task in (stopping, *loops):
                 task.cancel()
@@ -352,8 +352,8 @@ class Gateway:
         if (known := life.done.get(order.number)) is not None:
             self._answered(life, known)
         elif order.epoch < life.epoch:
-            words = f"the order is of lease epoch {order.epoch}, and there was one of epoch {life.epoch}"
-            self._answered(life, Answer(number=order.number, failure=Failure.of(ClusterUnreachable(words))))
+            message = f"the order is of lease epoch {order.epoch}, and there was one of epoch {life.epoch}"
+            self._answered(life, Answer(number=order.number, failure=Failure.of(ClusterUnreachable(message))))
         else:
             life.epoch = order.epoch
             life.running[order.number] = asyncio.create_task(self._carry_out(life, order))

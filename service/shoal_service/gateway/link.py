@@ -110,10 +110,10 @@ class Link:
         try:
             answer = await self._http.request(method, self._base + path, **request)
         except (httpx.HTTPError, ssl.SSLError) as error:
-            words = str(error) or type(error).__name__
-            if _NOT_VERIFIED in words:
-                words = f"the certificate of the service cannot be verified ({words}): see `shoal join --ca-file`"
-            raise LinkDown(f"no answer from {self._http.base_url}: {words}") from error
+            message = str(error) or type(error).__name__
+            if _NOT_VERIFIED in message:
+                message = f"the certificate of the service cannot be verified ({message}): see `shoal join --ca-file`"
+            raise LinkDown(f"no answer from {self._http.base_url}: {message}") from error
         if answer.status_code < 300:
             return answer
         raise _refusal(answer)

@@ -50,8 +50,8 @@ async def unused_packages(nodes: Sequence[tuple[str, str]], for_s: float) -> tup
     )
     return tuple(
         UnusedPackages(node_id, ip, name, num_bytes, unused_s)
-        for (node_id, ip), found in zip(nodes, answers, strict=True)
-        for name, num_bytes, unused_s in found or ()
+        for (node_id, ip), answer in zip(nodes, answers, strict=True)
+        for name, num_bytes, unused_s in answer or ()
     )
 
 
@@ -63,7 +63,10 @@ def _list_unused(for_s: float) -> list[tuple[str, int, float]]:
     """Runs on the node."""
     from shoal_workers.package_sets import root_of_node, unused
 
-    return [(one.name, one.num_bytes, one.unused_s) for one in unused(root_of_node(), for_s=for_s)]
+    return [
+        (package_set.name, package_set.num_bytes, package_set.unused_s)
+        for package_set in unused(root_of_node(), for_s=for_s)
+    ]
 
 
 def _remove(name: str, for_s: float) -> bool:
@@ -113,8 +116,8 @@ async def other_releases() -> str:
     except GcsUnavailable:
         return ""
     calls = (call_on_node(node.node_id, release, within_s=_RELEASE_S) for node in nodes)
-    found = dict(zip((node.ip for node in nodes), await asyncio.gather(*calls), strict=True))
-    return words_of(VERSION, {ip: version for ip, version in found.items() if isinstance(version, str)})
+    releases = dict(zip((node.ip for node in nodes), await asyncio.gather(*calls), strict=True))
+    return words_of(VERSION, {ip: version for ip, version in releases.items() if isinstance(version, str)})
 
 
 def words_of(own: str, releases: Mapping[str, str]) -> str:

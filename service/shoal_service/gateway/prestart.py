@@ -76,7 +76,7 @@ class SupervisorReserve:
         return node_id
 
     def is_due(self, now: float) -> bool:
-        """Whether `renew` may have something to do."""
+        """Return whether `renew` may have something to do."""
         return now >= self._renew_at
 
     def renew(self, nodes: Sequence[str], now: float) -> tuple[str, str] | None:

@@ -71,7 +71,7 @@ class RayCluster:
         """
         Args:
             supervisor_class: the actors that it starts.
-            address: where they report; None: the home that they are given has its address already, if there is one.
+            address: where they report; None if the home that they are given has its address already, if there is one.
         """
         self._supervisor_class = supervisor_class
         self._home_address = address
@@ -84,7 +84,7 @@ class RayCluster:
         self._node_id = ""
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """When the head began to accept connections without answering, monotonic time; None: it answers."""
+        """When the head began to accept connections without answering, monotonic time; None if it answers."""
         self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:
@@ -174,8 +174,8 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
 
     def _is_unknown(self) -> bool:
-        """Whether the head accepts connections and does not answer this driver, since it was restarted with other
-        tables."""
+        """Return whether the head accepts connections and does not answer this driver, since it was restarted with
+        other tables."""
         if not listens(self.address):
             self._unanswered_since_mono = None
         elif self._unanswered_since_mono is None:
@@ -282,8 +282,8 @@ class RayCluster:
         except (ActorUnavailableError, GetTimeoutError):
             return ""
         except RayError as error:
-            words = str(error)
-            return f"{words}{asyncio.run(other_releases())}" if _NOT_CREATED in words else words
+            message = str(error)
+            return f"{message}{asyncio.run(other_releases())}" if _NOT_CREATED in message else message
         return ""
 
     def silent_supervisor(self, job_id: str, attempt: int) -> str:

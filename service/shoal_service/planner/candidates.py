@@ -124,7 +124,8 @@ class Limits:
     """Kinds of layouts (contract/proofs.py) that a proof has refused."""
 
     def holds(self, tp: int, world: int) -> bool:
-        """Whether the nodes have room for all tp groups of a world, none of them on two nodes, or need not have it."""
+        """Return whether the nodes have room for all tp groups of a world, none of them on two nodes, or need not have
+        it."""
         if self.fixed is not None:
             return True
         if self.tp_may_cross or tp > self.max_tp:
@@ -173,17 +174,17 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
 
 def _uses(kind: frozenset[str], degrees: dict[str, Ints], schedule: Ints, context: Ints) -> np.ndarray:
     """A mask: layouts that use all of `kind`; `contract.proofs.kind_of` for columns. A test compares the two."""
-    found = np.ones(len(schedule), dtype=bool)
+    is_used = np.ones(len(schedule), dtype=bool)
     for axis, degree in degrees.items():
         if axis in kind:
-            found &= degree > 1
-    own = {SCHEDULES.index(one) for one in SCHEDULES if kind & kind_of(Layout(pp=2, schedule=one)) - {"pp"}}
+            is_used &= degree > 1
+    own = {SCHEDULES.index(name) for name in SCHEDULES if kind & kind_of(Layout(pp=2, schedule=name)) - {"pp"}}
     if own:
-        found &= np.isin(schedule, sorted(own))
-    methods = {CONTEXTS.index(one) for one in CONTEXTS if kind & kind_of(Layout(cp=2, context=one)) - {"cp"}}
+        is_used &= np.isin(schedule, sorted(own))
+    methods = {CONTEXTS.index(method) for method in CONTEXTS if kind & kind_of(Layout(cp=2, context=method)) - {"cp"}}
     if methods:
-        found &= np.isin(context, sorted(methods))
-    return found
+        is_used &= np.isin(context, sorted(methods))
+    return is_used
 
 
 def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:

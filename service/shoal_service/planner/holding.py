@@ -112,7 +112,7 @@ def _mean(shape: ModelShape | None, dense: float, experts: float) -> float:
 
 
 def holding_of(spec: JobSpec, shape: ModelShape | None) -> Holding:
-    """`shape`: of the spec's model; None: it is not known."""
+    """`shape`: of the spec's model; None if it is not known."""
     hugging_face = hugging_face_of(spec.task, spec.model)
     config = language_model_of(spec)
     if hugging_face is not None and hugging_face.lora is not None and shape is not None:
@@ -123,16 +123,16 @@ def holding_of(spec: JobSpec, shape: ModelShape | None) -> Holding:
         return Holding(*2 * (PerParameter(state_bytes=_usual(spec.optimizer)),))
     by_name = bool(spec.optimizer.groups)
     tensors = list(tensors_of(config, shape.vocab_size, by_name=by_name))
-    dense = [one for one in tensors if one.kind is not Kind.EXPERTS]
-    experts = [one for one in tensors if one.kind is Kind.EXPERTS]
+    dense = [tensor for tensor in tensors if tensor.kind is not Kind.EXPERTS]
+    experts = [tensor for tensor in tensors if tensor.kind is Kind.EXPERTS]
     return Holding(_average(spec.optimizer, dense), _average(spec.optimizer, experts) if experts else PerParameter())
 
 
 def _average(settings: OptimizerSpec, tensors: list[TensorSize]) -> PerParameter:
-    trained = [one for one in tensors if not _is_frozen(settings, one)]
-    total = sum(one.numel for one in tensors)
-    state = sum(_state_bytes(settings, one) * one.numel for one in trained)
-    return PerParameter(sum(one.numel for one in trained) / total, state / total)
+    trained = [tensor for tensor in tensors if not _is_frozen(settings, tensor)]
+    total = sum(tensor.numel for tensor in tensors)
+    state = sum(_state_bytes(settings, tensor) * tensor.numel for tensor in trained)
+    return PerParameter(sum(tensor.numel for tensor in trained) / total, state / total)
 
 
 def _is_frozen(settings: OptimizerSpec, tensor: TensorSize) -> bool:
@@ -152,8 +152,8 @@ def _state_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
 
 def _own_bytes(settings: OptimizerSpec, tensor: TensorSize) -> float:
     args, path = settings.args, settings.name
-    if (found := known(settings.name)) is not None:
-        path = found.path
+    if (optimizer := known(settings.name)) is not None:
+        path = optimizer.path
     match path.replace(":", ".").rpartition(".")[2]:
         case "SGD":
             return _FP32 * bool(args.get("momentum"))

@@ -310,8 +310,8 @@ def gpu_host_bytes(spec: JobSpec, shape: ModelShape, rank_params: Floats, *, off
     """
     holding = holding_of(spec, shape)
     snapshots = holding.snapshot_bytes(shape) * own_copies(spec)
-    found: Floats = rank_params * (holding.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
-    return found
+    num_bytes: Floats = rank_params * (holding.offloaded_bytes(shape) * offload + snapshots) + CPU.reserved_bytes
+    return num_bytes
 
 
 def least_need(spec: JobSpec, layout: Layout, num_params: int) -> HostNeed:

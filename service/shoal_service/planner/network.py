@@ -131,8 +131,8 @@ class _Places:
         def ranks_in(room: Ints) -> Ints:
             room = np.where(self._tp_crosses, np.maximum(room, 1), room)
             whole = _piece(room // inner, outer) * run
-            found: Ints = np.where(room >= inner, whole, np.where(room > 0, np.minimum(room, run), size))
-            return found
+            num_ranks: Ints = np.where(room >= inner, whole, np.where(room > 0, np.minimum(room, run), size))
+            return num_ranks
 
         return Span(
             size=size,
@@ -148,15 +148,15 @@ class _Places:
             in_racks += self._racks[rack] * (room // block)
         crosses_racks = (in_racks < blocks) & (len(self._racks) > 0)
         classes = (LinkClass.INSIDE_NODE, LinkClass.BETWEEN_NODES, LinkClass.BETWEEN_RACKS)
-        inside, nodes, racks = (LINK_CLASSES.index(one) for one in classes)
+        inside, nodes, racks = (LINK_CLASSES.index(link_class) for link_class in classes)
         return np.where(self._whole_in_nodes(block) >= blocks, inside, np.where(crosses_racks, racks, nodes))
 
     def _whole_in_nodes(self, block: Ints) -> Ints:
         """How many such blocks the nodes have room for."""
-        found = np.zeros_like(block)
+        num_whole = np.zeros_like(block)
         for size, number in self._nodes.items():
-            found += number * (self._rooms[size] // block)
-        return found
+            num_whole += number * (self._rooms[size] // block)
+        return num_whole
 
 
 def _piece(room: Ints, size: Ints) -> Ints:
@@ -166,8 +166,8 @@ def _piece(room: Ints, size: Ints) -> Ints:
 
 
 def _least(of_places: list[Ints], otherwise: Ints) -> Ints:
-    found: Ints = np.minimum.reduce(of_places) if of_places else otherwise
-    return found
+    least: Ints = np.minimum.reduce(of_places) if of_places else otherwise
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def group(profile: HardwareProfile, span: Span, sharing: Floats | float = 1.0) -
 def send_s(profile: HardwareProfile, num_bytes: Floats, link: Ints) -> Floats:
     """One message to the next rank of a group. `link`: the class of links that the group crosses."""
     links = [profile.link(crossed) for crossed in LINK_CLASSES]
-    return np.choose(link, [num_bytes / one.bandwidth + one.latency(2) for one in links])
+    return np.choose(link, [num_bytes / used_link.bandwidth + used_link.latency(2) for used_link in links])
 
 
 def _by_size(sizes: Ints, of: Callable[[int], float]) -> Floats:

@@ -204,12 +204,12 @@ def _of_worlds(task: Task, world_size: int) -> Plan:
     for world in _worlds(world_size):
         if best is not None and best.fits and world < world_size * best_possible(best, world, world_size):
             continue
-        found = predict_layouts(task, [world])
-        if not len(found):
+        predicted = predict_layouts(task, [world])
+        if not len(predicted):
             continue
-        rival = found.best(1)[0]
+        rival = predicted.best(1)[0]
         if best is None or _is_clearly_better(rival, best):
-            best, table = rival, found
+            best, table = rival, predicted
     if best is None or table is None:  # one rank is always legal
         table = next(f for world in range(world_size, 0, -1) if len(f := predict_layouts(task, [world])))
         best = table.best(1)[0]
@@ -245,7 +245,7 @@ def _is_clearly_better(rival: Prediction, best: Prediction) -> bool:
 def _as_requested(
     spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile, racks: Racks
 ) -> Plan | None:
-    """The plan with the fixed degrees; None: they do not fit the world, and others may be chosen."""
+    """The plan with the fixed degrees; None if they do not fit the world, and others may be chosen."""
     worlds = [world_size]
     if fixed.otherwise == "idle":
         most = world_size // fixed.unit * fixed.unit
@@ -259,9 +259,9 @@ def _as_requested(
             continue
         if shape is not None:
             task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
-            found = predict_layouts(task, [world], offload=fixed.offload)
-            if len(found):
-                return _plan_from(found.best(1)[0], world_size, f"{Preference.AS_REQUESTED}")
+            table = predict_layouts(task, [world], offload=fixed.offload)
+            if len(table):
+                return _plan_from(table.best(1)[0], world_size, f"{Preference.AS_REQUESTED}")
         elif not violations(layout, spec, known):
             fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
             reason = partitioned(spec, layout.num_data_ranks, fed)
@@ -301,17 +301,17 @@ def _sharded_only(table: LayoutTable, world_size: int) -> LayoutTable:
 
 
 def _with_rivals(table: LayoutTable, best: Prediction, world_size: int, rule: str) -> Plan:
-    others = [one for one in table.other_levels(best) if one.step_s <= (1 + _OWN_ERROR) * best.step_s]
-    rivals = tuple(_rival(one, best, world_size) for one in others) if best.fits else ()
+    others = [level for level in table.other_levels(best) if level.step_s <= (1 + _OWN_ERROR) * best.step_s]
+    rivals = tuple(_rival(other, best, world_size) for other in others) if best.fits else ()
     return replace(_plan_from(best, world_size, rule), rivals=rivals)
 
 
-def _rival(one: Prediction, best: Prediction, world_size: int) -> Plan:
+def _rival(rival: Prediction, best: Prediction, world_size: int) -> Plan:
     why = (
-        f"{Preference.MEASURED}: steps of shard {one.layout.shard} are predicted to take {one.step_s:.3g} s, those of "
-        f"shard {best.layout.shard} {best.step_s:.3g} s, which only a measurement can tell apart"
+        f"{Preference.MEASURED}: steps of shard {rival.layout.shard} are predicted to take {rival.step_s:.3g} s, those "
+        f"of shard {best.layout.shard} {best.step_s:.3g} s, which only a measurement can tell apart"
     )
-    return replace(_plan_from(one, world_size, ""), reason=why)
+    return replace(_plan_from(rival, world_size, ""), reason=why)
 
 
 def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:

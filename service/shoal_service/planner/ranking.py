@@ -168,23 +168,23 @@ class LayoutTable:
 
     def best(self, count: int) -> tuple[Prediction, ...]:
         """The best layout of each combination of degrees, at most `count`."""
-        columns, found, seen = self.columns, [], set()
+        columns, chosen, seen = self.columns, [], set()
         for row in self.order:
             degrees = tuple(int(getattr(columns, axis)[row]) for axis in AXES)
             if degrees not in seen:
                 seen.add(degrees)
-                found.append(self._prediction(int(row)))
-            if len(found) == count:
+                chosen.append(self._prediction(int(row)))
+            if len(chosen) == count:
                 break
-        return tuple(found)
+        return tuple(chosen)
 
     def other_levels(self, best: Prediction) -> tuple[Prediction, ...]:
         """Layouts that fit and differ from `best` in the shard level only, fastest first."""
         others = {best.layout.model_copy(update={"shard": level}) for level in LEVELS} - {best.layout}
         degrees = [getattr(self.columns, axis) == getattr(best.layout, axis) for axis in AXES]
         rows = np.flatnonzero(np.logical_and.reduce([*degrees, self.fits]))
-        found = [self._prediction(int(row)) for row in rows if self.columns.layout(int(row)) in others]
-        return tuple(sorted(found, key=lambda one: one.step_s))
+        predictions = [self._prediction(int(row)) for row in rows if self.columns.layout(int(row)) in others]
+        return tuple(sorted(predictions, key=lambda prediction: prediction.step_s))
 
     def least_memory(self) -> Prediction:
         """The layout that needs the least memory, at any speed."""
@@ -324,29 +324,29 @@ def reasons(
     def share(part: SecondsPart) -> str:
         return f"{100 * seconds[part] / step_s:.1f} % of the step"
 
-    found = []
+    reasons_found = []
     for axis in (axis for axis in links if axis in layout.planned_axes):  # the busiest first
-        degree, words = getattr(layout, axis), links[axis].words
+        degree, axis_text = getattr(layout, axis), links[axis].words
         rule = f"{Preference.TP_INSIDE_NODE}: " if axis == "tp" and links[axis] is LinkClass.INSIDE_NODE else ""
         if axis == "pp":
             how = f" ({layout.schedule}, {len(layout.stages)} stages)"
-            found.append(f"pp {degree}{how} {words}: bubble {share(SecondsPart.BUBBLE)}")
+            reasons_found.append(f"pp {degree}{how} {axis_text}: bubble {share(SecondsPart.BUBBLE)}")
         else:
             how = f" ({layout.context})" if axis == "cp" else ""
-            found.append(f"{rule}{axis} {degree}{how} {words}, {share(SecondsPart(axis))}")
+            reasons_found.append(f"{rule}{axis} {degree}{how} {axis_text}, {share(SecondsPart(axis))}")
     if layout.shard is ShardLevel.NONE:
-        found.append(f"{Preference.PLAIN}: {PLAIN}, {share(SecondsPart.DP)}")
+        reasons_found.append(f"{Preference.PLAIN}: {PLAIN}, {share(SecondsPart.DP)}")
     if layout.num_shards > 1 and layout.pp == 1:
         where = f" {links['dp_shard'].words}" if "dp_shard" in links else ""
-        found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")
+        reasons_found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}{where}, {share(SecondsPart.DP)}")
     if layout.recompute is not Recompute.NONE:
-        found.append(
+        reasons_found.append(
             f"{Preference.RECOMPUTE_FOR_MEMORY}: {layout.recompute}, activations "
             f"{num_bytes[BytesPart.ACTIVATIONS] / GIB:.1f} GiB, {share(SecondsPart.RECOMPUTE)}"
         )
     if layout.offload:
-        found.append(f"{Preference.OFFLOAD_AS_LAST_RESORT}: optimizer state in host memory")
-    return (batch_partition, *found)
+        reasons_found.append(f"{Preference.OFFLOAD_AS_LAST_RESORT}: optimizer state in host memory")
+    return (batch_partition, *reasons_found)
 
 
 PLAIN = "every worker has the whole state and trains the task's own module"
@@ -358,5 +358,5 @@ _LEVELS = {
 
 
 def prefers_data_axes(profile: HardwareProfile, world_size: int, num_micro_batches: int) -> bool:
-    """Whether DATA_AXES_ON_CPU applies."""
+    """Return whether DATA_AXES_ON_CPU applies."""
     return profile.kind is DeviceKind.CPU and world_size <= num_micro_batches

@@ -47,7 +47,7 @@ def rank(
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     racks = normal_racks(racks, profile)
     task = Task(spec, shape, on_nodes(profile, racks), fixed, racks)
-    found = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
+    table = predict_layouts(task, [world_size], offload=fixed is not None and fixed.offload)
     trained, state = holding_of(spec, shape).of_model(shape)
     model = {
         "num_params": shape.params,
@@ -55,15 +55,15 @@ def rank(
         "num_trained_params": trained,
         "state_bytes": state,
     }
-    if not len(found):
+    if not len(table):
         return empty.model_copy(update=model | {"note": _no_layout(task, world_size)})
     return empty.model_copy(
         update=model
         | {
-            "num_layouts": len(found),
-            "num_fitting": found.num_fitting,
-            "predictions": found.best(top),
-            "note": "" if found.num_fitting else too_large(task, world_size, found),
+            "num_layouts": len(table),
+            "num_fitting": table.num_fitting,
+            "predictions": table.best(top),
+            "note": "" if table.num_fitting else too_large(task, world_size, table),
         }
     )
 
@@ -79,13 +79,13 @@ def refusal(spec: JobSpec) -> str:
         return _too_large_of_its_own(spec)
     if not spec.worker.gpus and not spec.worker.memory_gib:
         return ""
-    largest = max(PROFILES.values(), key=lambda one: (one.kind is DeviceKind.GPU, one.memory_bytes))
+    largest = max(PROFILES.values(), key=lambda profile: (profile.kind is DeviceKind.GPU, profile.memory_bytes))
     profile = profile_for(spec, largest if spec.worker.gpus else None)
     task, world_size = Task(spec, shape, profile), spec.elasticity.max_workers
-    found = _largest_table(task, world_size)
-    if found.num_fitting or (spec.worker.gpus and predict_layouts(task, [world_size], offload=True).num_fitting):
+    table = _largest_table(task, world_size)
+    if table.num_fitting or (spec.worker.gpus and predict_layouts(task, [world_size], offload=True).num_fitting):
         return ""
-    return too_large(task, world_size, found)
+    return too_large(task, world_size, table)
 
 
 def memory_note(spec: JobSpec, nodes: Iterable[tuple[float, float, float]], profile: HardwareProfile | None) -> str:
@@ -133,7 +133,7 @@ def _too_large_of_its_own(spec: JobSpec) -> str:
         ways.append("more workers (elasticity.max_workers)")
         if need.snapshots and need.alone - need.snapshots <= limit * GIB:
             ways.append("snapshot.enabled: false")
-    sizes = ", ".join(f"{words} {size / GIB:,.1f} GiB" for words, size in parts.items() if size)
+    sizes = ", ".join(f"{part} {size / GIB:,.1f} GiB" for part, size in parts.items() if size)
     return (
         f"Each worker needs at least {need.alone / GIB:,.1f} GiB, and worker.memory_gib is {limit:g}: {sizes}. "
         f"What would fit: {'; or '.join(ways)}."
@@ -142,7 +142,7 @@ def _too_large_of_its_own(spec: JobSpec) -> str:
 
 def _largest_table(task: Task, world_size: int) -> LayoutTable:
     """The table of the largest world that has a layout."""
-    return next(found for world in range(world_size, 0, -1) if len(found := predict_layouts(task, [world])))
+    return next(table for world in range(world_size, 0, -1) if len(table := predict_layouts(task, [world])))
 
 
 def _no_layout(task: Task, world_size: int) -> str:
@@ -198,9 +198,9 @@ def _more_ranks(task: Task, world_size: int, is_gpu: bool) -> str:
     while world < _MOST_RANKS:
         step = max(1, min(world, task.profile.ranks_per_node))
         world = (2 * world) // step * step
-        found = predict_layouts(task, [world])
-        if len(found) and found.num_fitting:
-            return f"{_ranks(world, is_gpu)} ({found.best(1)[0].name})"
+        table = predict_layouts(task, [world])
+        if len(table) and table.num_fitting:
+            return f"{_ranks(world, is_gpu)} ({table.best(1)[0].name})"
     return ""
 
 
@@ -209,43 +209,43 @@ def _smaller_batch(task: Task, world_size: int) -> str:
     if batch.micro_size == 1:
         return ""
     spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
-    found = predict_layouts(replace(task, spec=spec), [world_size])
-    if not len(found) or not found.num_fitting:
+    table = predict_layouts(replace(task, spec=spec), [world_size])
+    if not len(table) or not table.num_fitting:
         return ""
-    return f"batch.micro_size 1 ({found.best(1)[0].memory_bytes / GIB:,.1f} GiB with {found.best(1)[0].name})"
+    return f"batch.micro_size 1 ({table.best(1)[0].memory_bytes / GIB:,.1f} GiB with {table.best(1)[0].name})"
 
 
 def _without_snapshots(task: Task, world_size: int) -> str:
     if not task.spec.snapshot.enabled:
         return ""
     snapshot = task.spec.snapshot.model_copy(update={"enabled": False})
-    found = predict_layouts(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), [world_size])
-    if not len(found) or not found.num_fitting:
+    table = predict_layouts(replace(task, spec=task.spec.model_copy(update={"snapshot": snapshot})), [world_size])
+    if not len(table) or not table.num_fitting:
         return ""
-    best = found.best(1)[0]
+    best = table.best(1)[0]
     return f"snapshot.enabled: false ({best.memory_bytes / GIB:,.1f} GiB with {best.name})"
 
 
 def _offload(task: Task, world_size: int) -> str:
     if task.profile.kind is not DeviceKind.GPU:
         return ""
-    found = predict_layouts(task, [world_size], offload=True)
-    if not len(found):
+    table = predict_layouts(task, [world_size], offload=True)
+    if not len(table):
         return ""
-    if not found.num_fitting:
-        return _more_host_memory(found)
-    best = found.best(1)[0]
+    if not table.num_fitting:
+        return _more_host_memory(table)
+    best = table.best(1)[0]
     return (
         f"parallelism.offload: true ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, {best.step_s:,.1f} s a step)"
     )
 
 
-def _more_host_memory(found: LayoutTable) -> str:
+def _more_host_memory(table: LayoutTable) -> str:
     """Offloading, if only `worker.memory_gib` forbids it."""
-    on_device = found.memory_bytes <= found.task.profile.usable_bytes
+    on_device = table.memory_bytes <= table.task.profile.usable_bytes
     if not on_device.any():
         return ""
-    spec, shape, params = found.task.spec, found.task.shape, found.shard_params[on_device]
+    spec, shape, params = table.task.spec, table.task.shape, table.shard_params[on_device]
     least = float(gpu_host_bytes(spec, shape, params, offload=True).min()) / GIB
     holding = holding_of(spec, shape)
     kept = f" and {holding.snapshot_bytes(shape) * own_copies(spec):.3g} of its snapshots" if own_copies(spec) else ""

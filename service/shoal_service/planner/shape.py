@@ -227,7 +227,7 @@ def _flops(block: BlockShape) -> float:
 
 def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | None:
     """The shape of a model with experts or latent attention: that of the built-in model of nearly the same sizes, with
-    the parts that differ. None: the config lacks a size.
+    the parts that differ. None if the config lacks a size.
 
     Not counted: biases, and norms of heads."""
     sizes = sizes_of(settings)

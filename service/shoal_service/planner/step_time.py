@@ -78,9 +78,9 @@ def step_time(
     ep = _experts(shape, work, network, columns, content)
     pp = _pipeline(shape, work, network, columns)
     each, once = _data(shape, work, network, columns, content, compute)
-    one = compute + passes.recompute + tp + cp + ep + pp + each
+    micro_batch_s = compute + passes.recompute + tp + cp + ep + pp + each
     share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
-    bubble = _bubble(columns, one)
+    bubble = _bubble(columns, micro_batch_s)
     dense, experts = rank_params(shape, columns, content)
     of_dense, of_experts = work.holding.dense, work.holding.experts
     update_bytes = dense / columns.shards * _update_bytes(of_dense)
@@ -96,15 +96,15 @@ def step_time(
         SecondsPart.PP: share * pp,
         SecondsPart.DP: share * each + once,
         SecondsPart.BUBBLE: bubble,
-        SecondsPart.PADDING: (columns.fed - share) * one,
+        SecondsPart.PADDING: (columns.fed - share) * micro_batch_s,
         SecondsPart.UPDATE: update,
         SecondsPart.OVERHEAD: overhead,
     }
     return np.sum(list(parts.values()), axis=0), parts
 
 
-def _update_bytes(one: PerParameter) -> float:
-    return _UPDATE_BYTES * one.trained + _STATE_PASSES * one.state_bytes
+def _update_bytes(term: PerParameter) -> float:
+    return _UPDATE_BYTES * term.trained + _STATE_PASSES * term.state_bytes
 
 
 def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
@@ -176,13 +176,13 @@ def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates
     """Sequence parallel (Korthikanti et al. 2022): a gather before and a reduce-scatter after attention and the
     feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers."""
     tensor_group = network.group(network.spans.of_axis["tp"])
-    one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
+    gather_s = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
     per_block = np.choose(
         columns.recompute,
         _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0), np.full(len(columns), 12.0)),
     )
     ends = 2 * (content.has_embedding + content.has_head)
-    return one * ((content.num_dense + content.num_moe) * per_block + ends)
+    return gather_s * ((content.num_dense + content.num_moe) * per_block + ends)
 
 
 def _context(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
@@ -196,10 +196,10 @@ def _context(shape: ModelShape, work: Work, network: Network, columns: Candidate
     copies = np.lcm(heads_left, columns.cp) / heads_left  # keys and values are copied until cp divides their heads
     queries = 2 * shape.num_heads * shape.head_dim / columns.tp
     exchange = 2 * context_group.exchange_s(tokens * (queries + keys * copies) * size / 2)
-    one: Floats = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
+    collective_s: Floats = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
     times: Floats = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
     blocks: Ints = content.num_dense + content.num_moe
-    return blocks * times * one
+    return blocks * times * collective_s
 
 
 def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
@@ -213,8 +213,8 @@ def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidate
 def _pipeline(shape: ModelShape, work: Work, network: Network, columns: Candidates) -> Floats:
     """Activations to the next stage and gradients back, for each micro-batch."""
     num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
-    one = send_s(network.profile, num_bytes, network.spans.of_axis["pp"].link)
-    sends = 2 * columns.per_rank * one * (1 - network.profile.overlap) * network.sharing
+    message_s = send_s(network.profile, num_bytes, network.spans.of_axis["pp"].link)
+    sends = 2 * columns.per_rank * message_s * (1 - network.profile.overlap) * network.sharing
     return np.where(columns.pp > 1, sends, 0.0)
 
 
@@ -265,7 +265,7 @@ def _exposed(communication: Floats, compute: Floats, profile: HardwareProfile) -
     return communication - np.minimum(profile.overlap * communication, compute)
 
 
-def _bubble(columns: Candidates, one: Floats) -> Floats:
+def _bubble(columns: Candidates, term: Floats) -> Floats:
     """Seconds for which the slowest rank waits while the pipeline fills and drains.
 
     GPipe and 1F1B: (pp - 1) micro-batches (Narayanan et al. 2021); interleaved: that, divided by the stages per rank.
@@ -287,4 +287,4 @@ def _bubble(columns: Candidates, one: Floats) -> Floats:
         [(pp - 1) / columns.per_rank, np.minimum(pp - 1, (pp - 1) / 6 + missing), (pp - 1) * 2 / 9],
         pp - 1,
     )
-    return np.where(pp > 1, share * one, 0.0)
+    return np.where(pp > 1, share * term, 0.0)

@@ -71,7 +71,7 @@ class Market:
     costs: Costs = field(default_factory=Costs)
     projects: Mapping[str, Project] = field(default_factory=dict)
     every_s: float | None = None
-    """The policy is also called after this many seconds without an event; None: at events only."""
+    """The policy is also called after this many seconds without an event; None means at events only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +191,10 @@ class _Engine:
 
     def _granted(self) -> Counter[str]:
         """Workers by cluster."""
-        found = Counter[str]()
+        granted = Counter[str]()
         for run in self._running:
-            found[run.cluster] += run.granted
-        return found
+            granted[run.cluster] += run.granted
+        return granted
 
     def _apply(self, decision: Decision, now: float) -> None:
         if isinstance(decision, Wait):
@@ -323,7 +323,7 @@ class JobRun:
             self.places.append((now, cluster))
 
     def see_cluster(self, is_away: bool, now: float) -> None:
-        """Whether its cluster is lost, from now on."""
+        """Return whether its cluster is lost, from now on."""
         if is_away != (self.away_since is not None):
             self.away_since, self.seen = now if is_away else None, None
 

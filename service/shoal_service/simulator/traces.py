@@ -120,22 +120,24 @@ class Capacity:
     @staticmethod
     def of_clusters(clusters: Mapping[str, Sequence[tuple[float, int]]], workers_per_node: int) -> Capacity:
         """`clusters`: the steps of each one."""
-        found = tuple(ClusterCapacity(name, tuple(clusters[name])) for name in sorted(clusters))
-        times = sorted({0.0, *(at for one in found for at, _ in one.steps)})
-        total = tuple((at, sum(max(0, one.at(at)) for one in found)) for at in times)
-        return Capacity(workers_per_node, total, found)
+        capacities = tuple(ClusterCapacity(name, tuple(clusters[name])) for name in sorted(clusters))
+        times = sorted({0.0, *(at for cluster in capacities for at, _ in cluster.steps)})
+        total = tuple((at, sum(max(0, cluster.at(at)) for cluster in capacities)) for at in times)
+        return Capacity(workers_per_node, total, capacities)
 
     def workers_by_cluster(self, step: int) -> dict[str, int]:
         """The number of workers that fit into each cluster from the step of this index on; none where it is lost."""
         if not self.clusters:
             return {"": self.workers(step)}
-        return {one.name: max(0, one.at(self.steps[step][0])) * self.workers_per_node for one in self.clusters}
+        return {
+            cluster.name: max(0, cluster.at(self.steps[step][0])) * self.workers_per_node for cluster in self.clusters
+        }
 
     def states(self, step: int) -> dict[str, ClusterState]:
         """States of the clusters that have names."""
         return {
-            one.name: ClusterState.AWAY if one.at(self.steps[step][0]) == AWAY else ClusterState.OPEN
-            for one in self.clusters
+            cluster.name: ClusterState.AWAY if cluster.at(self.steps[step][0]) == AWAY else ClusterState.OPEN
+            for cluster in self.clusters
         }
 
     def workers(self, step: int) -> int:
@@ -144,7 +146,9 @@ class Capacity:
 
     def nodes(self, step: int) -> tuple[MarketNode, ...]:
         at, total = self.steps[step]
-        parts = [(f"{one.name}-", one.name, max(0, one.at(at))) for one in self.clusters] or [("", "", total)]
+        parts = [(f"{cluster.name}-", cluster.name, max(0, cluster.at(at))) for cluster in self.clusters] or [
+            ("", "", total)
+        ]
         return tuple(
             MarketNode(node_id=f"{prefix}node-{number:05d}", cpus=float(self.workers_per_node), cluster=name)
             for prefix, name, nodes in parts
@@ -359,10 +363,10 @@ def parse_capacity(text: str, name: str, workers_per_node: int) -> Capacity:
     steps: dict[str, dict[float, int]] = {}
     latest = 0.0
     for number, line in enumerate(text.splitlines(), start=1):
-        words = [word.strip() for word in line.lstrip("# ").split(",")]
-        header = _UNITS_S.get(words[0])
+        names = [word.strip() for word in line.lstrip("# ").split(",")]
+        header = _UNITS_S.get(names[0])
         if header is not None and unit_s is None:
-            unit_s, has_clusters = header, words[1:2] == ["cluster"]
+            unit_s, has_clusters = header, names[1:2] == ["cluster"]
             continue
         if not line.strip() or line.startswith("#"):
             continue
@@ -371,15 +375,15 @@ def parse_capacity(text: str, name: str, workers_per_node: int) -> Capacity:
             raise TraceError(
                 f"{where}: a line before this one must name the columns: at_h,nodes or at_h,cluster,nodes."
             )
-        cluster = _cluster(words, where) if has_clusters else ""
-        at_s, nodes = _step(words, unit_s, where, has_clusters=has_clusters)
+        cluster = _cluster(names, where) if has_clusters else ""
+        at_s, nodes = _step(names, unit_s, where, has_clusters=has_clusters)
         if at_s < latest:
-            raise TraceError(f"{where}: the time {words[0]} is before that of the line above.")
+            raise TraceError(f"{where}: the time {names[0]} is before that of the line above.")
         latest = at_s
         steps.setdefault(cluster, {0.0: 0})[at_s] = nodes
     if not steps:
         raise TraceError(f"{name} has no lines.")
-    changes = {cluster: _changes(found) for cluster, found in steps.items()}
+    changes = {cluster: _changes(capacity_steps) for cluster, capacity_steps in steps.items()}
     return Capacity.of_clusters(changes, workers_per_node) if has_clusters else Capacity(workers_per_node, changes[""])
 
 
@@ -388,26 +392,26 @@ def _changes(steps: Mapping[float, int]) -> tuple[tuple[float, int], ...]:
     return tuple(step for before, step in zip([(0.0, None), *changes], changes, strict=False) if before[1] != step[1])
 
 
-def _cluster(words: list[str], where: str) -> str:
+def _cluster(columns: list[str], where: str) -> str:
     """Takes the name out of the words."""
-    if len(words) != 3 or not re.match(CLUSTER_PATTERN, words[1]):
+    if len(columns) != 3 or not re.match(CLUSTER_PATTERN, columns[1]):
         raise TraceError(
-            f"{where}: {','.join(words)!r} is not a time, the name of a cluster (lower-case letters, digits and -), "
+            f"{where}: {','.join(columns)!r} is not a time, the name of a cluster (lower-case letters, digits and -), "
             "and a number of nodes or away."
         )
-    return words.pop(1)
+    return columns.pop(1)
 
 
-def _step(words: list[str], unit_s: float, where: str, *, has_clusters: bool) -> tuple[float, int]:
-    if len(words) != 2:
-        raise TraceError(f"{where}: there are {len(words)} columns in place of 2, a time and a number of nodes.")
-    is_away = has_clusters and words[1] == "away"
+def _step(columns: list[str], unit_s: float, where: str, *, has_clusters: bool) -> tuple[float, int]:
+    if len(columns) != 2:
+        raise TraceError(f"{where}: there are {len(columns)} columns in place of 2, a time and a number of nodes.")
+    is_away = has_clusters and columns[1] == "away"
     try:
-        at_s, nodes = float(words[0]) * unit_s, 0.0 if is_away else float(words[1])
+        at_s, nodes = float(columns[0]) * unit_s, 0.0 if is_away else float(columns[1])
     except ValueError:
-        raise TraceError(f"{where}: {','.join(words)!r} is not a time and a number of nodes.") from None
+        raise TraceError(f"{where}: {','.join(columns)!r} is not a time and a number of nodes.") from None
     if not (0 <= at_s < math.inf and nodes >= 0 and nodes == int(nodes)):
-        raise TraceError(f"{where}: {','.join(words)!r} needs a time and a whole number of nodes, both 0 or more.")
+        raise TraceError(f"{where}: {','.join(columns)!r} needs a time and a whole number of nodes, both 0 or more.")
     return at_s, AWAY if is_away else int(nodes)
 
 

@@ -46,12 +46,12 @@ class Deed:
 
 
 CURRENT: ContextVar[Deed | None] = ContextVar("deed", default=None)
-"""The deed that is under way; None: no request of the API, but the service itself."""
+"""The deed that is under way; None means no request of the API, but the service itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditQuery:
-    """Selects events of the audit; None: all."""
+    """Selects events of the audit; None means all."""
 
     before: int | None = None
     job_id: str | None = None

@@ -211,7 +211,7 @@ class Contents:
     events: int
     archives: int
     newest_at: float | None
-    """When a job was changed last; None: there is no job."""
+    """When a job was changed last; None if there is no job."""
     unreadable: int
     """Number of jobs whose spec this release cannot read. It could not read them before the backup either."""
 
@@ -220,9 +220,9 @@ def check(database: Database) -> Contents:
     """Checks the database. Raises BackupError: it is damaged, or its tables contradict each other."""
     with database.read() as tx:
         if database.is_sqlite:
-            found = list(tx.execute(text("PRAGMA integrity_check(5)")).scalars())
-            if found != ["ok"]:
-                raise BackupError(f"the database is damaged: {'; '.join(found)}")
+            problems = list(tx.execute(text("PRAGMA integrity_check(5)")).scalars())
+            if problems != ["ok"]:
+                raise BackupError(f"the database is damaged: {'; '.join(problems)}")
             broken = len(tx.execute(text("PRAGMA foreign_key_check")).all())
             if broken:
                 raise BackupError(f"{broken} rows refer to jobs that do not exist")
@@ -263,7 +263,7 @@ def mark_backup(state_dir: Path) -> None:
 
 
 def newest_backup_at(state_dir: Path) -> float | None:
-    """Unix time of the newest backup; None: none was made with this directory."""
+    """Unix time of the newest backup; None if none was made with this directory."""
     try:
         return (state_dir / _NAME).stat().st_mtime
     except FileNotFoundError:

@@ -52,7 +52,7 @@ def verify(source: Path) -> None:
 
 
 def is_used(database: Database) -> bool:
-    """Whether there are tables of Shoal."""
+    """Return whether there are tables of Shoal."""
     return bool(_tables(database))
 
 
@@ -117,7 +117,7 @@ def _move(table: str, source: str, target: str) -> str:
 def _listed(source: Path) -> list[tuple[str, str]]:
     """Schema and name of each table in the archive: `215; 1259 16389 TABLE public jobs owner`."""
     lines = (line.split() for line in _run("pg_restore", "--list", str(source)).splitlines())
-    return [(words[4], words[5]) for words in lines if words[3:4] == ["TABLE"] and words[4:5] != ["DATA"]]
+    return [(columns[4], columns[5]) for columns in lines if columns[3:4] == ["TABLE"] and columns[4:5] != ["DATA"]]
 
 
 def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]) -> None:
@@ -144,8 +144,8 @@ def _play(url: URL, source: Path, *, before: Sequence[str], after: Sequence[str]
             archive.stdout.close()
         for program, process, file in (("psql", session, errors), ("pg_restore", archive, said)):
             file.seek(0)
-            if process.returncode != 0 and (words := " ".join(file.read().decode(errors="replace").split())):
-                raise BackupError(f"{program} failed: {words}")
+            if process.returncode != 0 and (message := " ".join(file.read().decode(errors="replace").split())):
+                raise BackupError(f"{program} failed: {message}")
         if archive.returncode != 0 or session.returncode != 0:
             raise BackupError(f"{source} was not restored: psql or pg_restore ended without a word.")
 
@@ -173,9 +173,9 @@ def _run(program: str, *arguments: str, url: URL | None = None) -> str:
 
 def _find(program: str) -> str:
     """Finds the program on the PATH; otherwise the newest installed one."""
-    found = shutil.which(program)
-    if found is not None:
-        return found
+    path_found = shutil.which(program)
+    if path_found is not None:
+        return path_found
     installed = [path for path in _INSTALLED.glob(f"*/bin/{program}") if path.parent.parent.name.isdecimal()]
     if not installed:
         raise BackupError(f"{program} is not installed: install the client programs of PostgreSQL.")

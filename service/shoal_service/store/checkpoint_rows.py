@@ -47,8 +47,8 @@ FILES = "files"
 def read_checkpoints(tx: Transaction, job_id: str) -> list[CheckpointView]:
     key = (checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation)
     query = select(checkpoints.c.document).where(checkpoints.c.job_num == num_of(tx, job_id)).order_by(*key)
-    found = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    return with_pins(tx, jobs.c.id == job_id, found)
+    checkpoints_read = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
+    return with_pins(tx, jobs.c.id == job_id, checkpoints_read)
 
 
 def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
@@ -56,12 +56,12 @@ def newest(tx: Transaction, job_id: str) -> CheckpointName | None:
     return max(_committed(tx, job_id), default=None)
 
 
-def with_pins(tx: Transaction, of_job: ColumnElement[bool], found: Sequence[CheckpointView]) -> list[CheckpointView]:
+def with_pins(tx: Transaction, of_job: ColumnElement[bool], stored: Sequence[CheckpointView]) -> list[CheckpointView]:
     """The checkpoints of a job, with the marks that are not a part of their rows: pinned, and among the best."""
     row = tx.execute(select(jobs.c.pins, jobs.c.status).where(of_job)).one()
     pins, standing = pins_of(row.pins), read_status(row.status).best
     ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
-    return [one.model_copy(update=_marks(one, pins, ranked)) for one in found]
+    return [checkpoint.model_copy(update=_marks(checkpoint, pins, ranked)) for checkpoint in stored]
 
 
 def pin(tx: Transaction, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
@@ -120,7 +120,7 @@ def note_deletion(
         return view  # retention was faster, or the request is repeated
     edit = JobEdit(tx, job, now)
     edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
-    left = [one.step for one in _committed(tx, job_id) if one != name]
+    left = [checkpoint.step for checkpoint in _committed(tx, job_id) if checkpoint != name]
     if edit.status.checkpoint_step == name.step and name.step not in left:
         edit.describe(checkpoint_step=max(left, default=None))
     edit.save()
@@ -156,10 +156,17 @@ def resolved(tx: Transaction, spec: JobSpec) -> JobSpec:
     if spec.script is not None:
         return spec.model_copy(update={"continue_from": _files_of(tx, wanted)})
     try:
-        found = [one for one in read_checkpoints(tx, wanted.job) if one.state is CheckpointState.COMMITTED]
+        committed = [
+            checkpoint
+            for checkpoint in read_checkpoints(tx, wanted.job)
+            if checkpoint.state is CheckpointState.COMMITTED
+        ]
     except JobNotFound as error:
         raise _refused("continue_from.job", f"continue_from.job: {error}") from None
-    by_name = {CheckpointName(one.step, one.attempt, one.generation): one for one in found}
+    by_name = {
+        CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation): checkpoint
+        for checkpoint in committed
+    }
     try:
         chosen = choose(wanted, by_name, spec.stop)
     except NoSuchCheckpoint as error:
@@ -211,22 +218,22 @@ def held(tx: Transaction) -> dict[str, tuple[str, ...]]:
             names[job_id].add(name)
     for row in tx.execute(select(model_versions).where(~model_versions.c.removed)):
         names[row.job_id].add(row.checkpoint)
-    return {job_id: tuple(sorted(found)) for job_id, found in names.items()}
+    return {job_id: tuple(sorted(checkpoint_names)) for job_id, checkpoint_names in names.items()}
 
 
 def holders(tx: Transaction, job_id: str) -> dict[str, list[str]]:
     """Ids of the jobs that still need it, for each checkpoint of this job."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    own = jobs.c.held.startswith(f"{job_id}/", autoescape=True)
-    for row in tx.execute(select(jobs.c.id, jobs.c.held).where(own).order_by(jobs.c.num)):
-        found[row.held.partition("/")[2]].append(row.id)
-    return dict(found)
+    names_by_job: defaultdict[str, list[str]] = defaultdict(list)
+    own_pins = jobs.c.held.startswith(f"{job_id}/", autoescape=True)
+    for row in tx.execute(select(jobs.c.id, jobs.c.held).where(own_pins).order_by(jobs.c.num)):
+        names_by_job[row.held.partition("/")[2]].append(row.id)
+    return dict(names_by_job)
 
 
 def registered(tx: Transaction, job_id: str) -> dict[str, str]:
     """The model and version for each checkpoint of this job that is registered."""
-    own = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
-    return {row.checkpoint: f"{row.name}@{row.version}" for row in tx.execute(own)}
+    own_versions = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
+    return {row.checkpoint: f"{row.name}@{row.version}" for row in tx.execute(own_versions)}
 
 
 def _deletable(tx: Transaction, job: JobRecord, name: CheckpointName, *, is_over: bool) -> CheckpointView:
@@ -258,9 +265,9 @@ def _find(tx: Transaction, job_id: str, name: CheckpointName) -> CheckpointView:
 
 def _committed(tx: Transaction, job_id: str) -> list[CheckpointName]:
     return [
-        CheckpointName(one.step, one.attempt, one.generation)
-        for one in read_checkpoints(tx, job_id)
-        if one.state is CheckpointState.COMMITTED
+        CheckpointName(checkpoint.step, checkpoint.attempt, checkpoint.generation)
+        for checkpoint in read_checkpoints(tx, job_id)
+        if checkpoint.state is CheckpointState.COMMITTED
     ]
 
 
@@ -285,10 +292,10 @@ def _refused(path: str, message: str) -> SpecError:
 
 
 def _marks(
-    one: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
+    checkpoint_view: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
 ) -> dict[str, bool | int | float]:
-    marks: dict[str, bool | int | float] = {"pinned": True} if one.name in pins else {}
-    if one.state is CheckpointState.COMMITTED and one.step in ranked:
-        rank, value = ranked[one.step]
+    marks: dict[str, bool | int | float] = {"pinned": True} if checkpoint_view.name in pins else {}
+    if checkpoint_view.state is CheckpointState.COMMITTED and checkpoint_view.step in ranked:
+        rank, value = ranked[checkpoint_view.step]
         marks |= {"best": rank, "score": value}
     return marks

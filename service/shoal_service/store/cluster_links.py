@@ -53,7 +53,7 @@ class StoredReport:
     address: str
     error: str
     snapshot: str | None
-    """JSON of the snapshot; None: it has not changed."""
+    """JSON of the snapshot; None if it has not changed."""
     answers: Sequence[tuple[int, str]] = ()
     """Answers with the numbers of their orders."""
     running: Collection[int] = ()
@@ -97,7 +97,7 @@ class ClusterEntry:
     created_at: float
     """When its first token was made."""
     reported_at: float | None
-    """Time of the gateway's newest report; None: none has come."""
+    """Time of the gateway's newest report; None if none has come."""
     address: str
     error: str
     """Why Ray does not answer the gateway; empty: it does."""
@@ -193,12 +193,12 @@ def open_orders(tx: Transaction, cluster: str, life: str, *, after: int, limit: 
     row = tx.execute(select(clusters.c.life, clusters.c.last_order).where(clusters.c.name == cluster)).one_or_none()
     if row is None or row.life != life:
         raise GatewayRefused(cluster, f"Another gateway speaks for the cluster {cluster!r} now.")
-    found = [OrderRow(one.number, one.epoch, one.kind, one.arguments) for one in tx.execute(query)]
-    return found, row.last_order
+    orders = [OrderRow(order.number, order.epoch, order.kind, order.arguments) for order in tx.execute(query)]
+    return orders, row.last_order
 
 
 def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
-    """Whether an order without an answer names this code archive."""
+    """Return whether an order without an answer names this code archive."""
     query = select(cluster_orders.c.number).where(
         cluster_orders.c.cluster == cluster, cluster_orders.c.archive == sha256, cluster_orders.c.answer.is_(None)
     )
@@ -206,7 +206,7 @@ def may_read_archive(tx: Transaction, cluster: str, sha256: str) -> bool:
 
 
 def find(tx: Transaction, name: str) -> ClusterRow | None:
-    """What is known of a cluster; None: no gateway has reported, and no token of the cluster was made."""
+    """What is known of a cluster; None if no gateway has reported, and no token of the cluster was made."""
     row = tx.execute(select(clusters).where(clusters.c.name == name)).one_or_none()
     if row is None:
         return None
@@ -239,7 +239,7 @@ def write_order(
 
 
 def answers_of(tx: Transaction, cluster: str, numbers: Collection[int]) -> dict[int, str | None]:
-    """The answers to these orders by number, without orders that do not exist; None: an order has no answer yet."""
+    """The answers to these orders by number, without orders that do not exist; None if an order has no answer yet."""
     query = select(cluster_orders.c.number, cluster_orders.c.answer).where(
         cluster_orders.c.cluster == cluster, cluster_orders.c.number.in_(numbers)
     )
@@ -316,23 +316,23 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
         raise ClusterNotFound(name)
     speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
     number = num_jobs(tx)[name]
-    known = [one for one in credentials.list_tokens(tx) if one.cluster == name and one.revoked_at is None]
-    speaker = next((one for one in known if one.id == row.token_id), None)
+    known = [token for token in credentials.list_tokens(tx) if token.cluster == name and token.revoked_at is None]
+    speaker = next((token for token in known if token.id == row.token_id), None)
     why = _why_kept(name, number, speaks=speaks, force=force, speaker=speaker)
     if why:
         raise ClusterConflict(name, why)
     tx.execute(delete(clusters).where(clusters.c.name == name))
-    for one in known:  # a gateway that is refused for its token ends
-        credentials.revoke_token(tx, one.id, now=now)
+    for token in known:  # a gateway that is refused for its token ends
+        credentials.revoke_token(tx, token.id, now=now)
     tx.publish(f"cluster {name}", is_request=True)
 
 
 def cluster_tokens(tx: Transaction, name: str) -> list[TokenView]:
     """Tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
-    found = [one for one in credentials.list_tokens(tx) if one.cluster == name]
-    if not found and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():
+    tokens = [token for token in credentials.list_tokens(tx) if token.cluster == name]
+    if not tokens and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():
         raise ClusterNotFound(name)
-    return found
+    return tokens
 
 
 def _change(tx: Transaction, name: str, **columns: Any) -> None:

@@ -99,7 +99,7 @@ def _token_row(token: str, request: TokenRequest, *, by: str, now: float, cluste
 
 
 def principal_of_token(tx: Transaction, token: str, *, now: float) -> Principal | None:
-    """The principal of a token; None: no valid token is this one."""
+    """The principal of a token; None if no valid token is this one."""
     row = tx.execute(select(tokens).where(tokens.c.hash == hash_of(token))).one_or_none()
     return None if row is None or not _is_valid(tx, row, now) else _principal_of_row(row)
 
@@ -149,7 +149,7 @@ def revoke_token(tx: Transaction, token_id: str, *, now: float) -> TokenView:
 
 
 def is_revoked(tx: Transaction, token_id: str) -> bool:
-    """Whether the token is revoked. False: it is valid, has expired, or there is none."""
+    """Return whether the token is revoked. False: it is valid, has expired, or there is none."""
     query = select(tokens.c.revoked_at).where(tokens.c.id == token_id)
     return tx.execute(query).scalar_one_or_none() is not None
 
@@ -230,7 +230,7 @@ def begin_session(
 
 
 def principal_of_session(tx: Transaction, secret: str, *, now: float, is_link: bool = False) -> Principal | None:
-    """The principal of a session; None: it has ended, or its token has."""
+    """The principal of a session; None if it has ended, or its token has."""
     query = select(sessions).where(
         sessions.c.hash == hash_of(secret), sessions.c.is_link == int(is_link), sessions.c.expires_at > now
     )

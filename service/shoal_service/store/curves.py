@@ -78,21 +78,21 @@ def roll_up(tx: Transaction, stored: Sequence[Extent], *, kept_steps: int = KEPT
     lies more than `kept_steps` behind. Called after the steps were stored."""
     for width in WIDTHS:
         # if no bucket of this width ends here, none of a larger one does
-        stored = [one for one in stored if one.last_step // width > (one.first_step - 1) // width]
+        stored = [bucket for bucket in stored if bucket.last_step // width > (bucket.first_step - 1) // width]
         if not stored:
             return
-        of_jobs = [one.job_num for one in stored]
-        found = tx.execute(_NEWEST_BUCKETS, {"of_jobs": of_jobs, "of_width": width})
-        known: dict[int, int | None] = {row.num: row.bucket for row in found}
+        of_jobs = [bucket.job_num for bucket in stored]
+        buckets = tx.execute(_NEWEST_BUCKETS, {"of_jobs": of_jobs, "of_width": width})
+        known: dict[int, int | None] = {row.num: row.bucket for row in buckets}
         rows: list[dict[str, Any]] = []
-        for one in stored:
-            newest = known[one.job_num]
-            begin = min((one.first_step - 1) // width, 0 if newest is None else newest + 1)
-            rows += _buckets(tx, one.job_num, width, begin, one.last_step // width)
+        for bucket in stored:
+            newest = known[bucket.job_num]
+            begin = min((bucket.first_step - 1) // width, 0 if newest is None else newest + 1)
+            rows += _buckets(tx, bucket.job_num, width, begin, bucket.last_step // width)
         upsert(tx, series_rollups, rows)
         if width == CHUNK:
-            for one in stored:
-                thin_steps(tx, **one._asdict(), kept_steps=kept_steps)
+            for bucket in stored:
+                thin_steps(tx, **bucket._asdict(), kept_steps=kept_steps)
 
 
 def read_curve(
@@ -231,15 +231,15 @@ def take_sample(
 
 def store_samples(tx: Transaction, taken: Sequence[Sample]) -> None:
     """Stores samples of different jobs. A sample replaces that of the same job at the same time."""
-    upsert(tx, job_samples, [one.row for one in taken])
+    upsert(tx, job_samples, [sample.row for sample in taken])
     added: dict[float, Booked] = {}
-    for one in taken:
-        if one.booked.total > one.before.total:
-            bin_at = bin_of(one.row["at"])
+    for sample in taken:
+        if sample.booked.total > sample.before.total:
+            bin_at = bin_of(sample.row["at"])
             sums = added.get(bin_at, Booked(0.0, 0.0))
             added[bin_at] = Booked(
-                sums.productive + one.booked.productive - one.before.productive,
-                sums.total + one.booked.total - one.before.total,
+                sums.productive + sample.booked.productive - sample.before.productive,
+                sums.total + sample.booked.total - sample.before.total,
             )
     for bin_at, more in added.items():
         statement = insert_on_conflict(tx, fleet_goodput).values(bin_at=bin_at, **more._asdict())

@@ -77,7 +77,7 @@ class DatabaseTallies:
     def counted(self, kind: type[_Kind]) -> dict[_Kind, int]:
         """How often each member of `kind` was counted (`Transaction.count`) since this process started."""
         with self._lock:
-            return {kind(one): number for (of, one), number in self._counts.items() if of is kind}
+            return {kind(key): number for (of, key), number in self._counts.items() if of is kind}
 
     def exemplars(self) -> dict[IncidentCause, Exemplar]:
         """The newest closed incident of each cause that this process has stored."""
@@ -86,7 +86,7 @@ class DatabaseTallies:
 
     def add(self, counted: Iterable[StrEnum], exemplars: Mapping[IncidentCause, Exemplar]) -> None:
         with self._lock:
-            self._counts.update((type(one), one) for one in counted)
+            self._counts.update((type(table), table) for table in counted)
             self._exemplars.update(exemplars)
 
 
@@ -196,7 +196,7 @@ class Database:
                 return False
 
     def is_announced(self, name: str) -> bool:
-        """Whether a process of that name lives; always True on SQLite, which cannot know."""
+        """Return whether a process of that name lives; always True on SQLite, which cannot know."""
         if self.is_sqlite:
             return True
         with self.read() as tx:
@@ -288,8 +288,8 @@ def json_text(tx: Transaction, document: Column[str], *path: str) -> ColumnEleme
 
 def json_number(tx: Transaction, document: Column[str], *path: str) -> ColumnElement[Any]:
     """Selects the number at this path of a JSON document in a column; NULL: there is none."""
-    found = json_text(tx, document, *path)
-    return found if tx.connection.dialect.name == "sqlite" else cast(found, Double)
+    number = json_text(tx, document, *path)
+    return number if tx.connection.dialect.name == "sqlite" else cast(number, Double)
 
 
 def upsert(tx: Transaction, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -99,10 +99,10 @@ class RowCache:
         """The columns of each job, and what was made of them, by the job's number."""
         return self._rows
 
-    def keep(self, found: _KnownRows, *, is_whole: bool) -> None:
+    def keep(self, kept: _KnownRows, *, is_whole: bool) -> None:
         """Keeps rows. `is_whole`: all others are forgotten."""
         with self._lock:
-            self._rows = found if is_whole else {**self._rows, **found}
+            self._rows = kept if is_whole else {**self._rows, **kept}
 
 
 class SpecCache:

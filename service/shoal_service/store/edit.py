@@ -163,7 +163,7 @@ class JobEdit:
         return save_all(self.tx, [self])[0]
 
     def written(self) -> _Written | None:
-        """Writes new events and lines, and returns what is left to write; None: nothing has changed. Called by
+        """Writes new events and lines, and returns what is left to write; None if nothing has changed. Called by
         `save_all`."""
         columns = dict(self._columns)
         if self.standing.state is not self.job.state:
@@ -190,7 +190,7 @@ class JobEdit:
         return _Written({**columns, _JOB_NUM: self.job.num}, sample)
 
     def _sample(self, granted: int) -> curves.Sample | None:
-        """The sample of the job's goodput; None: it is not due."""
+        """The sample of the job's goodput; None if it is not due."""
         job, status, state = self.job, self.status, self.standing.state
         changed = (state, granted, status.workers) != (job.state, job.granted_workers, job.status.workers)
         if not changed and not sample_is_due(job.sampled_at, job.created_at, self.now):
@@ -212,11 +212,11 @@ def save_all(tx: Transaction, edits: Sequence[JobEdit]) -> list[bool]:
     into its rows.
     """
     written = [edit.written() for edit in edits]
-    changes = [one for one in written if one is not None]
-    curves.store_samples(tx, [one.sample for one in changes if one.sample is not None])
+    changes = [edit for edit in written if edit is not None]
+    curves.store_samples(tx, [change.sample for change in changes if change.sample is not None])
     for columns, same in groupby(sorted(changes, key=_columns_of), key=_columns_of):
-        tx.execute(_update(columns), [one.columns for one in same])
-    return [one is not None for one in written]
+        tx.execute(_update(columns), [edit.columns for edit in same])
+    return [edit is not None for edit in written]
 
 
 def _columns_of(change: _Written) -> tuple[str, ...]:
@@ -243,8 +243,8 @@ def _append_lines(tx: Transaction, job_num: int, log_seq: int, lines: Sequence[P
 
 def _line_of(event: Mapping[str, Any]) -> PendingLog:
     """The line of an event, from its row in the table of events."""
-    words = describe(event["type"], json.loads(event["data"])).message
-    return PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=words)
+    message = describe(event["type"], json.loads(event["data"])).message
+    return PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=message)
 
 
 def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:

@@ -202,8 +202,8 @@ def newest_incidents(tx: Transaction, job_id: str) -> tuple[IncidentView, ...]:
         .order_by(incidents.c.attempt.desc(), incidents.c.id.desc())
         .limit(MAX_INCIDENTS)
     )
-    found = [IncidentView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    return tuple(reversed(found))
+    shown = [IncidentView.model_validate_json(text) for text in tx.execute(query).scalars()]
+    return tuple(reversed(shown))
 
 
 def newest_checkpoints(tx: Transaction, job_id: str) -> tuple[CheckpointView, ...]:
@@ -213,8 +213,8 @@ def newest_checkpoints(tx: Transaction, job_id: str) -> tuple[CheckpointView, ..
         .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
         .limit(MAX_CHECKPOINTS)
     )
-    found = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
-    return tuple(reversed(with_pins(tx, jobs.c.id == job_id, found)))
+    checkpoints_read = [CheckpointView.model_validate_json(text) for text in tx.execute(query).scalars()]
+    return tuple(reversed(with_pins(tx, jobs.c.id == job_id, checkpoints_read)))
 
 
 def spec_versions(tx: Transaction, job_id: str) -> list[SpecVersion]:
@@ -241,11 +241,11 @@ def parity(
 ) -> ParityView:
     """Compares the losses of two jobs, step by step. `max_points` 0: no points. Raises JobNotFound."""
     job, against = load(tx, job_id), load(tx, against_id)
-    specs = [load_spec(tx, one.num, one.spec_version) for one in (job, against)]
+    specs = [load_spec(tx, job_row.num, job_row.spec_version) for job_row in (job, against)]
     losses, reference = (
         # NULL: the loss is not finite, or a script has not reported one
-        ((step, loss) for step, loss in _losses(tx, one.num) if spec.script is None or not math.isnan(loss))
-        for one, spec in zip((job, against), specs, strict=True)
+        ((step, loss) for step, loss in _losses(tx, job_row.num) if spec.script is None or not math.isnan(loss))
+        for job_row, spec in zip((job, against), specs, strict=True)
     )
     report = compare(losses, reference, tolerance=tolerance, max_points=max_points)
     fields = dict(report) | {"differs_in": differences(*specs)}

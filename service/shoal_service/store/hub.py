@@ -29,8 +29,8 @@ class Hub:
         self._subscriptions: dict[str | None, set[Subscription]] = {}
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """Calls `listener(job_id)` after each commit to that job (None: to any job; REQUESTS: to any job, without the
-        reports of its progress; a topic: see `announce`), until the subscription is closed.
+        """Calls `listener(job_id)` after each commit to that job (None means to any job; REQUESTS: to any job, without
+        the reports of its progress; a topic: see `announce`), until the subscription is closed.
 
         The listener runs on the committing thread and must not block. From asyncio:
         `hub.subscribe(lambda _: loop.call_soon_threadsafe(event.set), job_id)`.
@@ -44,7 +44,7 @@ class Hub:
         """`is_request`: a user has asked for something, or workers are free now: the scheduler may have to decide."""
         keys = (job_id, None, REQUESTS, requests_of(job_id)) if is_request else (job_id, None)
         with self._lock:
-            listening = [one for key in keys for one in self._subscriptions.get(key, ())]
+            listening = [subscriber for key in keys for subscriber in self._subscriptions.get(key, ())]
         for subscription in listening:
             subscription.notify(job_id)
 

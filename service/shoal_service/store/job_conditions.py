@@ -59,9 +59,9 @@ def order_in_sql(tx: Transaction, orders: Sequence[Order]) -> list[_Sql]:
     """Expressions to order rows of `jobs` by. Numbers come before texts, and jobs without a value last."""
     values = _Values(tx)
     return [
-        (one.desc() if order.descending else one.asc()).nulls_last()
+        (column.desc() if order.descending else column.asc()).nulls_last()
         for order in orders
-        for one in values.sortable(order.field)
+        for column in values.sortable(order.field)
     ]
 
 
@@ -218,9 +218,9 @@ class _Values:
                 label = _label(field.path[0])
                 return case((label.regexp_match(LABEL_NUMBER), cast(label, Double)))
             case Source.STATUS | Source.SETTING:
-                found, types = self._json_type(field), ("integer", "real") if self._is_sqlite else ("number",)
-                number = (found.in_(types), cast(self._json_value(field), Double))
-                return case(number) if field.default is None else case(number, (found.is_(None), field.default))
+                json_type, types = self._json_type(field), ("integer", "real") if self._is_sqlite else ("number",)
+                number = (json_type.in_(types), cast(self._json_value(field), Double))
+                return case(number) if field.default is None else case(number, (json_type.is_(None), field.default))
             case Source.ARCHIVED:
                 raise AssertionError(f"{field.name} is not a number")
             case _:
@@ -231,8 +231,8 @@ class _Values:
         if field.source is Source.ARCHIVED:
             return case((jobs.c.archived_at.is_not(None), 1), else_=0)
         if self._is_sqlite:
-            found = self._json_type(field)
-            return case((found == "true", 1), (found == "false", 0))
+            json_type = self._json_type(field)
+            return case((json_type == "true", 1), (json_type == "false", 0))
         text = self._json_value(field)
         return case((self._json_type(field) == "boolean", case((text == "true", 1), else_=0)))
 

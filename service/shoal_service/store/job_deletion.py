@@ -223,11 +223,11 @@ def ended_jobs(
         .order_by(jobs.c.ended_at, jobs.c.num)
         .limit(limit)
     )
-    found = tx.execute(query).all()
-    stored = _stored_checkpoints(tx, [row.num for row in found])
+    rows = tx.execute(query).all()
+    stored = _stored_checkpoints(tx, [row.num for row in rows])
     needed = checkpoint_rows.held(tx)
-    ended = [_ended(row, stored.get(row.num, []), needed.get(row.id, ())) for row in found]
-    return ended, ((found[-1].ended_at, found[-1].num) if len(found) == limit else None)
+    ended = [_ended(row, stored.get(row.num, []), needed.get(row.id, ())) for row in rows]
+    return ended, ((rows[-1].ended_at, rows[-1].num) if len(rows) == limit else None)
 
 
 def remove_part(tx: Transaction, job_id: str, kind: Kind, *, reason: str, before: int, now: float) -> int:
@@ -251,7 +251,7 @@ def _has(table: Table) -> Exists:
 
 
 def _has_rolled_steps() -> Exists:
-    """Whether steps are in a roll-up of the finest level too; see `remove_batch`."""
+    """Return whether steps are in a roll-up of the finest level too; see `remove_batch`."""
     finest = (series_rollups.c.job_num == jobs.c.num) & (series_rollups.c.width == FACTOR)
     newest = select(func.max(series_rollups.c.step)).where(finest).correlate(jobs).scalar_subquery()
     return exists(select(1).where(series.c.job_num == jobs.c.num, series.c.step <= newest))
@@ -260,11 +260,11 @@ def _has_rolled_steps() -> Exists:
 def _stored_checkpoints(tx: Transaction, nums: Sequence[int]) -> dict[int, list[tuple[CheckpointName, str]]]:
     states = (CheckpointState.COMMITTED.value, CheckpointState.DAMAGED.value)
     query = select(checkpoints).where(checkpoints.c.job_num.in_(nums), checkpoints.c.state.in_(states))
-    found: dict[int, list[tuple[CheckpointName, str]]] = {}
+    by_job: dict[int, list[tuple[CheckpointName, str]]] = {}
     for row in tx.execute(query):
         name = CheckpointName(row.step, row.attempt, row.generation)
-        found.setdefault(row.job_num, []).append((name, row.state))
-    return found
+        by_job.setdefault(row.job_num, []).append((name, row.state))
+    return by_job
 
 
 def _ended(

@@ -103,11 +103,11 @@ class FleetQuery:
     project: str | None = None
     user: str | None = None
     visible: frozenset[str] | None = None
-    """Only jobs of these projects; None: of all."""
+    """Only jobs of these projects; None means all."""
     labels: tuple[LabelSelector, ...] = ()
     """All of them."""
     cluster: str | None = None
-    """Only jobs whose newest attempt has begun there; None: all."""
+    """Only jobs whose newest attempt has begun there; None means all."""
     ids: frozenset[str] = frozenset()
     """Empty: all."""
     selection: Selection = _ALL
@@ -116,7 +116,7 @@ class FleetQuery:
     descending: bool = True
     offset: int = 0
     limit: int | None = _USUAL_LIMIT
-    """None: all."""
+    """None means all."""
 
 
 _EVERY_JOB = FleetQuery()
@@ -136,16 +136,16 @@ def page(tx: Transaction, query: FleetQuery = _EVERY_JOB, cursor: str | None = N
     one_more = select(*SUMMARY_COLUMNS).limit(limit + 1)
     if is_sorted:
         ordered = one_more.order_by(*order_in_sql(tx, query.selection.order), jobs.c.num.desc()).offset(after or 0)
-        found = _filtered(tx, ordered, query)
+        filtered = _filtered(tx, ordered, query)
     else:
         ordered = one_more.order_by(jobs.c.num.desc())
         earlier = ordered if after is None else ordered.where(jobs.c.num < after)
-        found = _filtered(tx, earlier, replace(query, states=frozenset()))
+        filtered = _filtered(tx, earlier, replace(query, states=frozenset()))
     if query.states and not is_sorted:  # an index range per state: a rare state is found without a scan
-        ranges = [found.where(jobs.c.state == state.value).subquery() for state in sorted(query.states)]
+        ranges = [filtered.where(jobs.c.state == state.value).subquery() for state in sorted(query.states)]
         merged = union_all(*(select(part) for part in ranges)).subquery()
-        found = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
-    rows = tx.execute(found).all()
+        filtered = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
+    rows = tx.execute(filtered).all()
     items = _summaries(tx, rows[:limit], query.selection.columns)
     if len(rows) <= limit:
         return _JobPage(items=items)
@@ -169,8 +169,8 @@ def fleet_accounts(
 
 def count_fleet(tx: Transaction, query: FleetQuery) -> int:
     """The number of jobs that match, on all pages."""
-    found = tx.execute(_filtered(tx, select(func.count()).select_from(jobs), query)).scalar_one()
-    return int(found)
+    counted = tx.execute(_filtered(tx, select(func.count()).select_from(jobs), query)).scalar_one()
+    return int(counted)
 
 
 def _num_by_state(tx: Transaction, visible: Collection[str] | None = None) -> dict[JobState, int]:
@@ -188,8 +188,8 @@ def plain_fleet_page(tx: Transaction, query: FleetQuery) -> dict[int, FleetJob]:
     """The same page without small curves, by the number of the job."""
     rows_of = _filtered(tx, select(*_COLUMNS), query).outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
     rows = tx.execute(_part(tx, rows_of, query)).all()
-    found = [row.num for row in rows]
-    labels, values = _labels(tx, found), values_of(tx, found, query.selection.columns)
+    page_nums = [row.num for row in rows]
+    labels, values = _labels(tx, page_nums), values_of(tx, page_nums, query.selection.columns)
     return {row.num: _fleet_job(row, labels[row.num], values[row.num]) for row in rows}
 
 
@@ -215,19 +215,19 @@ def _summaries(
 
 
 def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodput | None:
-    """The sum over all jobs that are queued or hold workers; None: there are no such jobs."""
+    """The sum over all jobs that are queued or hold workers; None if there are no such jobs."""
     holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
     documents = tx.execute(_visible(select(jobs.c.status).where(jobs.c.state.in_(holding)), visible)).scalars()
     seconds: dict[Category, float] = defaultdict(float)
-    total, found = 0.0, False
+    total, is_complete = 0.0, False
     for document in documents:
         goodput = fields_of(document).get("goodput") or {}
         total += goodput.get("total", 0.0)
         for name, amount in goodput.get("seconds", {}).items():
             if name in _CATEGORIES:
                 seconds[Category(name)] += amount
-        found = True
-    if not found:
+        is_complete = True
+    if not is_complete:
         return None
     ratio = seconds[Category.PRODUCTIVE] / total if total else None
     return Goodput(seconds={name: amount for name, amount in seconds.items() if amount}, total=total, ratio=ratio)
@@ -236,7 +236,7 @@ def _accounts(tx: Transaction, visible: Collection[str] | None = None) -> Goodpu
 def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
     """The jobs that run on each node, by node id."""
     holding = [state.value for state in JobState if state.holds_workers]
-    found: dict[str, list[NodeJob]] = defaultdict(list)
+    jobs_by_id: dict[str, list[NodeJob]] = defaultdict(list)
     query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
     for row in tx.execute(_visible(query, visible)):
         by_node = defaultdict(list)
@@ -244,8 +244,8 @@ def jobs_by_node(tx: Transaction, visible: Collection[str] | None = None) -> dic
             by_node[worker.node_id].append(worker.rank)
         for node_id, ranks in by_node.items():
             known = tuple(sorted(rank for rank in ranks if rank is not None))
-            found[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
-    return {node_id: tuple(on_node) for node_id, on_node in found.items()}
+            jobs_by_id[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
+    return {node_id: tuple(on_node) for node_id, on_node in jobs_by_id.items()}
 
 
 def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
@@ -306,11 +306,11 @@ def _number(tx: Transaction, *path: str) -> ColumnElement[Any]:
 
 
 def _labels(tx: Transaction, nums: Sequence[int]) -> dict[int, dict[str, str]]:
-    found: dict[int, dict[str, str]] = defaultdict(dict)
+    labels_by_num: dict[int, dict[str, str]] = defaultdict(dict)
     query = select(job_labels).where(job_labels.c.job_num.in_(nums)).order_by(job_labels.c.job_num, job_labels.c.key)
     for row in tx.execute(query):
-        found[row.job_num][row.key] = row.value
-    return found
+        labels_by_num[row.job_num][row.key] = row.value
+    return labels_by_num
 
 
 def _fleet_job(row: Row[Any], labels: dict[str, str], values: dict[str, Any]) -> FleetJob:
@@ -366,12 +366,12 @@ def decode_cursor(cursor: str, *, is_sorted: bool = False) -> int:
 
 def selected(query: Select[Any], labels: Collection[LabelSelector], search: str) -> Select[Any]:
     """Selects only the jobs that all of `labels` match, and that have every word of `search`."""
-    for one in labels:
-        with_label = select(job_labels.c.job_num).where(job_labels.c.key == one.name)
-        if one.value is not None:
-            with_label = with_label.where(job_labels.c.value == one.value)
-        found = jobs.c.num.in_(with_label)
-        query = query.where(~found if one.negated else found)
+    for label in labels:
+        with_label = select(job_labels.c.job_num).where(job_labels.c.key == label.name)
+        if label.value is not None:
+            with_label = with_label.where(job_labels.c.value == label.value)
+        matching = jobs.c.num.in_(with_label)
+        query = query.where(~matching if label.negated else matching)
     for word in search_words(search):
         places = [column.icontains(word, autoescape=True) for column in _SEARCHED]
         query = query.where(or_(*places, jobs.c.num.in_(_with_word(word))))

@@ -28,8 +28,8 @@ _MOST_LABELS = 200
 
 
 def known_fields(tx: Transaction, visible: Collection[str] | None) -> tuple[JobField, ...]:
-    """The names, facts first. `visible`: labels and metrics of jobs of these projects; None: of all."""
-    facts = [JobField(name=one.name, kind=one.kind, meaning=one.meaning) for one in FACTS.values()]
+    """The names, facts first. `visible`: labels and metrics of jobs of these projects; None means all."""
+    facts = [JobField(name=fact.name, kind=fact.kind, meaning=fact.meaning) for fact in FACTS.values()]
     settings = [
         JobField(name=".".join(path), kind=kind) for path, kind in setting_kinds().items() if path[0] not in FACTS
     ]
@@ -100,11 +100,11 @@ def _of(visible: Collection[str] | None, query: Select[Any]) -> Select[Any]:
 
 def _names(document: str, key: str) -> set[str]:
     try:
-        found = json.loads(document).get(key)
+        names = json.loads(document).get(key)
     except (ValueError, AttributeError):
         return set()
     return (
-        {name for name in found if name and '"' not in name and "\\" not in name} if isinstance(found, dict) else set()
+        {name for name in names if name and '"' not in name and "\\" not in name} if isinstance(names, dict) else set()
     )
 
 

@@ -62,7 +62,7 @@ def release(tx: Transaction, owner: str) -> None:
 
 
 def current(tx: Transaction) -> Lease | None:
-    """The current lease, expired or not; None: it was never acquired, or was released."""
+    """The current lease, expired or not; None if it was never acquired, or was released."""
     row = tx.execute(select(lease.c.owner, lease.c.epoch, lease.c.expires_at)).one()
     return Lease(row.owner, row.epoch, row.expires_at) if row.owner else None
 

@@ -73,9 +73,9 @@ class ManyCurves:
         Args:
             known: only jobs that have another version than there.
         """
-        found = job_lists.plain_fleet_page(tx, query)
-        versions = {job.id: (job.updated_at, job.step, job.state.value) for job in found.values()}
-        changed = {num: job for num, job in found.items() if known is None or known.get(job.id) != versions[job.id]}
+        job_page = job_lists.plain_fleet_page(tx, query)
+        versions = {job.id: (job.updated_at, job.step, job.state.value) for job in job_page.values()}
+        changed = {num: job for num, job in job_page.items() if known is None or known.get(job.id) != versions[job.id]}
         nums = list(changed)
         found_statuses = tx.execute(select(jobs.c.num, jobs.c.status).where(jobs.c.num.in_(nums)))
         statuses: dict[int, str] = {row.num: row.status for row in found_statuses}
@@ -100,7 +100,7 @@ class ManyCurves:
                 self._positions.popitem(last=False)
 
     def versions_at(self, position: str) -> Versions | None:
-        """What a client with this position has; None: that is not known any more, so it gets everything."""
+        """What a client with this position has; None if that is not known any more, so it gets everything."""
         with self._lock:
             return self._positions.get(position)
 
@@ -149,7 +149,7 @@ def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
                 # one document of all points is parsed in a third of the time of one for each
                 texts = ",".join(text or "{}" for text in by_column[NESTED_METRICS[family]])
                 documents[family] = json.loads(f"[{texts}]")
-            numbers: Iterable[float | None] = [one.get(own) for one in documents[family]]
+            numbers: Iterable[float | None] = [document.get(own) for document in documents[family]]
         else:
             numbers = by_column[name]
         # the difference is 0 for a number, and NaN, which is true, if the value is not finite
@@ -162,7 +162,9 @@ def _as_curve(rows: Sequence[Any], wanted: Wanted) -> Curve:
     return Curve.model_construct(
         step=_packed("d", steps),
         at=_packed("d", times),
-        values={name: _packed("f", [math.nan if one is None else one for one in v]) for name, v in values.items()},
+        values={
+            name: _packed("f", [math.nan if number is None else number for number in v]) for name, v in values.items()
+        },
     )
 
 

@@ -97,11 +97,11 @@ def _queue_wait(tx: Transaction) -> Histogram:
 
 def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
     views = quotas.project_views(tx)
-    shown = {one.name: one for one in views if one.is_defined or one.name == DEFAULT_PROJECT}
-    for one in views:
-        if one.name not in shown:
+    shown = {view.name: view for view in views if view.is_defined or view.name == DEFAULT_PROJECT}
+    for view in views:
+        if view.name not in shown:
             rest = shown[DEFAULT_PROJECT]
-            total = {key: getattr(rest, key) + getattr(one, key) for key in ("queued", "running", "workers", "share")}
+            total = {key: getattr(rest, key) + getattr(view, key) for key in ("queued", "running", "workers", "share")}
             shown[DEFAULT_PROJECT] = rest.model_copy(update=total)
     return tuple(shown.values())
 
@@ -123,11 +123,11 @@ def _incidents(tx: Transaction, *, is_over: bool) -> dict[IncidentCause, int]:
 def _queued_since(tx: Transaction, shown: Sequence[ProjectView]) -> dict[str, float]:
     since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
     query = select(jobs.c.project, since).where(jobs.c.state == JobState.QUEUED.value).group_by(jobs.c.project)
-    names, found = {one.name for one in shown}, dict[str, float]()
+    names, since_by_job = {state.name for state in shown}, dict[str, float]()
     for project, at in tx.execute(query):
         name = project if project in names else DEFAULT_PROJECT
-        found[name] = min(at, found.get(name, at))
-    return found
+        since_by_job[name] = min(at, since_by_job.get(name, at))
+    return since_by_job
 
 
 @cache
@@ -140,14 +140,14 @@ def _recoveries_query() -> Select[*tuple[Any, ...]]:
 
 def _recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
     phases = list(RecoveryPhase)
-    found: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
+    histograms: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
     width = len(RECOVERY_SECONDS.buckets) + 2
     for cause, *values in tx.execute(_recoveries_query()):
         for i, phase in enumerate(phases):
             histogram = _histogram(values[i * width : (i + 1) * width])
             if histogram.count:
-                found[IncidentCause(cause), phase] = histogram
-    return found
+                histograms[IncidentCause(cause), phase] = histogram
+    return histograms
 
 
 @cache
@@ -159,8 +159,8 @@ def _by_cause_query(column: Column[Any], metric: Metric) -> Select[*tuple[Any, .
 def _by_cause(tx: Transaction, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
     """Histograms of the closed incidents that have a value, by cause."""
     rows = tx.execute(_by_cause_query(column, metric))
-    found = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
-    return {cause: histogram for cause, histogram in found.items() if histogram.count}
+    histograms = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
+    return {cause: histogram for cause, histogram in histograms.items() if histogram.count}
 
 
 @cache
@@ -227,14 +227,14 @@ class LiveJobs:
         ended = _LIVE.where(jobs.c.ended_at >= now - GRACE_S, jobs.c.attempt > 0)
         rows = [row for query in (running, ended) for row in tx.execute(query)]
         with self._lock:
-            found = {}
+            values = {}
             for row in rows:
                 known = self._known.get(row.num)
                 if known is None or known[0] != row:
                     known = row, self._job(tx, row, known)
-                found[row.num] = known
-            self._known = found
-        return tuple(job for _, job in found.values())
+                values[row.num] = known
+            self._known = values
+        return tuple(job for _, job in values.values())
 
     def _job(self, tx: Transaction, row: Row[*tuple[Any, ...]], known: _Known | None) -> LiveJob:
         """Makes a job of its row, and parses only the documents that have changed: with most steps that is the status

@@ -35,42 +35,42 @@ _MAX_NAMED = 500
 _MAX_SOURCES = 3
 """Paths of data that a lineage names."""
 Visible = Collection[str] | None
-"""Projects of the principal; None: all."""
+"""Projects of the principal; None means all."""
 
 
 def lineage(tx: Transaction, job_id: str, visible: Visible = None) -> LineageView:
     """Raises JobNotFound."""
-    found, seen = [_lineage_job(tx, job_id)], {job_id}
-    while (parent := found[-1].parent) is not None and parent.job_id and len(found) < MAX_LINEAGE:
+    jobs_in_chain, seen = [_lineage_job(tx, job_id)], {job_id}
+    while (parent := jobs_in_chain[-1].parent) is not None and parent.job_id and len(jobs_in_chain) < MAX_LINEAGE:
         if parent.job_id in seen:
             break
         seen.add(parent.job_id)
         try:
-            one = _lineage_job(tx, parent.job_id)
+            ancestor = _lineage_job(tx, parent.job_id)
         except JobNotFound:
-            one = LineageJob(job_id=parent.job_id, is_known=False)
-        found.append(one)
-        if not _sees(visible, one):
+            ancestor = LineageJob(job_id=parent.job_id, is_known=False)
+        jobs_in_chain.append(ancestor)
+        if not _sees(visible, ancestor):
             break
-    chain = _shown(found, visible)
+    chain = _shown(jobs_in_chain, visible)
     last = chain[-1].parent
     is_whole = last is None or not last.job_id or last.job_id in seen
-    own = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
+    own_versions = select(model_versions).where(model_versions.c.job_id == job_id, ~model_versions.c.removed)
     if visible is not None:
-        own = own.where(model_versions.c.project.in_(sorted(visible)))
-    rows = tx.execute(own.order_by(model_versions.c.name, model_versions.c.version)).all()
+        own_versions = own_versions.where(model_versions.c.project.in_(sorted(visible)))
+    rows = tx.execute(own_versions.order_by(model_versions.c.name, model_versions.c.version)).all()
     return LineageView(
-        jobs=chain, is_whole=is_whole, registered=tuple(shown(one, visible) for one in _read_versions(tx, rows))
+        jobs=chain, is_whole=is_whole, registered=tuple(shown(version, visible) for version in _read_versions(tx, rows))
     )
 
 
 def chosen(tx: Transaction, request: ModelRequest) -> CheckpointView:
     """The checkpoint that would be registered: the newest committed one, or that of the step. Raises JobNotFound,
     CheckpointNotFound, CheckpointConflict."""
-    there = [one for one in read_checkpoints(tx, request.job) if request.step in (None, one.step)]
-    committed = [one for one in there if one.state is CheckpointState.COMMITTED]
+    there = [checkpoint for checkpoint in read_checkpoints(tx, request.job) if request.step in (None, checkpoint.step)]
+    committed = [checkpoint for checkpoint in there if checkpoint.state is CheckpointState.COMMITTED]
     if committed:
-        return max(committed, key=lambda one: (one.step, one.attempt, one.generation))
+        return max(committed, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt, checkpoint.generation))
     if there:
         rule = "only a committed one can be registered"
         raise CheckpointConflict(request.job, there[-1].name, there[-1].state, rule)
@@ -95,7 +95,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
     if (row := tx.execute(known.where(~model_versions.c.removed)).first()) is not None:
         return _read_versions(tx, [row])[0]
     newest = tx.execute(select(func.max(model_versions.c.version)).where(*of_name)).scalar_one()
-    own, *origins = lineage(tx, job.id).jobs
+    own_job, *origins = lineage(tx, job.id).jobs
     made = ModelVersion(
         project=project,
         name=name,
@@ -109,7 +109,7 @@ def register(tx: Transaction, name: str, request: ModelRequest, *, data: str = "
         registered_at=now,
         registered_by=by[:200],
         description=request.description,
-        lineage=(own.model_copy(update={"data": data or own.data}), *origins),
+        lineage=(own_job.model_copy(update={"data": data or own_job.data}), *origins),
     )
     row_of = {
         "project": project,
@@ -136,30 +136,35 @@ def versions(
         query = query.where(model_versions.c.name == name)
     if visible is not None:
         query = query.where(model_versions.c.project.in_(sorted(visible)))
-    return [shown(one, visible) for one in _read_versions(tx, tx.execute(query).all())]
+    return [shown(version, visible) for version in _read_versions(tx, tx.execute(query).all())]
 
 
-def shown(one: ModelVersion, visible: Visible) -> ModelVersion:
+def shown(model_version: ModelVersion, visible: Visible) -> ModelVersion:
     """What the principal may read of a version: its lineage ends at the first job of a project that is not visible."""
-    return one.model_copy(update={"lineage": _shown(one.lineage, visible)})
+    return model_version.model_copy(update={"lineage": _shown(model_version.lineage, visible)})
 
 
 def find(tx: Transaction, project: str, name: str, which: str) -> ModelVersion:
     """`which`: a version, an alias, or `latest`. Raises ModelNotFound."""
     of_name = (model_versions.c.project == project, model_versions.c.name == name, ~model_versions.c.removed)
     rows = tx.execute(select(model_versions).where(*of_name).order_by(model_versions.c.version.desc())).all()
-    for one in _read_versions(tx, rows):
-        if which in (str(one.version), *one.aliases) or which == "latest":
-            return one
+    for version in _read_versions(tx, rows):
+        if which in (str(version.version), *version.aliases) or which == "latest":
+            return version
     raise ModelNotFound(project, name, which)
 
 
 def set_alias(tx: Transaction, project: str, name: str, alias: str, version: int) -> ModelVersion:
     """Lets the alias name this version, instead of the one that it has named. Raises ModelNotFound; CheckpointConflict:
     serving could not read the checkpoint of this version."""
-    one = find(tx, project, name, str(version))
-    if one.state not in (None, CheckpointState.COMMITTED):
-        raise CheckpointConflict(one.job_id, one.checkpoint, one.state, "an alias needs a version that can be read")
+    model_version = find(tx, project, name, str(version))
+    if model_version.state not in (None, CheckpointState.COMMITTED):
+        raise CheckpointConflict(
+            model_version.job_id,
+            model_version.checkpoint,
+            model_version.state,
+            "an alias needs a version that can be read",
+        )
     upsert(tx, model_aliases, [{"project": project, "name": name, "alias": alias, "version": version}])
     return find(tx, project, name, str(version))
 
@@ -183,19 +188,21 @@ def remove(tx: Transaction, project: str, name: str, version: int) -> None:
 
 def _read_versions(tx: Transaction, rows: Sequence[Row[Any]]) -> list[ModelVersion]:
     """The versions with what is not a part of their documents: their aliases, and the states of their checkpoints."""
-    found = [ModelVersion.model_validate_json(row.document) for row in rows]
+    read_versions = [ModelVersion.model_validate_json(row.document) for row in rows]
     aliases: dict[tuple[str, str, int], list[str]] = {}
-    for row in tx.execute(_few(select(model_aliases), model_aliases.c.name, {one.name for one in found})):
+    for row in tx.execute(
+        _few(select(model_aliases), model_aliases.c.name, {version.name for version in read_versions})
+    ):
         aliases.setdefault((row.project, row.name, row.version), []).append(row.alias)
-    states = _states(tx, {one.job_id for one in found})
+    states = _states(tx, {version.job_id for version in read_versions})
     return [
-        one.model_copy(
+        version.model_copy(
             update={
-                "aliases": tuple(sorted(aliases.get((one.project, one.name, one.version), ()))),
-                "state": states.get((one.job_id, one.checkpoint)),
+                "aliases": tuple(sorted(aliases.get((version.project, version.name, version.version), ()))),
+                "state": states.get((version.job_id, version.checkpoint)),
             }
         )
-        for one in found
+        for version in read_versions
     ]
 
 
@@ -215,28 +222,28 @@ def _few(query: Select[Any], column: Column[str], values: Collection[str]) -> Se
     return query.where(column.in_(sorted(values))) if len(values) <= _MAX_NAMED else query
 
 
-def _sees(visible: Visible, one: LineageJob) -> bool:
-    return visible is None or not one.is_known or one.project in visible
+def _sees(visible: Visible, lineage_job: LineageJob) -> bool:
+    return visible is None or not lineage_job.is_known or lineage_job.project in visible
 
 
 def _shown(chain: Sequence[LineageJob], visible: Visible) -> tuple[LineageJob, ...]:
-    for number, one in enumerate(chain):
-        if number and not _sees(visible, one):  # that the first is visible is checked at the edge
-            return (*chain[:number], LineageJob(job_id=one.job_id, is_known=False))
+    for number, ancestor in enumerate(chain):
+        if number and not _sees(visible, ancestor):  # that the first is visible is checked at the edge
+            return (*chain[:number], LineageJob(job_id=ancestor.job_id, is_known=False))
     return tuple(chain)
 
 
 def _metrics_of(tx: Transaction, job_num: int, checkpoint: CheckpointView) -> dict[str, float]:
     """What was measured at the step of the checkpoint; of a step that was done again, the last time."""
     row = tx.execute(select(series).where(series.c.job_num == job_num, series.c.step == checkpoint.step)).first()
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     if row is not None:
         point = point_of(row)
-        own = {f"val_{name}": value for name, value in point.val_metrics.items()}
-        found = {"loss": point.loss, "val_loss": point.val_loss, **point.metrics, **own}
+        own_metrics = {f"val_{name}": value for name, value in point.val_metrics.items()}
+        metrics = {"loss": point.loss, "val_loss": point.val_loss, **point.metrics, **own_metrics}
     if checkpoint.score is not None:
-        found["score"] = checkpoint.score
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        metrics["score"] = checkpoint.score
+    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
 
 
 def _lineage_job(tx: Transaction, job_id: str) -> LineageJob:
@@ -271,14 +278,14 @@ def _source_of(data: Mapping[str, Any]) -> str:
     if isinstance(corpus := data.get("corpus"), str):
         return f"corpus {corpus}"
     given = data.get("paths") or data.get("sources") or ()
-    named = [one.get("name") or one.get("path") if isinstance(one, Mapping) else one for one in given]
+    named = [source.get("name") or source.get("path") if isinstance(source, Mapping) else source for source in given]
     more = [f"and {len(named) - _MAX_SOURCES} more"] if len(named) > _MAX_SOURCES else []
-    return ", ".join([*(str(one)[:200] for one in named[:_MAX_SOURCES]), *more])
+    return ", ".join([*(str(source)[:200] for source in named[:_MAX_SOURCES]), *more])
 
 
 def _data_of(tx: Transaction, job_num: int) -> str:
     """The content hash that the newest change of the data has reported; empty if the data has never changed."""
     changed = select(events.c.data).where(events.c.job_num == job_num, events.c.type == GenerationData.type)
     document = tx.execute(changed.order_by(events.c.seq.desc()).limit(1)).scalar_one_or_none()
-    found = json.loads(document).get("now") if document else None
-    return found if isinstance(found, str) else ""
+    position = json.loads(document).get("now") if document else None
+    return position if isinstance(position, str) else ""

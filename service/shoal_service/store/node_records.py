@@ -115,11 +115,11 @@ def suspicions(tx: Transaction, node_id: str | None = None, *, lock: bool = Fals
         query = query.where(node_suspicions.c.node_id == node_id)
     if lock:
         query = query.with_for_update()
-    found = {}
+    suspected = {}
     for row in tx.execute(query):
         values = row._asdict() | {"job_ids": tuple(json.loads(row.job_ids))}
-        found[row.node_id] = Suspicion(**values)
-    return found
+        suspected[row.node_id] = Suspicion(**values)
+    return suspected
 
 
 def postpone_test(tx: Transaction, node_id: str, *, reason: str, next_test_at: float) -> None:
@@ -180,7 +180,7 @@ def _record_on_nodes(tx: Transaction, nodes: Collection[str], event: JobEvent, n
     ended = [state.value for state in JobState if state.ended]
     query = select(jobs.c.id, jobs.c.workers).where(jobs.c.state.not_in(ended), jobs.c.workers != "[]")
     for job_id, document in tx.execute(query).all():
-        if any(one.node_id in nodes or one.node_ip in nodes for one in workers_of(document)):
+        if any(worker.node_id in nodes or worker.node_ip in nodes for worker in workers_of(document)):
             driving.record_event(tx, job_id, event, now=now)
 
 

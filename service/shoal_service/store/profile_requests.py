@@ -66,9 +66,9 @@ def views(tx: Transaction, job_id: str) -> list[ProfileView]:
 
 def view(tx: Transaction, job_id: str, number: int) -> ProfileView:
     """One profile of a job. Raises JobNotFound, ProfileNotFound."""
-    for one in views(tx, job_id):
-        if one.number == number:
-            return one
+    for request in views(tx, job_id):
+        if request.number == number:
+            return request
     raise ProfileNotFound(job_id, number)
 
 

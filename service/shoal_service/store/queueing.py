@@ -131,7 +131,9 @@ def view(tx: Transaction, *, limit: int = 1000, visible: Collection[str] | None 
         items=items if visible is None else _without_others(tx, items, visible),
         num_queued=tx.execute(count).scalar_one(),
         projects=tuple(quotas.project_views(tx, visible)),
-        held_back=tuple(one for one in _held_back(tx, limit=limit) if visible is None or one.project in visible),
+        held_back=tuple(
+            project for project in _held_back(tx, limit=limit) if visible is None or project.project in visible
+        ),
     )
 
 
@@ -140,13 +142,13 @@ def _without_others(tx: Transaction, items: tuple[QueuedJob, ...], visible: Coll
     named = {holder for item in items if item.place is not None for holder in item.place.holders}
     known = select(jobs.c.id).where(jobs.c.id.in_(sorted(named)), jobs.c.project.in_(sorted(visible)))
     own = set(tx.execute(known).scalars())
-    found = []
+    queue = []
     for item in items:
         if item.place is not None:
             holders = tuple(holder for holder in item.place.holders if holder in own)
             item = item.model_copy(update={"place": item.place.model_copy(update={"holders": holders})})
-        found.append(item)
-    return tuple(found)
+        queue.append(item)
+    return tuple(queue)
 
 
 def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
@@ -202,11 +204,11 @@ def save_growth(tx: Transaction, answers: Sequence[HeldBack], versions: Mapping[
 
 def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
     """The running jobs that are held back, oldest first."""
-    found = []
+    held = []
     for row in tx.execute(_running().where(growth_answers.c.limit != "")):
         answer = growth_answer_of(row)
         if answer is not None:
-            found.append(
+            held.append(
                 HeldBackJob(
                     job_id=row.id,
                     name=row.name,
@@ -217,7 +219,7 @@ def _held_back(tx: Transaction, *, limit: int) -> tuple[HeldBackJob, ...]:
                     answer=answer,
                 )
             )
-    return tuple(found[:limit])
+    return tuple(held[:limit])
 
 
 def _running() -> Any:
@@ -231,18 +233,18 @@ def _running() -> Any:
 
 
 def _row(row: Row[Any], answer: HeldBack | None, version: int, now: float) -> dict[str, Any] | None:
-    """The row of a job; None: there is nothing to remember of a job whose spec was never changed."""
+    """The row of a job; None if there is nothing to remember of a job whose spec was never changed."""
     if answer is None and version == 1 and row.answered_version is None:
         return None
     if answer is not None and answer.limit is GrowthLimit.SOON:
         version = row.answered_version or 1  # no answer yet to what was changed
-    words = _NOTHING if answer is None else {"limit": answer.limit.value, "reason": answer.reason}
+    message = _NOTHING if answer is None else {"limit": answer.limit.value, "reason": answer.reason}
     return {
         "job_num": row.num,
         "spec_version": version,
         "workers": row.granted_workers if answer is None else answer.workers,
         "max_workers": row.granted_workers if answer is None else answer.max_workers,
-        **words,
+        **message,
         "decided_at": now,
     }
 

@@ -55,10 +55,10 @@ def project_views(tx: Transaction, visible: Collection[str] | None = None) -> li
 
 def project_view(tx: Transaction, name: str) -> ProjectView:
     """One project. Raises ProjectNotFound: the project is neither defined nor has jobs."""
-    found = next((one for one in project_views(tx) if one.name == name), None)
-    if found is None:
+    project = next((view for view in project_views(tx) if view.name == name), None)
+    if project is None:
         raise ProjectNotFound(name)
-    return found
+    return project
 
 
 def put_project(tx: Transaction, name: str, rules: ProjectRules) -> tuple[ProjectView, bool]:
@@ -75,7 +75,7 @@ def _require_possible(known: Mapping[str, Project], name: str, rules: ProjectRul
     if rules.parent is not None:
         if rules.parent not in known:
             raise ProjectConflict(name, f"its parent {rules.parent} is not defined: `shoal quota set {rules.parent}`")
-        if name in (above := [one.name for one in ancestors(after, rules.parent)]):
+        if name in (above := [ancestor.name for ancestor in ancestors(after, rules.parent)]):
             raise ProjectConflict(name, f"it would be above itself: {' -> '.join([name, *above])}")
 
 
@@ -85,7 +85,7 @@ def remove_project(tx: Transaction, name: str) -> None:
     known = defined_projects(tx, lock=True)
     if name not in known:
         raise ProjectNotFound(name)
-    below = [one.name for one in known.values() if one.parent == name]
+    below = [quota.name for quota in known.values() if quota.parent == name]
     if below:
         raise ProjectConflict(name, f"it is the parent of {', '.join(below)}: delete or move those first")
     tx.execute(delete(projects).where(projects.c.name == name))
@@ -123,10 +123,10 @@ def _usage(tx: Transaction) -> tuple[Counter[str], Counter[str], Counter[str]]:
 
 def _all_with_jobs() -> Select[Any]:
     """The projects of all jobs. Each is found by one look into the index: there may be a million jobs."""
-    found, later = select(func.min(jobs.c.project).label("project")).cte("found", recursive=True), jobs.alias()
-    following = select(func.min(later.c.project)).where(later.c.project > found.c.project).correlate(found)
-    found = found.union_all(select(following.scalar_subquery()).where(found.c.project.is_not(None)))
-    return select(found.c.project).where(found.c.project.is_not(None))
+    names, later = select(func.min(jobs.c.project).label("project")).cte("found", recursive=True), jobs.alias()
+    following = select(func.min(later.c.project)).where(later.c.project > names.c.project).correlate(names)
+    names = names.union_all(select(following.scalar_subquery()).where(names.c.project.is_not(None)))
+    return select(names.c.project).where(names.c.project.is_not(None))
 
 
 _WITH_JOBS = _all_with_jobs()
@@ -160,10 +160,10 @@ def user_views(tx: Transaction) -> list[UserView]:
     for user, state, count, granted in tx.execute(query):
         (queued if state == JobState.QUEUED.value else running)[user] += int(count)
         workers[user] += int(granted)
-    found = []
+    views = []
     for name in sorted({DEFAULT_USER, *known, *queued, *running}):
         limits = _limits(known, name)
-        found.append(
+        views.append(
             UserView(
                 name=name,
                 is_defined=name in known,
@@ -174,15 +174,15 @@ def user_views(tx: Transaction) -> list[UserView]:
                 workers=workers[name],
             )
         )
-    return found
+    return views
 
 
 def user_view(tx: Transaction, name: str) -> UserView:
     """One user. Raises UserNotFound: the user is neither defined nor has jobs."""
-    found = next((one for one in user_views(tx) if one.name == name), None)
-    if found is None:
+    user = next((view for view in user_views(tx) if view.name == name), None)
+    if user is None:
         raise UserNotFound(name)
-    return found
+    return user
 
 
 def put_user(tx: Transaction, name: str, rules: UserRules) -> tuple[UserView, bool]:
@@ -207,16 +207,16 @@ def _limits(known: dict[str, User], name: str) -> User:
 def _require_room_of_project(tx: Transaction, name: str) -> None:
     known = defined_projects(tx)
     above = list(ancestors(known, name if name in known else DEFAULT_PROJECT))
-    if all(one.max_queued is None for one in above):
+    if all(ancestor.max_queued is None for ancestor in above):
         return
     defined_projects(tx, lock=True)  # two submissions at the same time count one after the other
     queued: Counter[str] = Counter()
     for project, count in _counts(tx, [JobState.QUEUED]):
-        for one in ancestors(known, project if project in known else DEFAULT_PROJECT):
-            queued[one.name] += count
-    for one in above:
-        if one.max_queued is not None and queued[one.name] > one.max_queued:
-            raise QueueFull(one.name, queued[one.name] - 1, one.max_queued)
+        for ancestor in ancestors(known, project if project in known else DEFAULT_PROJECT):
+            queued[ancestor.name] += count
+    for ancestor in above:
+        if ancestor.max_queued is not None and queued[ancestor.name] > ancestor.max_queued:
+            raise QueueFull(ancestor.name, queued[ancestor.name] - 1, ancestor.max_queued)
 
 
 def _require_room_of_user(tx: Transaction, name: str) -> None:

@@ -168,7 +168,7 @@ PLACE_COLUMNS = (
 
 
 def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
-    """The place in the queue, from PLACE_COLUMNS of an outer join. None: the job is not queued, or no pass has
+    """The place in the queue, from PLACE_COLUMNS of an outer join. None if the job is not queued, or no pass has
     considered it yet."""
     if row.position is None:
         return None
@@ -191,8 +191,8 @@ GROWTH_COLUMNS = (
 
 
 def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
-    """The answer about growth, from GROWTH_COLUMNS and the job's grant. None: nothing holds the job back, or its grant
-    has changed since."""
+    """The answer about growth, from GROWTH_COLUMNS and the job's grant. None if nothing holds the job back, or its
+    grant has changed since."""
     if not row.growth_limit or not row.granted_workers or row.answered_workers != row.granted_workers:
         return None
     return GrowthAnswer(
@@ -223,7 +223,7 @@ def columns_for(model: Any, row: Row[Any]) -> dict[str, Any]:
 
 @cache
 def _field_names(model: Any) -> frozenset[str]:
-    return frozenset(model.model_fields if issubclass(model, BaseModel) else (one.name for one in fields(model)))
+    return frozenset(model.model_fields if issubclass(model, BaseModel) else (field.name for field in fields(model)))
 
 
 def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> JobView:
@@ -375,7 +375,7 @@ def read_document(model: type[M], document: str, fallback: M) -> Readable[M]:
         try:
             return Readable(model.model_validate(raw), problem)
         except ValidationError as error:
-            if not all(_left_out(raw, one["loc"]) for one in error.errors()):
+            if not all(_left_out(raw, detail["loc"]) for detail in error.errors()):
                 break
     return Readable(fallback, problem)
 

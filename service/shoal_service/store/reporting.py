@@ -81,24 +81,24 @@ def end_attempt(tx: Transaction, job_id: str, reason: EndReason, message: str, *
 
 def apply_all(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     """Stores reports of different jobs."""
-    dropped: list[list[DropReason]] = [[DropReason.STALE_ATTEMPT] if one.is_stale else [] for one in incoming]
-    going_on = [(one, reasons) for one, reasons in zip(incoming, dropped, strict=True) if not one.is_stale]
-    _store_series(tx, [one for one, _ in going_on if one.is_new])
-    changed = dict.fromkeys((one.job.id for one in incoming), False)
-    edits = [_applied(tx, one, reasons) for one, reasons in going_on]
-    for (one, _), has_changed in zip(going_on, save_all(tx, edits), strict=True):
-        changed[one.job.id] = has_changed
-    for one, reasons in zip(incoming, dropped, strict=True):
-        _note(tx, one, reasons, changed=changed[one.job.id])
+    dropped: list[list[DropReason]] = [[DropReason.STALE_ATTEMPT] if report.is_stale else [] for report in incoming]
+    going_on = [(report, reasons) for report, reasons in zip(incoming, dropped, strict=True) if not report.is_stale]
+    _store_series(tx, [report for report, _ in going_on if report.is_new])
+    changed = dict.fromkeys((report.job.id for report in incoming), False)
+    edits = [_applied(tx, report, reasons) for report, reasons in going_on]
+    for (incoming_report, _), has_changed in zip(going_on, save_all(tx, edits), strict=True):
+        changed[incoming_report.job.id] = has_changed
+    for report, reasons in zip(incoming, dropped, strict=True):
+        _note(tx, report, reasons, changed=changed[report.job.id])
 
 
-def drop_repeated(tx: Transaction, one: Incoming) -> None:
+def drop_repeated(tx: Transaction, incoming: Incoming) -> None:
     """Counts reports that repeat what is stored, and does not store them."""
-    _note(tx, one, [DropReason.DUPLICATE], changed=False)
+    _note(tx, incoming, [DropReason.DUPLICATE], changed=False)
 
 
-def _note(tx: Transaction, one: Incoming, dropped: Sequence[DropReason], *, changed: bool) -> None:
-    job_id, reports = one.job.id, one.reports
+def _note(tx: Transaction, incoming: Incoming, dropped: Sequence[DropReason], *, changed: bool) -> None:
+    job_id, reports = incoming.job.id, incoming.reports
     tx.count(*dropped)
     if not dropped:
         tx.show(_exemplars_of(job_id, reports))
@@ -106,9 +106,9 @@ def _note(tx: Transaction, one: Incoming, dropped: Sequence[DropReason], *, chan
         tx.publish(job_id, is_request=reports.end is not None or reports.stacks is not None)
 
 
-def _applied(tx: Transaction, one: Incoming, dropped: list[DropReason]) -> JobEdit:
-    edit, reports = JobEdit(tx, one.job, one.now), one.reports
-    if one.is_new:
+def _applied(tx: Transaction, incoming: Incoming, dropped: list[DropReason]) -> JobEdit:
+    edit, reports = JobEdit(tx, incoming.job, incoming.now), incoming.reports
+    if incoming.is_new:
         _store_items(edit, reports)
     elif reports.events or reports.incidents or reports.checkpoints or reports.series or reports.logs:
         dropped.append(DropReason.DUPLICATE)
@@ -121,11 +121,11 @@ def _applied(tx: Transaction, one: Incoming, dropped: list[DropReason]) -> JobEd
 
 def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
     rows, extents = [], []
-    for one in incoming:
-        if points := one.reports.series:
-            rows += [curves.row_of(point, job_num=one.job.num) for point in points]
+    for report in incoming:
+        if points := report.reports.series:
+            rows += [curves.row_of(point, job_num=report.job.num) for point in points]
             steps = [point.step for point in points]
-            extents.append(curves.Extent(one.job.num, min(steps), max(steps)))
+            extents.append(curves.Extent(report.job.num, min(steps), max(steps)))
     upsert(tx, series, rows)
     curves.roll_up(tx, extents)
 
@@ -133,11 +133,13 @@ def _store_series(tx: Transaction, incoming: Sequence[Incoming]) -> None:
 def _exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
     """The newest closed incident of each cause in the reports, as an exemplar of the recovery times."""
     return {
-        one.cause: Exemplar(
-            {"job_id": job_id, "incident": f"{reports.attempt}.{one.id}"}, one.recovery_s, one.at + one.recovery_s
+        incident.cause: Exemplar(
+            {"job_id": job_id, "incident": f"{reports.attempt}.{incident.id}"},
+            incident.recovery_s,
+            incident.at + incident.recovery_s,
         )
-        for one in reports.incidents
-        if one.closed and one.recovery_s is not None
+        for incident in reports.incidents
+        if incident.closed and incident.recovery_s is not None
     }
 
 
@@ -152,7 +154,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
         upsert(tx, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
     saved = [_with_history(tx, job.num, checkpoint) for checkpoint in reports.checkpoints]
     upsert(tx, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
-    if any(one.state is CheckpointState.COMMITTED for one in saved):
+    if any(item_view.state is CheckpointState.COMMITTED for item_view in saved):
         edit.set(**RELEASED)
     if times_s := [point.step_s for point in reports.series if point.val_loss is None]:  # else it repeats its step
         edit.set(step_times=StepTimes.read(job.step_times).add(times_s).text())
@@ -256,11 +258,11 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.describe(step=done)
     edit.lose(end.reason, end.message, is_script=spec.script is not None)
     profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
-    words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
+    text = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
     if end.reason is EndReason.USER_ERROR and end.failure is not None and not mistake:
         rest = decision.reason.removeprefix(ENDINGS[end.reason].words).strip()
-        words = (f"Your code raised {end.message.removesuffix('.')}.", rest)
-    message, reason = " ".join(part for part in words if part), end.reason.value
+        text = (f"Your code raised {end.message.removesuffix('.')}.", rest)
+    message, reason = " ".join(part for part in text if part), end.reason.value
     if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := why_pruned(edit.tx, job.num)):
         message, reason = why, PRUNED
     edit.move(standing, reason, message, attempt=job.attempt, step=done)

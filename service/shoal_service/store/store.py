@@ -67,7 +67,7 @@ class Store:
         API also records the request in the audit.
 
         Args:
-            epoch: of the caller's lease; None: no lease is needed, since a user asks for the change, or since the
+            epoch: of the caller's lease; None if no lease is needed, since a user asks for the change, or since the
                 change is fenced in another way.
 
         Raises:
@@ -150,7 +150,7 @@ class Store:
         return lease
 
     def has_left(self, owner: str) -> bool:
-        """Whether the owner of the lease was announced in the database, and its connection has ended. False: not
+        """Return whether the owner of the lease was announced in the database, and its connection has ended. False: not
         known."""
         with self._database.read() as tx:
             is_known = leases.announced_owner(tx) == owner

@@ -305,8 +305,8 @@ def _changed(changes: JobPatch) -> dict[str, Any]:
 def _planned(job: JobRecord, spec: JobSpec, wanted: DataPatch, now: float) -> DataPatch:
     """The new weights with their step. Raises SpecError: that step may have begun, or the job has no mixture."""
     if spec.program is not None or spec.task not in TEXT_TASKS or not spec.data.get("sources"):
-        words = "the job has no data.sources, and only the weights of a mixture change"
-        raise SpecError((SpecProblem(path="data.weights", message=words),))
+        message = "the job has no data.sources, and only the weights of a mixture change"
+        raise SpecError((SpecProblem(path="data.weights", message=message),))
     status = job.status
     is_training = job.state in ATTEMPT_STATES
     silent_s = now - status.step_at if status.step_at is not None else 0.0
@@ -314,14 +314,14 @@ def _planned(job: JobRecord, spec: JobSpec, wanted: DataPatch, now: float) -> Da
     before = weight_changes_of(spec)
     changes = planned(before, wanted.weights, wanted.at_step, earliest)
     if wanted.at_step is not None and wanted.at_step < earliest and changes != before:
-        words = (
+        message = (
             f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}; its workers learn in "
             f"time of what changes from step {earliest} on. Name a later step, or leave it out."
             if is_training
             else f"data.at_step is {wanted.at_step}, and the job has completed step {status.step}. Name a later step, "
             "or leave it out."
         )
-        raise SpecError((SpecProblem(path="data.at_step", message=words),))
+        raise SpecError((SpecProblem(path="data.at_step", message=message),))
     return DataPatch(weights=wanted.weights, at_step=changes[-1].at_step)
 
 
@@ -344,7 +344,7 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
     if changes.data is not None:
         assert changes.data.at_step is not None, "`_planned` has chosen it"
         following = planned(weight_changes_of(spec), changes.data.weights, changes.data.at_step, 1)
-        data["data"]["changes"] = [one.model_dump(mode="json") for one in following]
+        data["data"]["changes"] = [later_spec.model_dump(mode="json") for later_spec in following]
     if changes.code is not None:
         data["code"] |= changes.code.model_dump(mode="json")
     if changes.labels is not None:
@@ -362,8 +362,8 @@ def _matches(if_match: str, etag: str) -> bool:
 
 
 def _only_describes(changes: JobPatch) -> bool:
-    """Whether the request names nothing on which scheduling or training depends, so that a job that has ended can have
-    it too."""
+    """Return whether the request names nothing on which scheduling or training depends, so that a job that has ended
+    can have it too."""
     return bool(changes.model_fields_set) and changes.model_fields_set <= {"name", "labels", "annotations"}
 
 
@@ -417,7 +417,7 @@ def _readable(tx: Transaction, job: JobRecord) -> JobSpec:
 
 
 def _training(tx: Transaction, job: JobRecord, spec: JobSpec) -> Training:
-    own = any(one.state is CheckpointState.COMMITTED for one in read_checkpoints(tx, job.id))
+    own = any(checkpoint.state is CheckpointState.COMMITTED for checkpoint in read_checkpoints(tx, job.id))
     has_origin = spec.continue_from is not None
     return Training(state=job.state, step=job.status.step, stop=spec.stop, has_checkpoint=own or has_origin)
 

@@ -73,7 +73,7 @@ def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
 
 
 def attempt_of_token(tx: Transaction, token: str) -> AttemptCaller | None:
-    """Whose it is; None: it is not the token of an attempt that goes on."""
+    """Whose it is; None if it is not the token of an attempt that goes on."""
     row = tx.execute(_OF_TOKEN, {"hash": hash_of(token)}).one_or_none()
     return AttemptCaller(row.id, row.attempt, hash_of(token)) if row is not None else None
 
@@ -91,7 +91,7 @@ def take_reports(tx: Transaction, arrived: Sequence[Arrived]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     left = dict(enumerate(arrived))
     while left:  # once, unless two are of one job: then each of them sees what the one before has changed
-        first = {one.caller.job_id: index for index, one in reversed(left.items())}
+        first = {sent.caller.job_id: index for index, sent in reversed(left.items())}
         outcomes |= _take(tx, {index: left.pop(index) for index in first.values()})
     return [outcomes[index] for index in range(len(arrived))]
 
@@ -123,7 +123,7 @@ def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
 
 
 def directive(tx: Transaction, job_id: str, attempt: int) -> StoredDirective | None:
-    """The newest one of an attempt that goes on; None: there is none yet. Raises AttemptTokenRefused: the attempt is
+    """The newest one of an attempt that goes on; None if there is none yet. Raises AttemptTokenRefused: the attempt is
     over."""
     row = tx.execute(_DIRECTIVE, {"job_id": job_id, "attempt": attempt}).one_or_none()
     if row is None:
@@ -137,7 +137,7 @@ def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str,
 
 
 def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
-    """The answer to this request; None: it is not there yet."""
+    """The answer to this request; None if it is not there yet."""
     row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": load(tx, job_id).num}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None
@@ -149,40 +149,40 @@ def _take(tx: Transaction, arrived: Mapping[int, Arrived]) -> dict[int, Outcome]
     """Stores what has arrived for different jobs, and returns the outcome of each, by its index."""
     outcomes: dict[int, Outcome] = {}
     incoming: list[reporting.Incoming] = []
-    known = load_all(tx, [one.caller.job_id for one in arrived.values()])
+    known = load_all(tx, [sent.caller.job_id for sent in arrived.values()])
     # After the rows of the jobs are locked: a token that was made meanwhile is seen.
     rows = tx.execute(_TOKENS_OF_JOBS, {"job_nums": [job.num for job in known.values()]})
     tokens = {row.job_num: row for row in rows}
     reported: list[dict[str, Any]] = []
-    for index, one in arrived.items():
-        job = known.get(one.caller.job_id)
-        outcome = _verdict(job, tokens.get(job.num) if job is not None else None, one)
+    for index, sent in arrived.items():
+        job = known.get(sent.caller.job_id)
+        outcome = _verdict(job, tokens.get(job.num) if job is not None else None, sent)
         if outcome is not None:
             outcomes[index] = outcome
             continue
         assert job is not None
-        reported.append({"of_job": job.num, "of_life": one.report.life, "at": one.now})
-        reports = one.report.reports
-        if reports is None or one.report.after < job.pulled_seq:
+        reported.append({"of_job": job.num, "of_life": sent.report.life, "at": sent.now})
+        reports = sent.report.reports
+        if reports is None or sent.report.after < job.pulled_seq:
             outcomes[index] = ReportReceipt(acknowledged=job.pulled_seq)
             if reports is not None:
                 unstored = reports.model_copy(update={"end": None, "stacks": None})
-                reporting.drop_repeated(tx, reporting.Incoming(job, unstored, one.now))
+                reporting.drop_repeated(tx, reporting.Incoming(job, unstored, sent.now))
             continue
         if reports.stacks is not None:
             values = {"of_job": job.num, "answer": reports.stacks.model_dump_json()}
             tx.execute(_ANSWERED, values)
         outcomes[index] = ReportReceipt(acknowledged=max(reports.seq, job.pulled_seq), released=reports.end is not None)
-        incoming.append(reporting.Incoming(job, reports, one.now))
+        incoming.append(reporting.Incoming(job, reports, sent.now))
     if reported:
         tx.execute(_REPORTED, reported)
     reporting.apply_all(tx, incoming)
     return outcomes
 
 
-def _verdict(job: JobRecord | None, token: Row[Any] | None, one: Arrived) -> Outcome | None:
-    """Why a report is refused; None: it is not."""
-    caller, reports = one.caller, one.report.reports
+def _verdict(job: JobRecord | None, token: Row[Any] | None, arrived: Arrived) -> Outcome | None:
+    """Why a report is refused; None if it is not."""
+    caller, reports = arrived.caller, arrived.report.reports
     is_own = (
         job is not None
         and token is not None
@@ -192,7 +192,7 @@ def _verdict(job: JobRecord | None, token: Row[Any] | None, one: Arrived) -> Out
     if not is_own or (reports is not None and reports.attempt != caller.attempt):
         return AttemptTokenRefused(caller.job_id, caller.attempt)
     assert token is not None
-    return SupervisorReplaced(one.report.life, token.life) if one.report.life < token.life else None
+    return SupervisorReplaced(arrived.report.life, token.life) if arrived.report.life < token.life else None
 
 
 def _goes_on(job: JobRecord, attempt: int) -> bool:

@@ -41,22 +41,22 @@ def read(tx: Transaction, project: str, name: str, measure: str) -> SweepCurves:
     of_jobs = select(job_labels).where(job_labels.c.job_num.in_(ids), job_labels.c.key != SWEEP_LABEL)
     for row in tx.execute(of_jobs):
         labels[ids[row.job_num]][row.key] = row.value
-    last = {job_id: found[-1][2] for job_id, found in points.items() if found}
-    best = best_so_far((at, value, job_id) for job_id, found in points.items() for _, at, value in found)
+    last = {job_id: curve[-1][2] for job_id, curve in points.items() if curve}
+    best = best_so_far((at, value, job_id) for job_id, curve in points.items() for _, at, value in curve)
     return SweepCurves(
         measure=measure,
         steps_per_point=width or 1,
-        jobs=tuple(_curve(job_id, found) for job_id, found in points.items()),
+        jobs=tuple(_curve(job_id, curve) for job_id, curve in points.items()),
         best=tuple(SweepBest(at=at, value=value, job=job_id) for at, value, job_id in best),
         influences=tuple(
             SweepInfluence(
-                label=one.label,
-                share=round(one.share, 4),
-                direction=None if one.direction is None else round(one.direction, 4),
-                num_values=one.num_values,
-                num_jobs=one.num_jobs,
+                label=influence.label,
+                share=round(influence.share, 4),
+                direction=None if influence.direction is None else round(influence.direction, 4),
+                num_values=influence.num_values,
+                num_jobs=influence.num_jobs,
             )
-            for one in influences(labels, last)
+            for influence in influences(labels, last)
         ),
     )
 

@@ -92,7 +92,7 @@ def page(
     limit: int = 100,
     cursor: str | None = None,
 ) -> Page[SweepSummary]:
-    """The newest first, by their first jobs. None: of all. Raises InvalidCursor."""
+    """The newest first, by their first jobs. None means all. Raises InvalidCursor."""
     first = func.min(jobs.c.num)
     query = _members(
         first.label("first"),
@@ -134,8 +134,8 @@ def page(
 def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) -> SweepView:
     """Reads a sweep with its jobs, the best first. `order`: only those with these ids, in this order. Raises
     SweepNotFound."""
-    found = page(tx, project=project, name=name, limit=1).items
-    if not found:
+    sweeps = page(tx, project=project, name=name, limit=1).items
+    if not sweeps:
         raise SweepNotFound(project, name)
     query = job_lists.FleetQuery(
         project=project,
@@ -154,7 +154,7 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
     last = tx.execute(newest.order_by(jobs.c.num.desc()).limit(1)).one()
     rules = load_spec(tx, last.num, last.spec_version).sweep
     return SweepView(
-        **dict(found[0]),
+        **dict(sweeps[0]),
         limit=rules.limit if rules is not None else None,
         prune=rules.prune if rules is not None else None,
         warmup_steps=rules.warmup_steps if rules is not None else None,
@@ -165,7 +165,7 @@ def view(tx: Transaction, project: str, name: str, order: Sequence[str] = ()) ->
 
 def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -> dict[str, Verdict]:
     """Finds which of these jobs of a sweep are worse than the others, by their ids."""
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     nums = nums_by_id(tx, project, sweep)
     for measure in {rule.measure for rule in rules.values()}:
         reached = _reached(tx, nums, measure)
@@ -177,8 +177,8 @@ def compare(tx: Transaction, project: str, sweep: str, rules: dict[str, Rule]) -
             if at not in values:
                 values[at] = _values(tx, nums, at, measure)
             if worse := verdict(job_id, at, values[at], rule):
-                found[job_id] = worse
-    return found
+                verdicts[job_id] = worse
+    return verdicts
 
 
 def prune(tx: Transaction, job_id: str, sweep: str, worse: Verdict, rule: Rule, *, now: float) -> bool:
@@ -220,14 +220,14 @@ def why_pruned(tx: Transaction, job_num: int) -> str:
 
 
 def _num_by_state(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Counter[JobState]]:
-    found: dict[tuple[str, str], Counter[JobState]] = {sweep: Counter() for sweep in sweeps}
-    if not found:
-        return found
+    counts: dict[tuple[str, str], Counter[JobState]] = {sweep: Counter() for sweep in sweeps}
+    if not counts:
+        return counts
     query = _members(jobs.c.state, func.count().label("number"))
-    query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(found)))
+    query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(counts)))
     for row in tx.execute(query.group_by(jobs.c.project, job_labels.c.value, jobs.c.state)):
-        found[row.project, row.value][JobState(row.state)] = row.number
-    return found
+        counts[row.project, row.value][JobState(row.state)] = row.number
+    return counts
 
 
 def _best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SweepResult]:
@@ -241,12 +241,12 @@ def _best(tx: Transaction, sweeps: Sequence[tuple[str, str]]) -> dict[tuple[str,
         jobs.c.id, jobs.c.name, val_loss.is_not(None).label("validated"), value.label("result"), place.label("place")
     )
     query = query.where(tuple_(jobs.c.project, job_labels.c.value).in_(list(sweeps)), value.is_not(None))
-    found = query.subquery()
+    best = query.subquery()
     return {
         (row.project, row.value): SweepResult(
             job=row.id, name=row.name, measure="val_loss" if row.validated else "loss", value=row.result
         )
-        for row in tx.execute(select(found).where(found.c.place == 1))
+        for row in tx.execute(select(best).where(best.c.place == 1))
     }
 
 
@@ -273,7 +273,7 @@ def nums_by_id(tx: Transaction, project: str, name: str) -> dict[str, int]:
 
 def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[str, int]:
     """The last step of each job for which it has a value; jobs without one are left out."""
-    found: dict[str, int] = {}
+    reached: dict[str, int] = {}
     for job_id, num in nums.items():
         if measure is Measure.VALIDATION:
             query = select(series.c.step).where(series.c.job_num == num, series.c.val_loss.is_not(None))
@@ -285,8 +285,8 @@ def _reached(tx: Transaction, nums: dict[str, int], measure: Measure) -> dict[st
             bucket = tx.execute(newest).scalar_one()
             step = None if bucket is None else (bucket + 1) * AVERAGED_STEPS
         if step is not None:
-            found[job_id] = step
-    return found
+            reached[job_id] = step
+    return reached
 
 
 def _values(tx: Transaction, nums: dict[str, int], step: int, measure: Measure) -> dict[str, float]:
@@ -317,7 +317,7 @@ def _job_ids(tx: Transaction, project: str, name: str) -> list[str]:
         .where(job_labels.c.key == SWEEP_LABEL, job_labels.c.value == name, jobs.c.project == project)
         .order_by(jobs.c.num)
     )
-    found = list(tx.execute(query).scalars())
-    if not found:
+    job_ids = list(tx.execute(query).scalars())
+    if not job_ids:
         raise SweepNotFound(project, name)
-    return found
+    return job_ids

@@ -125,7 +125,7 @@ def _opened(data: bytes) -> tuple[bytes, dict[str, int], int]:
 
 
 def by_rank(rows: Sequence[SystemRow], metric: str) -> list[tuple[float | None, ...]]:
-    """One metric over time: for each rank a value of each row. None: not measured, or the row has no such rank."""
+    """One metric over time: for each rank a value of each row. None if not measured, or the row has no such rank."""
     columns = [row.columns.get(metric, np.empty(0, _STORED)) for row in rows]
     table = np.full((max(map(len, columns), default=0), len(columns)), np.nan)
     for index, column in enumerate(columns):

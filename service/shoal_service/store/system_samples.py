@@ -60,8 +60,8 @@ def add(tx: Transaction, job_num: int, samples: Sequence[SystemSample]) -> None:
 def read(
     tx: Transaction, job_id: str, metric: SystemMetric, *, ranks: RankSet | None = None, after: float = 0.0
 ) -> SystemColumns:
-    """Reads one metric over time. `ranks`: only these; None: all. `after`: only later samples, finer if they are few.
-    Raises JobNotFound."""
+    """Reads one metric over time. `ranks`: only these; None means all. `after`: only later samples, finer if they are
+    few. Raises JobNotFound."""
     job_num = num_of(tx, job_id)
     first_at, last_at = _extent(tx, job_num)
     if first_at is None or last_at is None or last_at <= after:

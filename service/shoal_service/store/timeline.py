@@ -35,12 +35,14 @@ NUM_INTERVALS = 48
 _MAX_OF_JOB = 100
 _SAME_S = 1.0
 """Between an incident and its event, whose time may be that of another clock."""
-_TYPES = tuple(one.type for one in (JobGranted, JobPreempted, JobStateChanged, IncidentOpened, IncidentClosed))
+_TYPES = tuple(
+    event_type.type for event_type in (JobGranted, JobPreempted, JobStateChanged, IncidentOpened, IncidentClosed)
+)
 _COLUMNS = (job_samples.c.at, job_samples.c.workers, job_samples.c.granted, job_samples.c.state, job_samples.c.seconds)
 
 
 def read(tx: Transaction, *, since: float, until: float, visible: Collection[str] | None = None) -> FleetTimeline:
-    """`visible`: only jobs of these projects; None: of all."""
+    """`visible`: only jobs of these projects; None means all."""
     query = select(
         *(jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.state, jobs.c.cluster),
         *(jobs.c.created_at, jobs.c.status),
@@ -58,14 +60,14 @@ def read(tx: Transaction, *, since: float, until: float, visible: Collection[str
         if place < MAX_JOBS:
             lanes.append(_lane(row, samples, since))
             changes += _changes(tx, row, since, until, lanes[-1])
-    found = connected(changes)[::-1][:MAX_CHANGES]
+    changes_shown = connected(changes)[::-1][:MAX_CHANGES]
     by_id = {row.id: row for row in rows}
     return FleetTimeline(
         since=since,
         until=until,
         jobs=tuple(lane for lane in lanes if lane.at),
         num_left_out=int(len(rows) > MAX_JOBS),
-        decisions=tuple(_shown(change, by_id) for change in found),
+        decisions=tuple(_shown(change, by_id) for change in changes_shown),
         edges=tuple(edges),
         projects=tuple(_goodput(project, window) for project, window in sorted(windows.items())),
     )
@@ -80,21 +82,21 @@ def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[
 
 
 def _lane(row: Any, samples: Sequence[Any], since: float) -> TimelineJob:
-    found: list[tuple[float, int, int, str]] = []
+    stretches: list[tuple[float, int, int, str]] = []
     for sample in samples:
-        one = (max(sample.at, since), sample.workers, sample.granted, sample.state)
-        if not found or one[1:] != found[-1][1:]:
-            found.append(one)
+        stretch = (max(sample.at, since), sample.workers, sample.granted, sample.state)
+        if not stretches or stretch[1:] != stretches[-1][1:]:
+            stretches.append(stretch)
     return TimelineJob(
         id=row.id,
         name=row.name,
         project=row.project,
         user=row.user,
         state=JobState(row.state),
-        at=tuple(round(one[0], 2) for one in found),
-        workers=tuple(one[1] for one in found),
-        granted=tuple(one[2] for one in found),
-        states=tuple(JobState(one[3]) for one in found),
+        at=tuple(round(event[0], 2) for event in stretches),
+        workers=tuple(event[1] for event in stretches),
+        granted=tuple(event[2] for event in stretches),
+        states=tuple(JobState(event[3]) for event in stretches),
     )
 
 
@@ -105,7 +107,7 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
     newest = tx.execute(query.order_by(events.c.seq.desc()).limit(_MAX_OF_JOB)).all()
     granted = lane.granted[0] if lane.at and lane.at[0] <= since else 0
     in_group = 0
-    found = []
+    changes = []
     known: list[IncidentView] | None = None
     for event in reversed(newest):
         data = json.loads(event.data)
@@ -117,10 +119,10 @@ def _changes(tx: Transaction, row: Any, since: float, until: float, lane: Timeli
             in_group = data["workers"] - len(data["ranks"])
         if change is None:
             continue
-        found.append(change)
+        changes.append(change)
         if change.kind not in (ChangeKind.LOST, ChangeKind.RECOVERED):
             granted = change.after
-    return found
+    return changes
 
 
 def _incidents(tx: Transaction, num: int) -> list[IncidentView]:
@@ -132,19 +134,19 @@ def _incidents(tx: Transaction, num: int) -> list[IncidentView]:
 def _learned(at: float, number: int, known: Sequence[IncidentView]) -> dict[str, Any]:
     """What an incident that opened at this time has learned since: a survivor may report that its collective failed
     before anybody knows which worker was lost. Numbers begin anew with each attempt."""
-    same = [one for one in known if one.id == number and abs(one.at - at) < _SAME_S]
+    same = [event for event in known if event.id == number and abs(event.at - at) < _SAME_S]
     return {"cause": same[0].cause, "ranks": same[0].ranks, "message": same[0].message} if same else {}
 
 
 def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, in_group: int) -> Change | None:
-    """What the event says about the workers of the job; None: nothing.
+    """What the event says about the workers of the job; None means nothing.
 
     Args:
         granted: the workers that the job was granted before.
         in_group: the workers that the last incident has left in its group.
     """
-    words = describe(kind, data).message
-    common: dict[str, Any] = {"at": at, "job": row.id, "cluster": row.cluster, "words": words}
+    message = describe(kind, data).message
+    common: dict[str, Any] = {"at": at, "job": row.id, "cluster": row.cluster, "words": message}
     others = tuple((data.get("others") or {}).items())
     if kind == JobGranted.type:
         before, after = data["from"], data["to"]
@@ -164,18 +166,18 @@ def _change(row: Any, at: float, kind: str, data: dict[str, Any], granted: int, 
         return Change(kind=ChangeKind.LEAVE, before=granted, after=0, reason=f"{data['to']}: {reason}", **common)
     if kind == IncidentOpened.type and data["ranks"]:
         before, lost = data["workers"], len(data["ranks"])
-        return Change(kind=ChangeKind.LOST, before=before, after=before - lost, reason=words, **common)
+        return Change(kind=ChangeKind.LOST, before=before, after=before - lost, reason=message, **common)
     if kind == IncidentClosed.type and data["to_workers"] not in (None, in_group):
         after = data["to_workers"]
-        return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=words, **common)
+        return Change(kind=ChangeKind.RECOVERED, before=in_group, after=after, reason=message, **common)
     return None
 
 
 def _shown(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
-    def flows(found: Sequence[tuple[str, int]]) -> tuple[WorkerFlow, ...]:
+    def flows(job_flows: Sequence[tuple[str, int]]) -> tuple[WorkerFlow, ...]:
         return tuple(
             WorkerFlow(job=job, name=by_id[job].name if job in by_id else job, workers=workers)
-            for job, workers in found
+            for job, workers in job_flows
         )
 
     row = by_id[change.job]
@@ -198,13 +200,13 @@ def _shown(change: Change, by_id: Mapping[str, Any]) -> TimelineChange:
 
 def _accounts(row: Any, samples: Sequence[Any]) -> list[tuple[float, dict[str, float]]]:
     """The job's accounts over time, from its creation to its newest status."""
-    found: list[tuple[float, dict[str, float]]] = [(row.created_at, {})]
-    found += [(sample.at, json.loads(sample.seconds)) for sample in samples if sample.at > row.created_at]
+    totals: list[tuple[float, dict[str, float]]] = [(row.created_at, {})]
+    totals += [(sample.at, json.loads(sample.seconds)) for sample in samples if sample.at > row.created_at]
     newest = json.loads(row.status).get("goodput") or {}
-    if (newest.get("at") or 0.0) > found[-1][0]:
+    if (newest.get("at") or 0.0) > totals[-1][0]:
         causes = {recovering(cause): amount for cause, amount in newest.get("recovering", {}).items()}
-        found.append((newest["at"], {**newest.get("seconds", {}), **causes}))
-    return found
+        totals.append((newest["at"], {**newest.get("seconds", {}), **causes}))
+    return totals
 
 
 def _goodput(project: str, window: Window) -> ProjectGoodput:
@@ -216,5 +218,7 @@ def _goodput(project: str, window: Window) -> ProjectGoodput:
         seconds=seconds,
         recovering=causes,
         total=sum(seconds.values()),
-        by_interval={category: tuple(round(one, 1) for one in window.by_account[category]) for category in seconds},
+        by_interval={
+            category: tuple(round(interval, 1) for interval in window.by_account[category]) for category in seconds
+        },
     )

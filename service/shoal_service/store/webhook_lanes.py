@@ -58,7 +58,7 @@ class Failure:
     """Number of the last event that needs no further attempt; those that are given up are among them."""
     num_given_up: int
     waiting_since: float | None
-    """Time of the first event after `seq` that the hook selects; None: there is none."""
+    """Time of the first event after `seq` that the hook selects; None if there is none."""
 
 
 def begin(tx: Transaction, job_num: int, num_hooks: int) -> None:
@@ -91,14 +91,14 @@ def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
     """Reads the lanes with events after their cursor, of jobs that have changed since then."""
     changed = jobs.c.updated_at >= changed_since
     cursor = webhook_cursors
-    found = []
+    lanes = []
     columns = (jobs.c.num, jobs.c.id, jobs.c.event_seq, jobs.c.created_at, cursor)
     of_jobs = (
         select(*columns)
         .join(cursor, cursor.c.job_num == jobs.c.num)
         .where(changed, cursor.c.hook.startswith(JOB), jobs.c.event_seq > cursor.c.seq)
     )
-    found += [_lane(row, row.hook, row.seq) for row in tx.execute(of_jobs)]
+    lanes += [_lane(row, row.hook, row.seq) for row in tx.execute(of_jobs)]
     for name, since in tx.execute(select(webhooks.c.name, webhooks.c.since)).all():
         hook = SERVICE + name
         of_service = (
@@ -109,8 +109,8 @@ def backlog(tx: Transaction, changed_since: float) -> list[Lane]:
         for row in tx.execute(of_service).all():
             lane = _lane(row, hook, row.seq if row.seq is not None else _first_seq(tx, row, since))
             if lane.event_seq > lane.seq:
-                found.append(lane)
-    return found
+                lanes.append(lane)
+    return lanes
 
 
 def settle(tx: Transaction, lane: Lane, seq: int, *, delivered: int, now: float) -> None:
@@ -185,19 +185,19 @@ def lags(tx: Transaction) -> dict[str, WebhookLag]:
         .where(cursor.waiting_since.is_not(None))
         .group_by(cursor.hook)
     )
-    found: dict[str, WebhookLag] = {}
+    lags_by_hook: dict[str, WebhookLag] = {}
     for hook, count, since in tx.execute(query):
         name = hook.removeprefix(SERVICE) if hook.startswith(SERVICE) else OF_JOBS
-        before = found.get(name, WebhookLag(0, since))
-        found[name] = WebhookLag(before.failing + count, min(before.waiting_since, since))
-    return found
+        before = lags_by_hook.get(name, WebhookLag(0, since))
+        lags_by_hook[name] = WebhookLag(before.failing + count, min(before.waiting_since, since))
+    return lags_by_hook
 
 
 def views(
     tx: Transaction, job_id: str | None = None, *, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[WebhookView]:
-    """The hooks that concern a job; None: those of the settings, over all jobs, and at most `limit` hooks of specs that
-    fail.
+    """The hooks that concern a job; None if those of the settings, over all jobs, and at most `limit` hooks of specs
+    that fail.
 
     `visible`: without a job only hooks of specs of these projects. Raises JobNotFound.
     """

@@ -78,7 +78,7 @@ class CheckpointCoordinator:
 
     async def find(self, command: FindCheckpoint) -> None:
         try:
-            found = await asyncio.to_thread(self._find, command)
+            search = await asyncio.to_thread(self._find, command)
         except OSError as error:
             self._post(StorageAway(f"{type(error).__name__}: {error}"))
         except StorageUnusable as error:
@@ -86,11 +86,11 @@ class CheckpointCoordinator:
         except Exception as error:
             self._post(StorageIsUnusable(f"{type(error).__name__}: {error}"))
         else:
-            if missing := what_is_missing(command.expected, found.newest_there):
+            if missing := what_is_missing(command.expected, search.newest_there):
                 self._post(StorageAway(missing, is_missing=True))
                 return
-            damaged = tuple((str(name), str(error)) for name, error in found.damaged)
-            self._post(CheckpointFound(str(found.name) if found.name else None, damaged))
+            damaged = tuple((str(name), str(error)) for name, error in search.damaged)
+            self._post(CheckpointFound(str(search.name) if search.name else None, damaged))
 
     async def commit(self, name: str, parts: tuple[SavedPart, ...], state: Attempt) -> None:
         """Writes the marker of a complete set of parts of one generation."""
@@ -156,8 +156,10 @@ class CheckpointCoordinator:
     def _find(self, command: FindCheckpoint) -> Found:
         search = partial(self._catalog.search, excluding=_names(command.excluding))
         if not self._is_checked:
-            if command.expected is not None and what_is_missing(command.expected, (found := search()).newest_there):
-                return found  # nothing is written here: it would count when the job's directory is back
+            if command.expected is not None and what_is_missing(
+                command.expected, (checkpoint_found := search()).newest_there
+            ):
+                return checkpoint_found  # nothing is written here: it would count when the job's directory is back
             self._catalog.check_writable()
             self._catalog.begin(self._config.attempt)
             self._is_checked = True
@@ -241,14 +243,14 @@ class CheckpointCatalog:
             place = open_job_directory(self._root)
             place.create()
             place.write(probe, [probe.encode()])
-            found = place.read(probe)
+            content = place.read(probe)
             place.remove(probe)
         except OSError as error:
             raise StorageUnusable(
                 self._root, _in_one_line(error), _way_out(self._root), is_final=_is_final(error)
             ) from error
-        if found != probe.encode():
-            reason = f"{len(probe)} bytes were written, but {len(found)} different bytes were read back"
+        if content != probe.encode():
+            reason = f"{len(probe)} bytes were written, but {len(content)} different bytes were read back"
             raise StorageUnusable(self._root, reason, _way_out(self._root))
 
     def begin(self, attempt: int) -> None:
@@ -300,8 +302,8 @@ class CheckpointCatalog:
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
         """Every committed checkpoint, newest first, without those with a damaged marker."""
-        found = ((name, self._marker(name)) for name in self._counting())
-        return [(name, marker) for name, marker in found if marker is not None]
+        numbered = ((name, self._marker(name)) for name in self._counting())
+        return [(name, marker) for name, marker in numbered if marker is not None]
 
     def verify(self, name: CheckpointName, advanced: Callable[[int, int], None] = lambda read, of: None) -> None:
         """Reads all files. DamagedCheckpoint names the first file that differs from what was written. `advanced` is
@@ -321,7 +323,7 @@ class CheckpointCatalog:
             verify_file(place, file, read)
 
     def has_marker(self, name: CheckpointName) -> bool:
-        """Whether there is a marker, also a damaged one."""
+        """Return whether there is a marker, also a damaged one."""
         try:
             return MARKER_NAME in self._open(name).files()
         except FileNotFoundError:
@@ -416,7 +418,7 @@ def _listed_later(root: Directory) -> Iterator[CheckpointName]:
 
 
 def _is_final(error: OSError) -> bool:
-    """Whether trying again cannot help: the URL, its rights or an installed library must change. Everything else
+    """Return whether trying again cannot help: the URL, its rights or an installed library must change. Everything else
     (time-outs, refused connections, I/O errors, a stale mount) may pass."""
     wrong = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
     is_unknown = isinstance(error.__cause__, (ValueError, ImportError))

@@ -38,10 +38,10 @@ class SupervisorConfig(Frozen):
     """Lease epoch of the control plane that started it."""
     spec_version: int
     code_uri: str | None = None
-    """URI of the job's code, `gcs://...zip`, for the runtime environment of the workers; None: the job has none."""
+    """URI of the job's code, `gcs://...zip`, for the runtime environment of the workers; None if the job has none."""
     timeouts: Timeouts = Timeouts()
     home: Home | None = None
-    """Where the supervisor reports; None: nowhere. Its own process then reads its outbox, as tests and benchmarks
+    """Where the supervisor reports; None means nowhere. Its own process then reads its outbox, as tests and benchmarks
     do."""
     snapshot_key: str = ""
     """Shared secret of the attempt's workers; see WorkerConfig."""
@@ -50,11 +50,11 @@ class SupervisorConfig(Frozen):
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete. Each directive replaces this list."""
     newest: str | None = None
-    """Name of the newest checkpoint that the job has committed, as the store knows it; None: the job has none."""
+    """Name of the newest checkpoint that the job has committed, as the store knows it; None if the job has none."""
     silent: tuple[str, ...] = ()
     """Nodes whose hosts answered no connect when this supervisor was started in the place of another one."""
     profile: HardwareProfile | None = None
-    """Hardware profile of the workers' nodes; None: it was not measured."""
+    """Hardware profile of the workers' nodes; None if it was not measured."""
     fork_workers: bool = True
     """Workers are forked from a process of their node that has imported torch; see shoal_workers.forkserver."""
     agents_from: int = AGENTS_FROM
@@ -74,7 +74,7 @@ class SupervisorConfig(Frozen):
 
     @property
     def forks_workers(self) -> bool:
-        """Whether the workers are forked. Workers with GPUs are not: see `workers/processes.py`."""
+        """True if the workers are forked. Workers with GPUs are not: see `workers/processes.py`."""
         return self.fork_workers and not self.spec.worker.gpus
 
 
@@ -84,9 +84,9 @@ class StacksRequest(Frozen):
     number: int
     """Number of the request, different from that of every other request."""
     rank: int | None
-    """Rank of the worker; None: all workers."""
+    """Rank of the worker; None means all workers."""
     native: bool
-    """Whether frames of native code are asked for too."""
+    """True if frames of native code are asked for too."""
 
 
 class Directive(Frozen):
@@ -105,9 +105,9 @@ class Directive(Frozen):
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes that are drained or on probation."""
     server_stops: bool = False
-    """Whether the server ends this cluster: the attempt saves and ends, and the job returns to the queue."""
+    """True if the server ends this cluster: the attempt saves and ends, and the job returns to the queue."""
     is_preempted: bool = False
-    """Whether another job gets the workers, or the job moves: the attempt saves and ends, and the job returns to the
+    """True if another job gets the workers, or the job moves: the attempt saves and ends, and the job returns to the
     queue."""
     moves_to: str = ""
     """The cluster in which the job goes on; empty if it does not move."""
@@ -119,9 +119,9 @@ class Directive(Frozen):
     """`code.archive` of the newest spec, which is stored in the cluster; empty if the spec has none; None if the
     attempt keeps the code that it has."""
     profile: ProfileRequest | None = None
-    """The open request for a profile; None: there is none."""
+    """The open request for a profile; None if there is none."""
     stacks: StacksRequest | None = None
-    """The open request for stacks; None: there is none."""
+    """The open request for stacks; None if there is none."""
 
 
 def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:

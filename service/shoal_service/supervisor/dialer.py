@@ -118,8 +118,8 @@ class Dialer:
     def _report(self, acknowledged: int, wait_s: float) -> tuple[int, bool]:
         """Sends one report. Returns the number up to which reports are acknowledged now, and whether the attempt's end
         is stored."""
-        found = self._outbox.pull(acknowledged, wait_s)
-        reports = found if self._outbox.has_status else None
+        items = self._outbox.pull(acknowledged, wait_s)
+        reports = items if self._outbox.has_status else None
         receipt = self._link.report(HomeReport(life=self._journal.life, after=acknowledged, reports=reports))
         return receipt.acknowledged, receipt.released
 
@@ -260,13 +260,13 @@ class _Connection:
                 return json.loads(raw)
             except ValueError as error:
                 raise HomeAway("the answer is no JSON: another server has this address") from error
-        words = f"{response.status} {raw[:500].decode('utf-8', 'replace')}"
+        message = f"{response.status} {raw[:500].decode('utf-8', 'replace')}"
         if response.status == _REPLACED:
-            raise HomeReplaced(words)
+            raise HomeReplaced(message)
         if response.status in _LATER:
             wait = response.headers.get("Retry-After", "")
-            raise HomeAway(words, float(wait) if wait.isdigit() else 0.0)
-        raise HomeRefused(words)
+            raise HomeAway(message, float(wait) if wait.isdigit() else 0.0)
+        raise HomeRefused(message)
 
     def interrupt(self) -> None:
         with self._lock:

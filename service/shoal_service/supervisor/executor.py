@@ -95,8 +95,8 @@ class Executor:
     def __init__(
         self, config: SupervisorConfig, state: Attempt, entry: JournalEntry | None, outbox: Outbox, world: World
     ) -> None:
-        """`entry`: the newest entry of the journal if the supervisor was restarted; None: the attempt is new. `state`:
-        that of the entry, or that of the new attempt."""
+        """`entry`: the newest entry of the journal if the supervisor was restarted; None if the attempt is new.
+        `state`: that of the entry, or that of the new attempt."""
         self._world = world
         self._fleet = world.fleet
         self._clock = world.clock
@@ -132,7 +132,7 @@ class Executor:
         self._state, self._orders = state, UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
         self._is_unwritten = False
-        """Whether something essential has happened since the last entry was written. No command has followed from it,
+        """True if something essential has happened since the last entry was written. No command has followed from it,
         else an entry would have been written."""
         self._journal_pace, self._status_pace = Pace(world.clock), Pace(world.clock)
 
@@ -337,7 +337,7 @@ class Executor:
         return worker.worker_id if worker is not None else str(index)
 
     def _client(self, index: int) -> WorkerClient | None:
-        """The client of a worker; None: the worker has ended, and its loss is in the queue."""
+        """The client of a worker; None if the worker has ended, and its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -382,13 +382,13 @@ class Executor:
             self._world.node_watch.dead_nodes(),
         )
         same = [w for w in workers if _speaks_this_version(w, self._entry_version)]
-        found = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
-        gone = {w.index for w in same} - found  # not old ones: an order to start one would find it again
+        reattached = {w.index for w in same if self._fleet.find(w.index, w.worker_id, w.info)}
+        gone = {w.index for w in same} - reattached  # not old ones: an order to start one would find it again
         to_start = {o.index for o in orders.values() if isinstance(o, StartWorker) and o.index in gone}
         to_run = {o.index for o in orders.values() if isinstance(o, Run)}
-        self._reporter.report([Emit(SupervisorRestarted(found=len(found), of=len(workers)))], self._state)
+        self._reporter.report([Emit(SupervisorRestarted(found=len(reattached), of=len(workers)))], self._state)
         for worker in workers:
-            if worker.index in found:
+            if worker.index in reattached:
                 self._adopt(worker, is_to_run=worker.index in to_run)
             elif worker.index not in to_start:
                 by_node = worker.info is not None and worker.info.node_id in dead
@@ -529,7 +529,7 @@ def _directed(directive: Directive) -> Directed:
 
 
 def _avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
-    """The nodes that the control plane or Ray excludes; None: the attempt knows them already. Ray's deadline replaces
+    """The nodes that the control plane or Ray excludes; None if the attempt knows them already. Ray's deadline replaces
     the control plane's, since Ray enforces it."""
     avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}
     for node_id, deadline in nodes.draining.items():

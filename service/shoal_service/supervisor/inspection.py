@@ -116,14 +116,14 @@ class StackTaker:
         self._standstill: _Standstill | None = None
         """The standstill whose stacks were asked for last."""
         self._taken: Stacks | None = None
-        """The stacks of that standstill; None: they have not arrived."""
+        """The stacks of that standstill; None if they have not arrived."""
         self._waiting: int | None = None
-        """Id of the incident that began before the stacks of its standstill had arrived; None: there is none."""
+        """Id of the incident that began before the stacks of its standstill had arrived; None if there is none."""
         self.named: int | None = None
-        """Id of the incident whose suspect was found by its stacks; None: there is none."""
+        """Id of the incident whose suspect was found by its stacks; None if there is none."""
 
     def requested(self, rank: int | None, *, native: bool) -> Stacks | None:
-        """Takes what all workers do now, or one rank; called on a thread of Ray. None: the attempt is over, or
+        """Takes what all workers do now, or one rank; called on a thread of Ray. None if the attempt is over, or
         begins."""
         if self._loop is None or self._loop.is_closed():
             return None
@@ -141,12 +141,12 @@ class StackTaker:
             (r, s.model_copy(update={"worker_id": w.worker_id})) for r, s, w in zip(ranks, taken, known, strict=True)
         ]
         at = self._clock.time()
-        found = cluster(samples, at=at, generation=state.group.generation, reason=reason)
+        report = cluster(samples, at=at, generation=state.group.generation, reason=reason)
         if reason != STANDSTILL:
-            return found
+            return report
         ips = [w.info.node_ip if w.info is not None else "" for w in known]
         of_group = [(r, ip, s) for (r, s), ip in zip(samples, ips, strict=True) if r is not None]
-        return found.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
+        return report.model_copy(update={"suspect": whom_do_they_wait_for(of_group)})
 
     async def links(self) -> Suspect | None:
         """Finds the suspect whose link between nodes is bad now; None if no link is bad."""
@@ -227,7 +227,7 @@ class SuspectFinder:
         self._state = state
         self._pace = Pace()
         self._named: tuple[int, Suspect] | None = None
-        """Id of the incident whose suspect was found without stacks, and that suspect; None: there is none."""
+        """Id of the incident whose suspect was found without stacks, and that suspect; None if there is none."""
 
     def consider(self, events: Iterable[Event]) -> None:
         """Called after each turn of the machine."""
@@ -246,19 +246,21 @@ class SuspectFinder:
     def _step_done(self, report: StepReport, state: Attempt) -> None:
         if report.generation != state.group.generation:
             return
-        self._pace, found = step_done(self._pace, report)
-        if found is None:
+        self._pace, suspicion = step_done(self._pace, report)
+        if suspicion is None:
             return
-        if found.suspect is not None:
-            self._say(found, found.suspect)
+        if suspicion.suspect is not None:
+            self._say(suspicion, suspicion.suspect)
         else:
-            self._spawn(self._look_at_links(found))
+            self._spawn(self._look_at_links(suspicion))
 
-    async def _look_at_links(self, found: SlowDown) -> None:
-        self._say(found, await self._stacks.links())
+    async def _look_at_links(self, finding: SlowDown) -> None:
+        self._say(finding, await self._stacks.links())
 
-    def _say(self, found: SlowDown, suspect: Suspect | None) -> None:
-        self._reporter.event(StepsSlow(step=found.step, usual_s=found.usual_s, now_s=found.now_s, suspect=suspect))
+    def _say(self, finding: SlowDown, suspect: Suspect | None) -> None:
+        self._reporter.event(
+            StepsSlow(step=finding.step, usual_s=finding.usual_s, now_s=finding.now_s, suspect=suspect)
+        )
 
 
 def _is_same(named: tuple[int, Suspect], incident_id: int, suspect: Suspect) -> bool:
@@ -290,7 +292,7 @@ class ProfileTaker:
         self._attempt = state
         self._state = ProfileState()
         self._wanted: ProfileRequest | None = None
-        """The request of the newest directive; None: it has none."""
+        """The request of the newest directive; None if it has none."""
 
     def consider(self, events: Iterable[Event], directive: Directive | None) -> None:
         """Called after each turn of the machine. It costs nothing while no profile is requested, however large the

@@ -112,7 +112,7 @@ class Beginning:
     starts: list[float]
     """Wall-clock times at which the last supervisors of the attempt began, oldest first, this one included."""
     entry: JournalEntry | None
-    """The newest entry of its predecessors; None: this is the first supervisor, or no predecessor has written one."""
+    """The newest entry of its predecessors; None if this is the first supervisor, or no predecessor has written one."""
     epoch: int
     """The highest lease epoch that its predecessors have obeyed; 0: unknown."""
     num_lost: int = 0
@@ -193,10 +193,11 @@ class GcsJournal:
         """The newest entry, if it is not written yet; otherwise None."""
         self._records = Records[JournalEntry]()
         self._asked: HeadWait | None = None
-        """What the head is asked to put or delete at the moment, and since when; None: it is not asked for anything."""
+        """What the head is asked to put or delete at the moment, and since when; None if it is not asked for
+        anything."""
         self._is_behind = False
         self._fault: Exception | None = None
-        """The error that has ended the writing thread; None: it has not ended."""
+        """The error that has ended the writing thread; None if it has not ended."""
         self._writer: threading.Thread | None = None
         self._is_deleted = False
         self._putting = threading.Lock()
@@ -296,10 +297,10 @@ class GcsJournal:
         while newest is not None and (raw := self._get(newest)) is not None:
             records = [self._get(key) for key in self._keys(f"change/{_number(newest):06d}")]
             if raw == self._get(newest):  # else a predecessor that still runs may have deleted some of these records
-                found = replayed(raw, [record for record in records if record is not None])
-                if found.num_lost:
-                    _log.error("journal.damaged", extra={"read": found.num_changes, "lost": found.num_lost})
-                return parse_entry(found.entry), found.num_lost
+                replay = replayed(raw, [record for record in records if record is not None])
+                if replay.num_lost:
+                    _log.error("journal.damaged", extra={"read": replay.num_changes, "lost": replay.num_lost})
+                return parse_entry(replay.entry), replay.num_lost
         return None, 0
 
     def _claim(self, life: int, now: float) -> bool:
@@ -400,7 +401,7 @@ class UnansweredOrders:
 
     def __init__(self, entry: JournalEntry | None) -> None:
         """`entry`: the newest one of the predecessor, which has the orders that it issued and that are not known to be
-        answered; None: there is no predecessor."""
+        answered; None if there is no predecessor."""
         self.by_number: dict[int, Order] = {}
         self._written: dict[int, IssuedOrder] = {}
         """The orders as they are in the journal, by number."""

@@ -102,7 +102,8 @@ class Replayed:
 
 
 def is_entry_due(entry_bytes: int, num_changes: int, changes_bytes: int) -> bool:
-    """Whether the next record is a whole entry: the changes since the last one are as long as itself, or many."""
+    """Return whether the next record is a whole entry: the changes since the last one are as long as itself, or
+    many."""
     return num_changes >= _MAX_CHANGES or changes_bytes >= entry_bytes
 
 
@@ -140,18 +141,18 @@ def _plain(value: Any) -> Any:
 def replayed(entry: bytes, records: Iterable[bytes]) -> Replayed:
     """Applies the records to their entry. `records`: in any order; those of other entries are passed over."""
     base = digest_of(entry)
-    known = dict(found for raw in records if (found := _decoded(raw, base)) is not None)
+    known = dict(replay for raw in records if (replay := _decoded(raw, base)) is not None)
     number = next(number for number in range(1, len(known) + 2) if number not in known) - 1
     if not number:
         return Replayed(entry, 0, len(known))
     document = json.loads(entry)
-    for one in range(1, number + 1):
-        document = applied(document, known[one])
+    for index in range(1, number + 1):
+        document = applied(document, known[index])
     return Replayed(json.dumps(document).encode(), number, len(known) - number)
 
 
 def _decoded(raw: bytes, base: str) -> tuple[int, Change] | None:
-    """The number and the change of a record; None: it belongs to another entry, or is damaged."""
+    """The number and the change of a record; None if it belongs to another entry, or is damaged."""
     head, _, text = raw[:-1].partition(b', "change": ')
     try:
         fields: dict[str, Any] = json.loads(head + b"}")
@@ -184,8 +185,8 @@ def changes(before: Any, after: Any) -> Change | None:
 
 def changed_fields(before: Any, after: Any, names: Iterable[str]) -> Change | None:
     """The fields that differ between two objects that both have these fields."""
-    found = {name: changes(getattr(before, name), getattr(after, name)) for name in names}
-    changed = {name: change for name, change in found.items() if change is not None}
+    changed_values = {name: changes(getattr(before, name), getattr(after, name)) for name in names}
+    changed = {name: change for name, change in changed_values.items() if change is not None}
     return {"fields": changed} if changed else None
 
 
@@ -199,11 +200,11 @@ def applied(document: Any, change: Change) -> Any:
     if "value" in change:
         return change["value"]
     if "fields" in change:
-        return document | {name: applied(document[name], one) for name, one in change["fields"].items()}
+        return document | {name: applied(document[name], value) for name, value in change["fields"].items()}
     if "items" in change:
         return [item for part in change["items"] for item in _items(document, part)]
     kept = {key: value for key, value in document.items() if key not in change["without"]}
-    return kept | {key: applied(document.get(key), one) for key, one in change["entries"].items()}
+    return kept | {key: applied(document.get(key), value) for key, value in change["entries"].items()}
 
 
 def _changed_items(before: tuple[Any, ...], after: tuple[Any, ...]) -> Change | None:
@@ -286,7 +287,7 @@ def _items(document: list[Any], part: Any) -> list[Any]:
 
 
 def _changed_entries(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Change | None:
-    found = {key: changes(before[key], value) if key in before else {"value": value} for key, value in after.items()}
-    entries = {key: change for key, change in found.items() if change is not None}
+    changed = {key: changes(before[key], value) if key in before else {"value": value} for key, value in after.items()}
+    entries = {key: change for key, change in changed.items() if change is not None}
     without = {key: 0 for key in before if key not in after}
     return {"entries": entries, "without": without} if entries or without else None

@@ -88,7 +88,7 @@ class MetricsForwarder:
             await self._clock.sleep(_PACE_S)
 
     async def _forward(self, end: str) -> MetricsProgress | None:
-        """Sends one batch. None: no worker could take it."""
+        """Sends one batch. None if no worker could take it."""
         index = self._worker()
         if index is None:
             return None

@@ -101,7 +101,7 @@ class Fleet(Protocol):
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]: ...
 
     async def model_shape(self, index: int) -> ModelShape | None:
-        """Shape of the model that the worker trains; None: it has trained none yet."""
+        """Shape of the model that the worker trains; None if it has trained none yet."""
 
     async def build_model(self, index: int) -> ModelShape | ErrorReport:
         """Lets the worker's task build the model, of which nothing is kept. The worker must be warm and not in
@@ -123,7 +123,7 @@ class Fleet(Protocol):
     async def forget_memory(self, index: int) -> None: ...
 
     async def keep_files(self, index: int) -> bool | None:
-        """Lets the worker store what the program has written on its node; None: it goes on, ask again. False: it
+        """Lets the worker store what the program has written on its node; None if it goes on, ask again. False: it
         cannot, another one of the node may."""
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
@@ -131,7 +131,7 @@ class Fleet(Protocol):
         most, and raises nothing."""
 
     def knows(self, index: int) -> bool:
-        """Whether the worker was started or found, and neither killed nor forgotten since."""
+        """Return whether the worker was started or found, and neither killed nor forgotten since."""
 
     def by_node(self) -> dict[str, list[int]]:
         """Indexes of the known workers by node id, without those whose node is not known."""
@@ -150,7 +150,7 @@ class Fleet(Protocol):
         that is not known, or not known yet. Raises nothing."""
 
     async def died_at(self, actor_id: str) -> float | None:
-        """Wall-clock time of a worker's death, by the clock of Ray's head; None: it is not known."""
+        """Wall-clock time of a worker's death, by the clock of Ray's head; None if it is not known."""
 
 
 class PollAgents(Protocol):
@@ -225,7 +225,7 @@ class Found:
     """The answer to a search for a checkpoint."""
 
     name: CheckpointName | None
-    """Name of the newest checkpoint with a valid commit marker; None: there is none."""
+    """Name of the newest checkpoint with a valid commit marker; None if there is none."""
     damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
     """Newer checkpoints whose marker is there, but damaged."""
     newest_there: CheckpointName | None = None
@@ -334,6 +334,6 @@ class World:
     clock: Clock
     until_gone: UntilGone
     agents: PollAgents | None = None
-    """The agents that poll workers; None: the supervisor polls every worker itself."""
+    """The agents that poll workers; None means the supervisor polls every worker itself."""
     before_command: Callable[[Command], None] = _go_on
     """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

@@ -220,7 +220,7 @@ SHORT_RUN_S = 15.0
 
 
 def is_crash_loop(starts: Sequence[float]) -> bool:
-    """Whether a supervisor that Ray restarts again and again should end.
+    """Return whether a supervisor that Ray restarts again and again should end.
 
     It should when each of the last MAX_SHORT_RUNS runs ended within SHORT_RUN_S seconds of its start.
 

@@ -51,7 +51,7 @@ def _samples_per_second(job: LiveJob) -> float | None:
 
 
 def _step(job: LiveJob) -> float | None:
-    """None: a script has not reported a step."""
+    """None if a script has not reported a step."""
     return None if job.spec.script is not None and not job.status.step else job.status.step
 
 
@@ -91,9 +91,11 @@ def _by_rank(of_use: Callable[[WorkerUse], float | None]) -> Callable[[LiveJob],
 
 def _phases(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
     shares = [worker.use.phases for worker in job.workers if worker.rank is not None and worker.use is not None]
-    known = [one for one in shares if one]
+    known = [share for share in shares if share]
     return (
-        {(part.value,): sum(one.get(part, 0.0) for one in known) / len(known) for part in StepPart} if known else None
+        {(part.value,): sum(phase.get(part, 0.0) for phase in known) / len(known) for part in StepPart}
+        if known
+        else None
     )
 
 

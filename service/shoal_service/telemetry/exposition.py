@@ -98,7 +98,7 @@ class Exposition:
         """Returns the body and its media type: OpenMetrics if the scraper's `Accept` prefers that.
 
         Args:
-            projects: only the metrics of these projects and of their jobs are shown; None: all metrics.
+            projects: only the metrics of these projects and of their jobs are shown; None means all metrics.
 
         Raises:
             StoreUnavailable
@@ -132,7 +132,7 @@ class Exposition:
             backed_up_at=newest_backup_at(self._sources.state_dir),
         )
         parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
-        parts += [self._text(one, openmetrics) for one in _families(scene)]
+        parts += [self._text(metric_family, openmetrics) for metric_family in _families(scene)]
         encode: Callable[[CollectorRegistry], bytes] = generate_openmetrics if openmetrics else generate_latest
         of_process = encode(self._process)
         body = "".join(parts).encode() + of_process.removesuffix(_END)  # it ends the whole body, and no part of it
@@ -142,19 +142,21 @@ class Exposition:
         """Renders everything anew, because the lines that are kept are for users who see all projects."""
         live = [job for job in snapshot.live if job.spec.project in projects]
         parts = [_JobSeries(self._sources.profile_of).text(live, openmetrics=openmetrics)]
-        for one in _project_families(snapshot, self._clock()):
-            rows = {labels: value for labels, value in one.rows.items() if labels[0] in projects}
-            parts.append(family(one.metric, rows, openmetrics=openmetrics, exemplars={}))
+        for metric_family in _project_families(snapshot, self._clock()):
+            rows = {labels: value for labels, value in metric_family.rows.items() if labels[0] in projects}
+            parts.append(family(metric_family.metric, rows, openmetrics=openmetrics, exemplars={}))
         return "".join(parts).encode()
 
-    def _text(self, one: _Family, openmetrics: bool) -> str:
+    def _text(self, metric_family: _Family, openmetrics: bool) -> str:
         """The lines of a family. They are kept, because most families do not change between two scrapes."""
-        key = (one.metric.name, openmetrics)
+        key = (metric_family.metric.name, openmetrics)
         known = self._rendered.get(key)
-        if known is not None and known[0] == one.rows and known[1] == one.exemplars:
+        if known is not None and known[0] == metric_family.rows and known[1] == metric_family.exemplars:
             return known[2]
-        text = family(one.metric, one.rows, openmetrics=openmetrics, exemplars=one.exemplars)
-        self._rendered[key] = one.rows, one.exemplars, text
+        text = family(
+            metric_family.metric, metric_family.rows, openmetrics=openmetrics, exemplars=metric_family.exemplars
+        )
+        self._rendered[key] = metric_family.rows, metric_family.exemplars, text
         return text
 
     def _snapshot(self) -> Snapshot:
@@ -169,8 +171,8 @@ class Exposition:
 
 def _space(path: Path) -> tuple[int, int]:
     """Size and free space of a filesystem, bytes."""
-    found = os.statvfs(path)
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    space = os.statvfs(path)
+    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,11 @@ class _JobSeries:
                 kept[job.job_id] = known if known is not None and known.job is job else self._render(job, known)
             self._rendered = kept
             self._utilisation.forget_all_but(kept.keys())
-        columns = zip(*(one.lines for one in kept.values()), strict=True) if kept else ((),) * len(OF_JOBS)
+        columns = (
+            zip(*(metric_family.lines for metric_family in kept.values()), strict=True)
+            if kept
+            else ((),) * len(OF_JOBS)
+        )
         by_metric = zip(OF_JOBS, columns, strict=True)
         return "".join(header(metric, openmetrics=openmetrics) + "".join(lines) for metric, lines in by_metric)
 
@@ -319,12 +325,12 @@ def _scheduling(scene: _Scene) -> Iterator[_Family]:
 def _project_families(snapshot: Snapshot, now: float) -> Iterator[_Family]:
     """The families whose only label is `project`."""
     waits: dict[Labels, Value] = {
-        (one.name,): max(0.0, now - snapshot.queued_since.get(one.name, now)) for one in snapshot.projects
+        (project.name,): max(0.0, now - snapshot.queued_since.get(project.name, now)) for project in snapshot.projects
     }
     yield _Family(names.QUEUE_LONGEST_SECONDS, waits)
-    yield _Family(names.PROJECT_WORKERS, {(one.name,): one.workers for one in snapshot.projects})
-    yield _Family(names.PROJECT_SHARE, {(one.name,): one.share for one in snapshot.projects})
-    yield _Family(names.PROJECT_QUEUED_JOBS, {(one.name,): one.queued for one in snapshot.projects})
+    yield _Family(names.PROJECT_WORKERS, {(project.name,): project.workers for project in snapshot.projects})
+    yield _Family(names.PROJECT_SHARE, {(project.name,): project.share for project in snapshot.projects})
+    yield _Family(names.PROJECT_QUEUED_JOBS, {(project.name,): project.queued for project in snapshot.projects})
 
 
 def _incidents(scene: _Scene) -> Iterator[_Family]:
@@ -340,29 +346,29 @@ def _incidents(scene: _Scene) -> Iterator[_Family]:
         for p in RecoveryPhase
     }
     yield _Family(names.RECOVERY_SECONDS, recoveries, whole)
-    for metric, found in (
+    for metric, values in (
         (names.INCIDENT_STEPS_LOST, snapshot.steps_lost),
         (names.INCIDENT_BYTES_MOVED, snapshot.bytes_moved),
     ):
-        yield _Family(metric, {(c.value,): found.get(c, _nothing(metric)) for c in IncidentCause})
+        yield _Family(metric, {(c.value,): values.get(c, _nothing(metric)) for c in IncidentCause})
 
 
 def _cluster(view: ClusterView) -> Iterator[_Family]:
     """Metrics of the clusters. A cluster that is away only shows how long it has been away."""
-    yield _Family(names.CLUSTER_CONNECTED, {(one.name,): int(one.connected) for one in view.clusters})
-    silent = {one.name: one.silent_s for one in view.clusters if one.silent_s is not None}
+    yield _Family(names.CLUSTER_CONNECTED, {(cluster.name,): int(cluster.connected) for cluster in view.clusters})
+    silent = {cluster.name: cluster.silent_s for cluster in view.clusters if cluster.silent_s is not None}
     yield _Family(names.CLUSTER_SILENT, {(name,): silent_s for name, silent_s in silent.items()})
-    connected = [one for one in view.clusters if one.connected]
+    connected = [cluster for cluster in view.clusters if cluster.connected]
     counts = Counter((node.cluster, _state_of(node)) for node in view.nodes)
     states: dict[Labels, Value] = {
-        (one.name, state): counts[one.name, state] for one in connected for state in NODE_STATES
+        (cluster.name, state): counts[cluster.name, state] for cluster in connected for state in NODE_STATES
     }
     yield _Family(names.CLUSTER_NODES, states)
     total: dict[Labels, Value] = {}
     free: dict[Labels, Value] = {}
-    for one in connected:
-        total |= {(one.name, "cpu"): one.cpus_total, (one.name, "gpu"): one.gpus_total}
-        free |= {(one.name, "cpu"): one.cpus_free, (one.name, "gpu"): one.gpus_free}
+    for cluster in connected:
+        total |= {(cluster.name, "cpu"): cluster.cpus_total, (cluster.name, "gpu"): cluster.gpus_total}
+        free |= {(cluster.name, "cpu"): cluster.cpus_free, (cluster.name, "gpu"): cluster.gpus_free}
     yield _Family(names.CLUSTER_RESOURCES, total)
     yield _Family(names.CLUSTER_FREE_RESOURCES, free)
 
@@ -378,13 +384,13 @@ def _state_of(node: NodeView) -> str:
 
 def _nodes(snapshot: Snapshot) -> Iterator[_Family]:
     """Filesystems of the nodes, from the newest measurement of any worker on a node: all see the same filesystems."""
-    found: dict[str, WorkerUse] = {}
+    use_by_node: dict[str, WorkerUse] = {}
     for job in snapshot.live:
         for worker in job.workers:
             use = worker.use
-            if use is not None and (worker.node_id not in found or found[worker.node_id].at < use.at):
-                found[worker.node_id] = use
-    uses = sorted(found.items())
+            if use is not None and (worker.node_id not in use_by_node or use_by_node[worker.node_id].at < use.at):
+                use_by_node[worker.node_id] = use
+    uses = sorted(use_by_node.items())
     yield _Family(names.NODE_SHM_BYTES, {(node,): use.shm_bytes for node, use in uses if use.shm_bytes})
     yield _Family(names.NODE_SHM_FREE_BYTES, {(node,): use.shm_free_bytes for node, use in uses if use.shm_bytes})
     yield _Family(names.NODE_DISK_BYTES, {(node,): use.disk_bytes for node, use in uses if use.disk_bytes})

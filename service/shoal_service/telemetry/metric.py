@@ -133,7 +133,7 @@ class Exemplar:
 
 Value = float | Histogram
 Values = Mapping[Labels, Value] | float | Histogram | None
-"""Values of a job by the labels that follow `job_id`; a number or a histogram if there is none; None: it has no value
+"""Values of a job by the labels that follow `job_id`; a number or a histogram if there is none; None if it has no value
 yet."""
 
 

@@ -55,13 +55,15 @@ def compressed(body: bytes, accept_encoding: str) -> bytes | None:
 
 def _preferences(header: str) -> list[tuple[str, str, float]]:
     """Name, version and quality of each entry of an Accept header; entries that cannot be read are left out."""
-    found = []
+    preferences = []
     for entry in header.lower().split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
-        values = {key.strip(): value.strip() for key, _, value in (one.partition("=") for one in parameters)}
+        values = {
+            key.strip(): value.strip() for key, _, value in (parameter.partition("=") for parameter in parameters)
+        }
         with suppress(ValueError):
-            found.append((name, values.get("version", "").strip('"'), float(values.get("q", "1"))))
-    return found
+            preferences.append((name, values.get("version", "").strip('"'), float(values.get("q", "1"))))
+    return preferences
 
 
 def header(metric: Metric, *, openmetrics: bool) -> str:
@@ -86,8 +88,10 @@ def series(metric: Metric, labels: Labels, value: Value, *, exemplar: Exemplar |
     pairs = _pairs(metric.labels, labels)
     if isinstance(value, Histogram):
         return _histogram(metric, pairs, value, exemplar)
-    words = "" if exemplar is None else _exemplar(exemplar)
-    return f"{metric.name}{{{pairs}}} {number(value)}{words}\n" if pairs else f"{metric.name} {number(value)}{words}\n"
+    message = "" if exemplar is None else _exemplar(exemplar)
+    return (
+        f"{metric.name}{{{pairs}}} {number(value)}{message}\n" if pairs else f"{metric.name} {number(value)}{message}\n"
+    )
 
 
 @lru_cache(maxsize=1 << 17)

@@ -43,9 +43,9 @@ class Beginning:
 def newest_beginning(place: Directory) -> Beginning:
     """The newest one with a list: an attempt that has none has restored nothing."""
     for attempt in sorted(_attempts(_files(place)), reverse=True):
-        found = _read(place, attempt)
-        if found is not None:
-            return Beginning(attempt, found)
+        beginning = _read(place, attempt)
+        if beginning is not None:
+            return Beginning(attempt, beginning)
     return Beginning()
 
 
@@ -62,12 +62,12 @@ def begin(place: Directory, attempt: int, names: Iterable[CheckpointName]) -> No
     # Before the list is made: an earlier attempt that commits from now on finds this note.
     place.write(_name_of(attempt), [json.dumps({"attempt": attempt, "found": None}).encode()])
     before = newest_beginning(place)
-    found = [
+    uncounted = [
         str(name)
         for name in names
         if name.attempt < attempt and before.counts(name) and MARKER_NAME in _files(place.child(str(name)))
     ]
-    place.write(_name_of(attempt), [json.dumps({"attempt": attempt, "found": found}).encode()])
+    place.write(_name_of(attempt), [json.dumps({"attempt": attempt, "found": uncounted}).encode()])
     # Only now, because the newest beginning with a list is the one that counts.
     for older in _attempts(files):
         if older < attempt:
@@ -75,8 +75,8 @@ def begin(place: Directory, attempt: int, names: Iterable[CheckpointName]) -> No
 
 
 def later_attempt(place: Directory, attempt: int) -> int | None:
-    """A later one that has begun; None: there is none."""
-    later = [one for one in _attempts(_files(place)) if one > attempt]
+    """A later one that has begun; None if there is none."""
+    later = [number for number in _attempts(_files(place)) if number > attempt]
     return max(later, default=None)
 
 
@@ -104,7 +104,7 @@ def _name_of(attempt: int) -> str:
 def _read(place: Directory, attempt: int) -> frozenset[str] | None:
     """Returns None if it has no list yet, was removed meanwhile, or cannot be read."""
     try:
-        found = json.loads(place.read(_name_of(attempt)))["found"]
+        steps = json.loads(place.read(_name_of(attempt)))["found"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return None if found is None else frozenset(str(name) for name in found)
+    return None if steps is None else frozenset(str(name) for name in steps)

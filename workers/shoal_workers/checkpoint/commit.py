@@ -118,7 +118,7 @@ def _decode(url: str, data: bytes) -> CommitMarker:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         why = "its fields are not valid" if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
         raise DamagedCheckpoint(url, MARKER_NAME, f"is not a commit marker ({why})") from None
-    found = zlib.crc32(_canonical(data))
-    if found != recorded:
-        raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {found:#010x}, but records {recorded!r}")
+    checksum = zlib.crc32(_canonical(data))
+    if checksum != recorded:
+        raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {checksum:#010x}, but records {recorded!r}")
     return marker

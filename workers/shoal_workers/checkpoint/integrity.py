@@ -19,14 +19,14 @@ def check_lengths(place: Directory, marker: CommitMarker) -> None:
     """Checks, with one listing, that every file in the marker exists and has the right length. Other files are
     ignored."""
     try:
-        found = place.files()
+        sizes = place.files()
     except FileNotFoundError:
         raise DamagedCheckpoint(place.url, marker.files[0].name, "is missing; its directory does not exist") from None
     for file in marker.files:
-        if file.name not in found:
+        if file.name not in sizes:
             raise DamagedCheckpoint(place.url, file.name, f"is missing ({file.bytes} bytes)")
-        if found[file.name] != file.bytes:
-            problem = f"is {found[file.name]} bytes long, the marker says {file.bytes}"
+        if sizes[file.name] != file.bytes:
+            problem = f"is {sizes[file.name]} bytes long, the marker says {file.bytes}"
             raise DamagedCheckpoint(place.url, file.name, problem)
 
 
@@ -70,7 +70,7 @@ def reading(place: Directory, name: str, missing: str = "is missing") -> Iterato
         raise
 
 
-def _compare(place: Directory, file: SavedFile, found: int) -> None:
-    if found != file.crc32:
-        problem = f"has crc32 {found:#010x}, the marker says {file.crc32:#010x}"
+def _compare(place: Directory, file: SavedFile, files_there: int) -> None:
+    if files_there != file.crc32:
+        problem = f"has crc32 {files_there:#010x}, the marker says {file.crc32:#010x}"
         raise DamagedCheckpoint(place.url, file.name, problem)

@@ -119,17 +119,17 @@ def plan_needed(
     present = {name: tensor for name, tensor in state.items() if name not in absent}
     reads = _plan(present, saved, directory)
     others = tuple(index.extra for index in ordered[1:])
-    unread = {name: Shape(one.shape, one.dtype) for name, one in saved.items() if name not in state}
+    unread = {name: Shape(tensor.shape, tensor.dtype) for name, tensor in saved.items() if name not in state}
     return LoadPlan(reads, ordered[0].extra, others, absent, unread)
 
 
 def _followers(state: Mapping[str, torch.Tensor], optional: Mapping[str, str]) -> dict[str, Follower]:
-    found = {}
+    followers = {}
     for name, owner in optional.items():
         tensor, other = state[name], state.get(owner)
         is_beside = isinstance(tensor, DTensor) and other is not None and _layout(tensor) == _layout(other)
-        found[name] = Follower(group_of(name), owner if is_beside else None)
-    return found
+        followers[name] = Follower(group_of(name), owner if is_beside else None)
+    return followers
 
 
 def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[str]:
@@ -141,7 +141,7 @@ def _absent(optional: Iterable[str], saved: Mapping[str, _Saved]) -> frozenset[s
 
 def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
     wanted: dict[Hashable, Wanted] = {}
-    found: dict[str, Wanted] = {}
+    wanted_tensors: dict[str, Wanted] = {}
     for fqn, tensor in state.items():
         layout = _layout(tensor)
         if layout not in wanted:
@@ -149,8 +149,8 @@ def _wanted(state: Mapping[str, torch.Tensor]) -> dict[str, Wanted]:
             chunks = _chunks(tensor) if is_here else []
             boxes = tuple((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks)
             wanted[layout] = Wanted(tuple(tensor.shape), boxes)
-        found[fqn] = wanted[layout]
-    return found
+        wanted_tensors[fqn] = wanted[layout]
+    return wanted_tensors
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
@@ -167,17 +167,17 @@ def _plan(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], direct
     for fqn, tensor in state.items():
         if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is None:  # this rank is not in its mesh
             continue
-        own, here = saved[fqn], local_tensor(tensor)
-        places = list(own.slices.values())
+        saved_tensor, here = saved[fqn], local_tensor(tensor)
+        places = list(saved_tensor.slices.values())
         fills: dict[int, list[Fill]] = defaultdict(list)
         filled = 0
-        for box in planner.boxes(tensor, own):
+        for box in planner.boxes(tensor, saved_tensor):
             target = narrowed(here, box.target_offsets, box.lengths)
             fills[box.number].append(Fill(box.source_offsets, box.lengths, target))
             filled += box.num_elements
         if filled != here.numel():
             holes.append(f"of {fqn} it contains only {filled} of the {here.numel()} elements that this rank needs")
-        reads += [ItemRead(*places[number], own.dtype, tuple(parts)) for number, parts in fills.items()]
+        reads += [ItemRead(*places[number], saved_tensor.dtype, tuple(parts)) for number, parts in fills.items()]
     if holes:
         raise StateMismatch(directory, holes)
     return sorted(reads, key=lambda read: (read.file, read.item.file_offset))

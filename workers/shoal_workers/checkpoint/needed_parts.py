@@ -45,7 +45,7 @@ class Follower:
     """See `group_of`."""
     owner: str | None
     """Whatever part has a slice of this tensor has one of the follower's as well, unless the source lacks its group.
-    None: there is no such tensor."""
+    None if there is no such tensor."""
 
 
 @dataclass(slots=True)
@@ -80,11 +80,13 @@ class NeededParts:
         """Names of the followers, by group."""
         self._owned: dict[str, set[str]] = {}
         """Groups of the followers, by owner."""
-        for name, one in (followers or {}).items():
-            self._groups.setdefault(one.group, []).append(name)
-            if one.owner is not None:
-                self._owned.setdefault(one.owner, set()).add(one.group)
-        self._tensors = {name: _Tensor(one, sum(prod(sizes) for _, sizes in one.boxes)) for name, one in wanted.items()}
+        for name, follower in (followers or {}).items():
+            self._groups.setdefault(follower.group, []).append(name)
+            if follower.owner is not None:
+                self._owned.setdefault(follower.owner, set()).add(follower.group)
+        self._tensors = {
+            name: _Tensor(tensor, sum(prod(sizes) for _, sizes in tensor.boxes)) for name, tensor in wanted.items()
+        }
         self._uncovered = dict(self._tensors)
         self._num_parts = num_parts
         self._taken: set[int] = set()
@@ -93,7 +95,7 @@ class NeededParts:
 
     def take(self) -> list[int]:
         """Parts to open next, ascending; none: all is covered, or every part was opened."""
-        self._uncovered = {name: one for name, one in self._uncovered.items() if not one.is_covered}
+        self._uncovered = {name: tensor for name, tensor in self._uncovered.items() if not tensor.is_covered}
         self._num_rounds += 1
         if not self._taken:
             chosen = {0}
@@ -102,8 +104,8 @@ class NeededParts:
         elif self._num_rounds > _MAX_ROUNDS:
             chosen = set(range(self._num_parts)) - self._taken
         else:
-            alike = {(one.wanted, tuple(one.slices.items())): one for one in self._uncovered.values()}
-            chosen = {part for one in alike.values() for part in self._guesses(one)} or self._probe()
+            alike = {(tensor.wanted, tuple(tensor.slices.items())): tensor for tensor in self._uncovered.values()}
+            chosen = {part for tensor in alike.values() for part in self._guesses(tensor)} or self._probe()
         self._taken |= chosen
         return sorted(chosen)
 
@@ -117,21 +119,21 @@ class NeededParts:
                 expected |= self._owned.get(name, set())
             if self._groups:
                 seen.add(group_of(name))
-            one = self._uncovered.get(name)
-            if one is not None and offsets not in one.slices and len(offsets) == len(one.wanted.shape):
-                one.slices[offsets] = part, sizes
-                key = one.wanted, (offsets, sizes)
+            tensor = self._uncovered.get(name)
+            if tensor is not None and offsets not in tensor.slices and len(offsets) == len(tensor.wanted.shape):
+                tensor.slices[offsets] = part, sizes
+                key = tensor.wanted, (offsets, sizes)
                 if key not in covered:  # a state has hundreds of tensors, of about ten kinds
-                    covered[key] = sum(_overlap(box, (offsets, sizes)) for box in one.wanted.boxes)
-                one.lacking -= covered[key]
+                    covered[key] = sum(_overlap(box, (offsets, sizes)) for box in tensor.wanted.boxes)
+                tensor.lacking -= covered[key]
         for group in expected - seen:
             self._lacks(group)
 
     def _lacks(self, group: str) -> None:
         """The source has no tensor of this group, as far as it was seen: no other part is opened to look for one."""
         for name in self._groups[group]:
-            one = self._uncovered.get(name)
-            if one is not None and not one.slices:
+            tensor = self._uncovered.get(name)
+            if tensor is not None and not tensor.slices:
                 del self._uncovered[name]
 
     def _guesses(self, tensor: _Tensor) -> Iterator[int]:
@@ -152,13 +154,13 @@ class NeededParts:
 
     def _probe(self) -> set[int]:
         """Returns some parts far from those that were opened, more of them in each round."""
-        found: set[int] = set()
+        dims: set[int] = set()
         for part in self._probes:
             if part not in self._taken:
-                found.add(part)
-                if len(found) >= 1 << max(self._num_rounds - 2, 0):
+                dims.add(part)
+                if len(dims) >= 1 << max(self._num_rounds - 2, 0):
                     break
-        return found
+        return dims
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,9 @@ class _Grid:
         step = tuple(map(max, *(sizes for _, sizes in tensor.slices.values()), (0,) * len(tensor.wanted.shape)))
         if 0 in step:
             return None
-        counts = tuple(-(-whole // one) for whole, one in zip(tensor.wanted.shape, step, strict=True))
+        counts = tuple(-(-whole // step_size) for whole, step_size in zip(tensor.wanted.shape, step, strict=True))
         known = {
-            tuple(offset // one for offset, one in zip(offsets, step, strict=True)): part
+            tuple(offset // step_size for offset, step_size in zip(offsets, step, strict=True)): part
             for offsets, (part, _) in tensor.slices.items()
         }
         return _Grid(step, counts, known, tuple(_strides(counts, known, num_parts)))
@@ -193,8 +195,8 @@ class _Grid:
             if 0 in sizes:
                 continue
             ranges = (
-                range(offset // one, (offset + size - 1) // one + 1)
-                for offset, size, one in zip(offsets, sizes, self.step, strict=True)
+                range(offset // step_size, (offset + size - 1) // step_size + 1)
+                for offset, size, step_size in zip(offsets, sizes, self.step, strict=True)
             )
             for cell in product(*ranges):
                 if not left:
@@ -203,7 +205,7 @@ class _Grid:
                 yield cell
 
     def start(self, cell: Numbers) -> Numbers:
-        return tuple(at * one for at, one in zip(cell, self.step, strict=True))
+        return tuple(at * step_size for at, step_size in zip(cell, self.step, strict=True))
 
     def parts(self, cell: Numbers) -> Iterator[int]:
         """Yields the parts in which the slice of this cell may be, counted from the known cell that is nearest."""
@@ -254,10 +256,10 @@ def _spread(count: int) -> list[int]:
     return list(order)
 
 
-def _overlap(one: Box, other: Box) -> int:
+def _overlap(box: Box, other: Box) -> int:
     """Elements in both boxes."""
     overlap = 1
-    for a, size_a, b, size_b in zip(*one, *other, strict=True):
+    for a, size_a, b, size_b in zip(*box, *other, strict=True):
         length = min(a + size_a, b + size_b) - max(a, b)
         if length <= 0:
             return 0

@@ -99,13 +99,13 @@ def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, A
     marker = marker_in(place)
     check_lengths(place, marker)
     indexes = _read_indexes(place, marker, _files_of(place, marker), range(marker.world_size))
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for index in indexes:
         for item in index.items:
-            if item.fqn not in found:
+            if item.fqn not in tensors:
                 dtype = dtype_of(item, index.rank, place.url)
-                found[item.fqn] = torch.empty(item.shape, dtype=dtype, device="meta")
-    return dict(sorted(found.items())), indexes[0].extra
+                tensors[item.fqn] = torch.empty(item.shape, dtype=dtype, device="meta")
+    return dict(sorted(tensors.items())), indexes[0].extra
 
 
 def _files_of(place: Directory, marker: CommitMarker) -> dict[str, SavedFile]:
@@ -148,10 +148,10 @@ def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
     if count < item.nbytes:
         problem = f"ends {item.nbytes - count} bytes before the end of {item.fqn}"
         raise DamagedCheckpoint(place.url, read.file, problem)
-    found = zlib.crc32(buffer)
-    if found != item.crc32:
+    crc32 = zlib.crc32(buffer)
+    if crc32 != item.crc32:
         problem = (
-            f"has crc32 {found:#010x} for {item.fqn} (bytes {item.file_offset} to {item.file_offset + item.nbytes}), "
+            f"has crc32 {crc32:#010x} for {item.fqn} (bytes {item.file_offset} to {item.file_offset + item.nbytes}), "
             f"its index says {item.crc32:#010x}"
         )
         raise DamagedCheckpoint(place.url, read.file, problem)
@@ -162,7 +162,7 @@ def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
 
 
 def _is_whole(read: ItemRead) -> bool:
-    """Whether the slice fills one contiguous block of CPU memory completely."""
+    """Return whether the slice fills one contiguous block of CPU memory completely."""
     target = read.fills[0].target
     return (
         len(read.fills) == 1

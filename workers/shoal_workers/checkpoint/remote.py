@@ -38,7 +38,7 @@ class RemoteDirectory:
         return RemoteDirectory(url.rstrip("/"), path.rstrip("/"), filesystem)
 
     def local_path(self) -> str | None:
-        """The path if this is a directory of this host (`local://`); None: it is not. OSError for a store over one,
+        """The path if this is a directory of this host (`local://`); None if it is not. OSError for a store over one,
         such as `simplecache::file://`, which would follow the symbolic links in it."""
         inner = self.filesystem
         while (below := getattr(inner, "fs", None)) is not None:

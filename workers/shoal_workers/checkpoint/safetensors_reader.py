@@ -114,10 +114,10 @@ class SafetensorsReader:
         there = self._place.files()
         if _INDEX in there:
             return sorted(set(json.loads(self._place.read(_INDEX))["weight_map"].values()))
-        found = sorted(name for name in there if name.endswith(".safetensors"))
-        if len(found) != 1:
-            raise ValueError(f"it holds {len(found)} .safetensors files and no {_INDEX}; name one file")
-        return found
+        files = sorted(name for name in there if name.endswith(".safetensors"))
+        if len(files) != 1:
+            raise ValueError(f"it holds {len(files)} .safetensors files and no {_INDEX}; name one file")
+        return files
 
     def _header(self, file: str) -> dict[str, StoredTensor]:
         prefix = bytearray(8)
@@ -127,7 +127,7 @@ class SafetensorsReader:
             raise ValueError(f"the header of {file} would have {length} bytes")
         header = bytearray(length)
         self._place.read_into(file, 8, memoryview(header))
-        found = {}
+        tensors = {}
         for name, entry in json.loads(header.decode()).items():
             if name == "__metadata__":
                 continue
@@ -138,5 +138,5 @@ class SafetensorsReader:
             stored = StoredTensor(file, dtype, tuple(map(int, entry["shape"])), 8 + length + int(begin))
             if stored.num_bytes != end - begin:
                 raise ValueError(f"{name} has {end - begin} bytes for {entry['dtype']} of {list(stored.shape)}")
-            found[name] = stored
-        return found
+            tensors[name] = stored
+        return tensors

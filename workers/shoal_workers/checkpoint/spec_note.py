@@ -54,17 +54,17 @@ def note_spec(root: str, spec: JobSpec, *, may_differ: bool) -> None:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
     """Dotted keys of two specs whose values differ, and that change what is computed. A key that only one of them has
     (a later release adds some) does not differ."""
-    found: list[str] = []
+    keys: list[str] = []
     for key in _DECISIVE:
         old, new = before.get(key), after.get(key)
         if key not in before or old == new:
             continue
         if isinstance(old, dict) and isinstance(new, dict):
             parts = sorted(part for part in old.keys() | new.keys() if old.get(part) != new.get(part))
-            found += [f"{key}.{part}" for part in parts]
+            keys += [f"{key}.{part}" for part in parts]
         else:
-            found.append(key)
-    return tuple(found)
+            keys.append(key)
+    return tuple(keys)
 
 
 def _known(place: Directory) -> dict[str, Any]:

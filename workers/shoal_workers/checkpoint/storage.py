@@ -26,7 +26,7 @@ class Directory(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether reads have no latency, so that parallel reads would not be faster."""
+        """True if reads have no latency, so that parallel reads would not be faster."""
 
     def child(self, name: str) -> Directory: ...
 

@@ -69,11 +69,11 @@ class Frozen(BaseModel):
 def docstrings_of_fields(model: type[BaseModel]) -> Mapping[str, str]:
     """What stands below each field of a class or of its bases, by name of the field; without the fields that have no
     docstring."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel and base.__module__ in sys.modules:
-            found |= _docstrings(sys.modules[base.__module__]).get(base.__qualname__, {})
-    return {name: words for name, words in found.items() if name in model.model_fields}
+            docstrings |= _docstrings(sys.modules[base.__module__]).get(base.__qualname__, {})
+    return {name: words for name, words in docstrings.items() if name in model.model_fields}
 
 
 @cache
@@ -89,10 +89,10 @@ def _docstrings(module: ModuleType) -> Mapping[str, Mapping[str, str]]:
 def _docstrings_below(tree: ast.Module | ast.ClassDef, prefix: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            found: dict[str, str] = {}
+            docstrings: dict[str, str] = {}
             for statement, following in zip(node.body, node.body[1:], strict=False):
                 match statement, following:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                        found[name] = inspect.cleandoc(words)
-            yield prefix + node.name, found
+                        docstrings[name] = inspect.cleandoc(words)
+            yield prefix + node.name, docstrings
             yield from _docstrings_below(node, f"{prefix}{node.name}.")

@@ -33,11 +33,11 @@ def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) ->
     assert 0 <= rank < world_size
     base, extra = divmod(num_micro_batches, world_size)
     first = rank * base + min(rank, extra)
-    own = base + (1 if rank < extra else 0)
+    num_local = base + (1 if rank < extra else 0)
     longest = base + (1 if extra else 0)
-    real = [MicroBatch(index, 1.0) for index in range(first, first + own)]
+    real = [MicroBatch(index, 1.0) for index in range(first, first + num_local)]
     padding_index = real[-1].index if real else 0
-    return tuple(real + [MicroBatch(padding_index, 0.0)] * (longest - own))
+    return tuple(real + [MicroBatch(padding_index, 0.0)] * (longest - num_local))
 
 
 def sample_positions(step: int, micro_batch: int, *, global_size: int, micro_size: int) -> range:

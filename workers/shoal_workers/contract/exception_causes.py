@@ -110,9 +110,9 @@ def error_class_of(chain: Sequence[Link]) -> ErrorClass:
         chain: the exception, then what it was raised from, and so on.
     """
     for link in chain:
-        found = _class_of_link(link)
-        if found is not ErrorClass.PLAIN:
-            return found
+        error_class = _class_of_link(link)
+        if error_class is not ErrorClass.PLAIN:
+            return error_class
     return ErrorClass.PLAIN
 
 
@@ -294,7 +294,7 @@ _COLLECTIVE_CODE = re.compile(r"/(torch|shoal_workers/engine)/")
 def is_broken_collective(
     is_of_torch_distributed: bool, is_runtime_error: bool, message: str, raising_file: str
 ) -> bool:
-    """Whether an exception comes from a collective that another rank or the network has broken.
+    """Return whether an exception comes from a collective that another rank or the network has broken.
 
     Args:
         is_of_torch_distributed: it is a torch.distributed.DistError.
@@ -328,8 +328,8 @@ _ABORTED_COLLECTIVE = re.compile(
 
 
 def is_collective_abort(printed: str) -> bool:
-    """Whether a process has aborted because a collective was broken: NCCL's watchdog and gloo's threads raise where
-    nobody can catch it.
+    """Return whether a process has aborted because a collective was broken: NCCL's watchdog and gloo's threads raise
+    where nobody can catch it.
 
     Args:
         printed: the end of what it has written to its standard error.
@@ -380,7 +380,7 @@ class Seen:
     innermost: str
     """`file:function` of the innermost frame."""
     is_in_engine: bool
-    """Whether the innermost frame is Shoal's."""
+    """True if the innermost frame is Shoal's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +391,7 @@ class Recognised:
 
 
 def recognise(links: Sequence[Seen]) -> Recognised | None:
-    """The row of MISTAKES that fits, with its groups inserted; None: none fits. The first exception that a row fits
+    """The row of MISTAKES that fits, with its groups inserted; None if none fits. The first exception that a row fits
     decides, then the first such row.
 
     Args:
@@ -423,13 +423,13 @@ def _mistake(
     name: str,
     pattern: str,
     member: str,
-    words: str,
+    message: str,
     *,
     phases: tuple[str, ...] = (),
     raised: Raised = Raised.ANYWHERE,
     innermost: str = "",
 ) -> Mistake:
-    return Mistake(name, re.compile(pattern), member, words, phases, raised, innermost)
+    return Mistake(name, re.compile(pattern), member, message, phases, raised, innermost)
 
 
 MISTAKES: tuple[Mistake, ...] = (

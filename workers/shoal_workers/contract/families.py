@@ -50,7 +50,7 @@ class Family:
     """A model type. Names of modules are relative to the decoder, or to a block."""
 
     tied: bool = False
-    """Whether the head shares the embedding's weights if the config does not say."""
+    """True if the head shares the embedding's weights if the config does not say."""
     decoder: str = "model"
     blocks: str = "layers"
     embedding: str = "embed_tokens"
@@ -231,7 +231,7 @@ class Sizes(Frozen):
     top_k: int = Field(0, ge=0)
     """Experts of a token; 0: the config does not say."""
     q_lora_rank: int | None = Field(None, ge=1)
-    """Latent attention: the width of the vector that queries come from; None: they come from the token."""
+    """Latent attention: the width of the vector that queries come from; None means they come from the token."""
     kv_lora_rank: int = Field(0, ge=0)
     """Latent attention: the width of the vector that keys and values come from."""
     qk_nope_head_dim: int = Field(0, ge=0)
@@ -244,7 +244,7 @@ class Sizes(Frozen):
 
     @property
     def has_experts(self) -> bool:
-        """Whether a block of the model has experts."""
+        """True if a block of the model has experts."""
         return self.num_dense_layers < self.num_hidden_layers
 
     @property
@@ -254,7 +254,7 @@ class Sizes(Frozen):
 
 
 def sizes_in(config: Mapping[str, Any]) -> Sizes | None:
-    """Sizes in the content of a config.json; None: the type is no family, a size is missing, or it is quantized.
+    """Sizes in the content of a config.json; None if the type is no family, a size is missing, or it is quantized.
 
     Defaults of transformers are not known here, but for those of Family: a config.json has all sizes."""
     model_type = config.get("model_type")
@@ -279,7 +279,7 @@ def sizes_in(config: Mapping[str, Any]) -> Sizes | None:
 
 
 def isolates_packed(model_type: str) -> bool:
-    """Whether it is known that examples in one sample do not see each other where positions begin anew."""
+    """Return whether it is known that examples in one sample do not see each other where positions begin anew."""
     family = FAMILIES.get(model_type)
     return family is not None and family.isolates_packed
 
@@ -307,8 +307,8 @@ def _mixture_in(config: Mapping[str, Any], mixture: Mixture | None, num_layers: 
         shared *= int(config[key])
     width = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
     top_k = config.get("num_experts_per_tok") or 0
-    found = {"num_experts": count, "num_dense_layers": len(dense), "shared_width": shared}
-    return {**found, "expert_width": int(width), "top_k": min(int(top_k), count)}
+    settings = {"num_experts": count, "num_dense_layers": len(dense), "shared_width": shared}
+    return {**settings, "expert_width": int(width), "top_k": min(int(top_k), count)}
 
 
 def _has_experts(config: Mapping[str, Any], mixture: Mixture, number: int) -> bool:

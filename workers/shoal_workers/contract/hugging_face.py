@@ -62,10 +62,10 @@ class LoraConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _no_quantization(cls, data: Any) -> Any:
-        found = sorted(_QUANTIZATION & set(data)) if isinstance(data, dict) else []
-        if found:
+        names = sorted(_QUANTIZATION & set(data)) if isinstance(data, dict) else []
+        if names:
             raise ValueError(
-                f"model.lora has {found[0]}: QLoRA is not supported, because Shoal keeps the model beside the adapters "
+                f"model.lora has {names[0]}: QLoRA is not supported, because Shoal keeps the model beside the adapters "
                 "in fp32 and shards it over the workers. Remove the key; more workers, or parallelism.dp_shard, make "
                 "each worker's part smaller."
             )
@@ -119,7 +119,7 @@ class HuggingFaceConfig(PretrainedConfig):
 
     @property
     def has_reference(self) -> bool:
-        """Whether a second, frozen model is beside the one that trains."""
+        """True if a second, frozen model is beside the one that trains."""
         return False
 
 
@@ -242,12 +242,12 @@ def _is_head_trained(directory: Path, modified_ns: int) -> bool:
 
 
 def _are_equal(first: tuple[Any, Path, int, int], second: tuple[Any, Path, int, int]) -> bool:
-    with first[1].open("rb") as one, second[1].open("rb") as other:
-        one.seek(first[2])
+    with first[1].open("rb") as file, second[1].open("rb") as other:
+        file.seek(first[2])
         other.seek(second[2])
         for at in range(first[2], first[3], _PIECE_BYTES):
             size = min(_PIECE_BYTES, first[3] - at)
-            if one.read(size) != other.read(size):
+            if file.read(size) != other.read(size):
                 return False
     return True
 
@@ -267,7 +267,7 @@ def quantized(config: Mapping[str, Any]) -> str:
 
 
 def lacks_tokenizer(settings: PretrainedConfig) -> bool:
-    """Whether the model's directory is on this machine and has no tokenizer that can be read."""
+    """Return whether the model's directory is on this machine and has no tokenizer that can be read."""
     if settings.path is None:
         return False
     directory = Path(settings.path).expanduser()
@@ -291,7 +291,7 @@ _DROPOUTS = ("dropout", "pdrop", "drop_path", "layerdrop")
 
 
 def dropout_of(settings: PretrainedConfig) -> tuple[str, float] | None:
-    """Key and value of the first dropout of the model that is larger than 0; None: there is none."""
+    """Key and value of the first dropout of the model that is larger than 0; None if there is none."""
     config, architecture = config_of(settings), architecture_of(settings)
     if isinstance(settings, HuggingFaceConfig):
         if settings.lora is not None and settings.lora.dropout:
@@ -301,16 +301,16 @@ def dropout_of(settings: PretrainedConfig) -> tuple[str, float] | None:
     else:
         defaults, others = DROPOUTS_OF_ENCODERS.get(architecture, {}), frozenset()
     values = {**defaults, **config}
-    found = (
+    rates = (
         (key, value)
         for key, value in values.items()
         if any(word in key for word in _DROPOUTS) and key not in others and isinstance(value, int | float)
     )
-    return next((one for one in found if one[1] > 0), None)
+    return next((rate for rate in rates if rate[1] > 0), None)
 
 
 def is_adapted(linear: str, lora: LoraConfig, model_type: str) -> bool:
-    """Whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
+    """Return whether a linear layer of the blocks, by its name, gets an adapter. Names match as in peft."""
     if lora.target_modules == "all-linear":
         return linear.rpartition(".")[2] not in taken_for_experts(model_type)
     return any(f".{linear}".endswith(f".{target}") for target in lora.target_modules)

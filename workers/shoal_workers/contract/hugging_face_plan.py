@@ -26,7 +26,7 @@ from shoal_workers.contract.model import ParallelPlan, TensorStyle
 
 
 def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
-    """The plan of a Hugging Face model; None: the model is not known, and runs on the data axes only.
+    """The plan of a Hugging Face model; None if the model is not known, and runs on the data axes only.
 
     Activations are not split along the sequence, so there is no context parallelism.
     """
@@ -84,8 +84,8 @@ def why_not(settings: PretrainedConfig, axis: str) -> str:
 
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
-    """Settings of the built-in model with the same sizes, to predict memory and time; None: the sizes are not known, or
-    the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters, a
+    """Settings of the built-in model with the same sizes, to predict memory and time; None if the sizes are not known,
+    or the model has parts that the built-in one has not (experts that tp leaves whole, latent attention, adapters, a
     reference)."""
     sizes = sizes_of(settings)
     if sizes is None or sizes.num_experts or sizes.family.has_latent_attention:
@@ -110,7 +110,7 @@ def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None
 
 
 def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
-    """Sizes of the model; None: its config cannot be read here or lacks a size, its type is no family, or it is
+    """Sizes of the model; None if its config cannot be read here or lacks a size, its type is no family, or it is
     quantized."""
     return sizes_in(config_of(settings))
 
@@ -162,14 +162,14 @@ def _lacks(settings: PretrainedConfig) -> dict[str, str]:
     if family is None:
         others = f"these have: {', '.join(sorted(name for name, one in FAMILIES.items() if 'tp' not in one.without))}"
         return dict.fromkeys(("tp", "pp", "ep", "cp"), others) | {"cp": "none has"}
-    found = {"cp": "attention is no module in the models of transformers, so the tokens cannot be cut around it"}
+    lacks = {"cp": "attention is no module in the models of transformers, so the tokens cannot be cut around it"}
     if config.get("output_router_logits"):
-        found["pp"] = (
+        lacks["pp"] = (
             "output_router_logits adds a loss of the routers of all blocks, and a stage has some of them only; "
             "without it the model can be split into stages"
         )
     if settings.has_reference:
-        found["pp"] = "a pipeline goes through one model, and the reference is a second one; with model.lora it is none"
+        lacks["pp"] = "a pipeline goes through one model, and the reference is a second one; with model.lora it is none"
     if family.mixture is None:
-        found["ep"] = "it has no experts"
-    return {**found, **family.without}
+        lacks["ep"] = "it has no experts"
+    return {**lacks, **family.without}

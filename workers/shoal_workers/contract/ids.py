@@ -35,13 +35,13 @@ def agent_name(job_id: str, attempt: int, node_id: str) -> str:
 
 
 def job_of_worker(name: str) -> str | None:
-    """Id of the job to which the worker of this name belongs; None: it is not the name of a worker."""
+    """Id of the job to which the worker of this name belongs; None if it is not the name of a worker."""
     parts = name.split("/")
     return parts[1] if len(parts) == 4 and parts[0] == "shoal" and parts[3].startswith("worker-") else None
 
 
 def attempt_of(name: str) -> tuple[str, int] | None:
-    """Job id and attempt to which the actor of this name belongs; None: it belongs to no attempt."""
+    """Job id and attempt to which the actor of this name belongs; None if it belongs to no attempt."""
     parts = name.split("/")
     is_actor = len(parts) == 4 and parts[0] == "shoal" and parts[2].isdecimal()
     return (parts[1], int(parts[2])) if is_actor else None

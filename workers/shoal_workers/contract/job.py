@@ -36,7 +36,7 @@ class JobState(StrEnum):
 
     @property
     def holds_workers(self) -> bool:
-        """Whether the job should have a supervisor."""
+        """True if the job should have a supervisor."""
         return not self.ended and self not in (JobState.QUEUED, JobState.PAUSED)
 
 

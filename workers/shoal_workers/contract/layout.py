@@ -70,7 +70,7 @@ class Schedule(StrEnum):
 
     @property
     def is_v_shaped(self) -> bool:
-        """Whether pipeline rank r holds the stages r and 2 pp - 1 - r."""
+        """True if pipeline rank r holds the stages r and 2 pp - 1 - r."""
         return self in (Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V)
 
 
@@ -196,11 +196,11 @@ class Layout(Frozen):
         return rank // per_stage * per_replica + rank % per_replica
 
     def owns_replicated(self, rank: int) -> bool:
-        """Whether `rank` saves the tensors that are equal on all ranks of its pipeline stages."""
+        """Return whether `rank` saves the tensors that are equal on all ranks of its pipeline stages."""
         return rank % (self.world_size // self.pp) == 0
 
     def is_first_of_stage(self, rank: int) -> bool:
-        """Whether `rank` is the first one of its pipeline stage in its replica."""
+        """Return whether `rank` is the first one of its pipeline stage in its replica."""
         return self.shard_of(rank) % (self.num_distinct_shards // self.pp) == 0
 
     def describe(self) -> str:

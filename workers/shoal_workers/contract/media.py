@@ -97,7 +97,7 @@ class RecordName:
 
     @staticmethod
     def parse(name: str) -> RecordName | None:
-        """None: it is not the name of a record."""
+        """None if it is not the name of a record."""
         match = _RECORD.fullmatch(name)
         parsed = RecordName(*(int(group) for group in match.groups())) if match else None
         return parsed if str(parsed) == name else None
@@ -106,12 +106,12 @@ class RecordName:
 def counted(names: Iterable[str]) -> list[RecordName]:
     """The records that count, in order: of each step and rank those of the newest generation. A step that was done
     again after a failure so replaces what it had logged before."""
-    found = [parsed for name in names if (parsed := RecordName.parse(name)) is not None]
+    records = [parsed for name in names if (parsed := RecordName.parse(name)) is not None]
     newest: dict[tuple[int, int], tuple[int, int]] = {}
-    for one in found:
-        key, writer = (one.step, one.rank), (one.attempt, one.generation)
+    for item in records:
+        key, writer = (item.step, item.rank), (item.attempt, item.generation)
         newest[key] = max(writer, newest.get(key, writer))
-    return sorted(one for one in found if newest[one.step, one.rank] == (one.attempt, one.generation))
+    return sorted(item for item in records if newest[item.step, item.rank] == (item.attempt, item.generation))
 
 
 def thinned_out(steps: Collection[int]) -> list[int]:
@@ -125,12 +125,12 @@ def spread(names: Sequence[RecordName], limit: int) -> list[RecordName]:
     """At most `limit` of these records, which are in order: those of evenly spaced steps, the first and the newest one
     among them, each with all its records. If a single step has more records than `limit`, the last ones of it."""
     by_step: dict[int, list[RecordName]] = {}
-    for one in names:
-        by_step.setdefault(one.step, []).append(one)
+    for name in names:
+        by_step.setdefault(name.step, []).append(name)
     steps = sorted(by_step)
     num_kept = min(len(steps), max(1, limit // max(map(len, by_step.values()), default=1)))
     chosen = steps[-1:] if num_kept == 1 else [steps[i * (len(steps) - 1) // (num_kept - 1)] for i in range(num_kept)]
-    return [one for step in chosen for one in by_step[step]][-limit:]
+    return [item for step in chosen for item in by_step[step]][-limit:]
 
 
 class MediaImage(Frozen):
@@ -138,7 +138,7 @@ class MediaImage(Frozen):
     file: str = Field(pattern=IMAGE_FILE.pattern)
     bytes: int = Field(ge=0)
     width: int | None = None
-    """None: the file was taken as it is."""
+    """None if the file was taken as it is."""
     height: int | None = None
     note: str = ""
 

@@ -165,20 +165,20 @@ class Assignment(Frozen):
     store_host: str
     store_port: int
     restore_from: str | None
-    """URL of the committed checkpoint directory to load; None: start from the seed at step 0."""
+    """URL of the committed checkpoint directory to load; None if start from the seed at step 0."""
     restore_snapshot: SnapshotSource | None = None
     """A whole snapshot in memory; takes precedence over `restore_from`."""
     buddy: SnapshotServer | None = None
-    """The worker on another machine that keeps a copy of this rank's snapshots; None: there is no other machine, or
+    """The worker on another machine that keeps a copy of this rank's snapshots; None if there is no other machine, or
     `is_covered`."""
     is_covered: bool = False
     """This rank's shard has a replica on another machine, or a lower rank sends it to a buddy."""
     is_recovery: bool = False
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     settings: TrainingSettings | None = None
-    """Settings that replace those of the spec with which the worker was started; None: they are the same."""
+    """Settings that replace those of the spec with which the worker was started; None if they are the same."""
     standing: Standing | None = None
-    """Results of the validations so far; None: none has been judged yet."""
+    """Results of the validations so far; None if none has been judged yet."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     proof: ProofDemand = ProofDemand.NONE
@@ -398,15 +398,15 @@ class WorkerExit(Frozen):
     snapshot_parts: tuple[SnapshotPart, ...] = ()
     """The parts in the memory of the worker's node at its exit, those of other workers included."""
     is_durable: bool = False
-    """Whether the checkpoint part of `step` is durable, if `kind` is FINISHED or YIELDED."""
+    """True if the checkpoint part of `step` is durable, if `kind` is FINISHED or YIELDED."""
     saved_part: SavedPart | None = None
     """The durable part, repeated here because its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
     """Wall-clock time at which the rank left the group, seconds since the epoch."""
     suspect: Suspect | None = None
-    """What this rank suspects, from its own observations; None: nothing."""
+    """What this rank suspects, from its own observations; None means nothing."""
     has_output: bool = False
-    """Whether a script has written a file with a content that no file had when its group began."""
+    """True if a script has written a file with a content that no file had when its group began."""
 
     @property
     def is_planned(self) -> bool:
@@ -513,7 +513,7 @@ class MetricsProgress(Frozen):
     error: str = ""
     """Why the hook logs nothing at present; empty: it works."""
     has_ended: bool = False
-    """Whether the hook's `end` was called."""
+    """True if the hook's `end` was called."""
 
 
 class HookJob(Frozen):

@@ -43,7 +43,7 @@ class InForce(NamedTuple):
 
     at_step: int
     weights: tuple[float, ...] | None
-    """In the order of the sources; None: those that the sources have in the spec."""
+    """In the order of the sources; None if those that the sources have in the spec."""
 
 
 def in_force(recorded: Sequence[InForce], wanted: Sequence[InForce], step: int) -> tuple[InForce, ...]:
@@ -53,26 +53,27 @@ def in_force(recorded: Sequence[InForce], wanted: Sequence[InForce], step: int) 
         recorded: what took effect before, as the state that the group restores says.
         wanted: the changes of the spec, in the order of their steps.
     """
-    past = tuple(one for one in recorded if one.at_step <= step)
+    past = tuple(change for change in recorded if change.at_step <= step)
     first = step + 1
     now, before = _weights_at(wanted, first), _weights_at(past, first)
-    following = tuple(one for one in wanted if one.at_step > first)
+    following = tuple(change for change in wanted if change.at_step > first)
     return past + (() if now == before else (InForce(first, now),)) + following
 
 
 def began(changes: Sequence[InForce], step: int) -> tuple[InForce, ...]:
     """Those that took effect in the first `step` steps."""
-    return tuple(one for one in changes if one.at_step <= step)
+    return tuple(change for change in changes if change.at_step <= step)
 
 
 def late(wanted: Sequence[InForce], following: Sequence[InForce]) -> InForce | None:
-    """The change that takes effect at another step than the spec says; None: there is none. `following`: `in_force`."""
+    """The change that takes effect at another step than the spec says; None if there is none. `following`:
+    `in_force`."""
     planned = set(wanted)
-    return next((one for one in reversed(following) if one not in planned), None)
+    return next((change for change in reversed(following) if change not in planned), None)
 
 
 def to_json(changes: Sequence[InForce]) -> list[list[Any]]:
-    return [[one.at_step, None if one.weights is None else list(one.weights)] for one in changes]
+    return [[change.at_step, None if change.weights is None else list(change.weights)] for change in changes]
 
 
 def from_json(document: Any) -> tuple[InForce, ...]:
@@ -82,7 +83,7 @@ def from_json(document: Any) -> tuple[InForce, ...]:
 
 
 def _weights_at(changes: Sequence[InForce], step: int) -> tuple[float, ...] | None:
-    return next((one.weights for one in reversed(changes) if one.at_step <= step), None)
+    return next((change.weights for change in reversed(changes) if change.at_step <= step), None)
 
 
 def earliest_step(step: int, step_s: float | None, silent_s: float, *, is_training: bool) -> int:
@@ -90,7 +91,7 @@ def earliest_step(step: int, step_s: float | None, silent_s: float, *, is_traini
 
     Args:
         step: steps that are known to be completed.
-        step_s: seconds of a step; None: not known.
+        step_s: seconds of a step; None means not known.
         silent_s: seconds since that was known.
         is_training: workers may complete steps meanwhile.
     """
@@ -111,5 +112,5 @@ def planned(
     if changes and changes[-1].weights == dict(weights) and at_step in (None, changes[-1].at_step):
         return tuple(changes)
     first = earliest if at_step is None else at_step
-    kept = tuple(one for one in changes if one.at_step < first)
+    kept = tuple(change for change in changes if change.at_step < first)
     return (*kept, WeightChange(at_step=first, weights=dict(weights)))

@@ -101,15 +101,15 @@ class ModelShape(OfTask):
 
 def difference(trained: ModelShape, other: ModelShape) -> str:
     """How the tensors of `other` differ from those of `trained`, in words; empty: they do not."""
-    found = [
+    differing = [
         _words(name, trained.tensors.get(name), other.tensors.get(name))
         for name in {**trained.tensors, **other.tensors}
         if trained.tensors.get(name) != other.tensors.get(name)
     ]
-    if not found:
+    if not differing:
         return ""
-    more = f"; and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
-    return f"its model does not fit the state of the one that trains: {'; '.join(found[:_NUM_NAMED])}{more}"
+    more = f"; and {len(differing) - _NUM_NAMED} more" if len(differing) > _NUM_NAMED else ""
+    return f"its model does not fit the state of the one that trains: {'; '.join(differing[:_NUM_NAMED])}{more}"
 
 
 def _words(name: str, trained: str | None, other: str | None) -> str:

@@ -40,7 +40,7 @@ class Named:
     keys: tuple[str, ...] = ()
     """The keys of the spec that not every optimizer reads."""
     weight_decay: float | None = 0.0
-    """Where the spec has none; None: it has no weight decay at all."""
+    """Where the spec has none; None if it has no weight decay at all."""
     is_elementwise: bool = True
     """It updates each element on its own, and so runs on shards."""
 
@@ -96,19 +96,19 @@ _ONLY_SOME_READ = (*_BETAS, "fused")
 
 
 def known(name: str) -> Named | None:
-    """None: a class whose arguments are known where it is imported."""
+    """None if a class whose arguments are known where it is imported."""
     return NAMED.get(name) or _TORCH.get(name.replace(":", "."))
 
 
 def _rules() -> JsonDict:
     """Rules for the JSON Schema: which keys and arguments the optimizer of each name has. Those of a path are not in
     it: a rule for each class of torch would be most of the schema."""
-    return {"allOf": [*(_rule(name, found) for name, found in NAMED.items()), _OF_PATH, _MUON_ALONE]}
+    return {"allOf": [*(_rule(name, rule) for name, rule in NAMED.items()), _OF_PATH, _MUON_ALONE]}
 
 
-def _rule(name: str, found: Named) -> JsonDict:
-    absent: JsonDict = {key: False for key in _ONLY_SOME_READ if key not in found.keys}
-    args: JsonDict = {"properties": dict.fromkeys(found.args, True), "additionalProperties": False}
+def _rule(name: str, optimizer_rule: Named) -> JsonDict:
+    absent: JsonDict = {key: False for key in _ONLY_SOME_READ if key not in optimizer_rule.keys}
+    args: JsonDict = {"properties": dict.fromkeys(optimizer_rule.args, True), "additionalProperties": False}
     condition: JsonDict = {"properties": {"name": {"const": name}}}
     if name != ADAMW:  # without the key it is adamw
         condition["required"] = ["name"]
@@ -126,8 +126,8 @@ _MUON_ALONE: JsonDict = {
 
 
 def _not_read(name: str) -> tuple[str, ...]:
-    found = known(name)
-    keys = found.keys if found is not None else ()
+    optimizer = known(name)
+    keys = optimizer.keys if optimizer is not None else ()
     return tuple(key for key in _ONLY_SOME_READ if key not in keys) + (("args",) if name == ADAMW else ())
 
 
@@ -227,22 +227,22 @@ class OptimizerSpec(Frozen):
         if not isinstance(name, str) or len(name) > 255:
             return document
         _refuse_name(name)
-        found = known(name)
+        optimizer = known(name)
         for key in document:
-            if found is not None and key not in cls.model_fields and key in found.args:
+            if optimizer is not None and key not in cls.model_fields and key in optimizer.args:
                 raise ValueError(
                     f"optimizer.{key} is an argument of {name}. Arguments are in optimizer.args, for example "
                     f'optimizer: {{"name": "{name}", "args": {{"{key}": ...}}}}.'
                 )
             if key in _not_read(name) and (key != "args" or document[key]):
-                raise ValueError(f"optimizer.{key} is not a setting of {name}. {_settings_of(name, found)}")
+                raise ValueError(f"optimizer.{key} is not a setting of {name}. {_settings_of(name, optimizer)}")
         given = document.get("args")
-        for key in given if isinstance(given, dict) and found is not None else ():
-            if found is not None and key not in found.args:
-                raise ValueError(_no_argument(name, str(key), found))
-        decay = 0.0 if found is None else found.weight_decay
+        for key in given if isinstance(given, dict) and optimizer is not None else ():
+            if optimizer is not None and key not in optimizer.args:
+                raise ValueError(_no_argument(name, str(key), optimizer))
+        decay = 0.0 if optimizer is None else optimizer.weight_decay
         if decay is None and document.get("weight_decay"):
-            raise ValueError(f"optimizer.weight_decay is not a setting of {name}. {_settings_of(name, found)}")
+            raise ValueError(f"optimizer.weight_decay is not a setting of {name}. {_settings_of(name, optimizer)}")
         groups = document.get("groups")
         # What a validator of this kind returns is no longer JSON for pydantic, and lists are refused.
         lists = {"groups": tuple(groups)} if isinstance(groups, list) else {}
@@ -256,7 +256,7 @@ class OptimizerSpec(Frozen):
                     f"optimizer.groups.{number}.muon is set, and optimizer.name is {self.name}. Remove it, or set "
                     "optimizer.name to muon."
                 )
-            if group.weight_decay and (found := known(self.name)) and found.weight_decay is None:
+            if group.weight_decay and (optimizer := known(self.name)) and optimizer.weight_decay is None:
                 raise ValueError(f"optimizer.groups.{number}.weight_decay: {self.name} has no weight decay. Remove it.")
         return self
 
@@ -272,25 +272,25 @@ class OptimizerSpec(Frozen):
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether it is known to update each element on its own."""
-        found = known(self.name)
-        return found is not None and found.is_elementwise
+        """True if it is known to update each element on its own."""
+        optimizer = known(self.name)
+        return optimizer is not None and optimizer.is_elementwise
 
     @property
     def is_plain_adamw(self) -> bool:
-        """Whether all parameters have the built-in AdamW, in its two groups."""
+        """True if all parameters have the built-in AdamW, in its two groups."""
         return self.is_built_in and not self.groups
 
     @property
     def is_built_in(self) -> bool:
-        """Whether it is the AdamW that writes to other memory than it reads."""
+        """True if it is the AdamW that writes to other memory than it reads."""
         return self.name == ADAMW and self.ema_decay is None
 
 
 def _refuse_name(name: str) -> None:
     dotted = name.replace(":", ".")
-    if words := _REFUSED.get(dotted):
-        raise ValueError(f"optimizer.name {name} cannot be used: {words}.")
+    if message := _REFUSED.get(dotted):
+        raise ValueError(f"optimizer.name {name} cannot be used: {message}.")
     if known(name) is None and (not _PATH.fullmatch(name) or re.fullmatch(r"torch\.optim\.\w+", dotted)):
         near = difflib.get_close_matches(name.lower().rpartition(".")[2], [*NAMED], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]}?" if near else ""
@@ -300,23 +300,23 @@ def _refuse_name(name: str) -> None:
         )
 
 
-def _settings_of(name: str, found: Named | None) -> str:
-    if found is None:
+def _settings_of(name: str, optimizer: Named | None) -> str:
+    if optimizer is None:
         return f"Those of a class are in optimizer.args; {name} also gets optimizer.lr and optimizer.weight_decay."
-    decay = () if found.weight_decay is None else ("weight_decay",)
-    text = f"It has {', '.join(('lr', *decay, 'clip_norm', 'ema_decay', 'groups', *found.keys))}"
-    return text + (f", and in optimizer.args: {', '.join(found.args)}." if found.args else ".")
+    decay = () if optimizer.weight_decay is None else ("weight_decay",)
+    text = f"It has {', '.join(('lr', *decay, 'clip_norm', 'ema_decay', 'groups', *optimizer.keys))}"
+    return text + (f", and in optimizer.args: {', '.join(optimizer.args)}." if optimizer.args else ".")
 
 
-def _no_argument(name: str, key: str, found: Named) -> str:
-    near = difflib.get_close_matches(key, found.args, n=1, cutoff=0.5)
+def _no_argument(name: str, key: str, optimizer: Named) -> str:
+    near = difflib.get_close_matches(key, optimizer.args, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
-    return f"optimizer.args.{key} is not an argument of {name}.{hint} {_settings_of(name, found)}"
+    return f"optimizer.args.{key} is not an argument of {name}.{hint} {_settings_of(name, optimizer)}"
 
 
 def group_of(groups: Sequence[OptimizerGroup], name: str) -> int | None:
-    """Number of the first group that a parameter of this name belongs to; None: of none."""
-    return next((number for number, one in enumerate(groups) if fnmatchcase(name, one.match)), None)
+    """Number of the first group that a parameter of this name belongs to; None means of none."""
+    return next((number for number, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
 
 
 def unmatched(groups: Sequence[OptimizerGroup], names: Sequence[str]) -> str:

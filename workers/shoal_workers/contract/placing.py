@@ -100,19 +100,19 @@ def label_selector(labels: Mapping[str, str], capacity: CapacityKind) -> dict[st
 
 
 def is_label(text: str) -> bool:
-    """Whether the text can name a project or a receiver of events: at most 63 lower-case letters, digits and inner
-    dashes."""
+    """Return whether the text can name a project or a receiver of events: at most 63 lower-case letters, digits and
+    inner dashes."""
     return _LABEL.fullmatch(text) is not None
 
 
 def is_job_name(text: str) -> bool:
-    """Whether the text can name a job: at most 63 letters, digits, and inner dashes, dots and underscores. The names of
-    labels are made of the same characters."""
+    """Return whether the text can name a job: at most 63 letters, digits, and inner dashes, dots and underscores. The
+    names of labels are made of the same characters."""
     return _LABEL_NAME.fullmatch(text) is not None
 
 
 def is_user(text: str) -> bool:
-    """Whether the text can name a user: at most 63 letters, digits, and inner dashes, dots, underscores and at
+    """Return whether the text can name a user: at most 63 letters, digits, and inner dashes, dots, underscores and at
     signs."""
     return _USER.fullmatch(text) is not None
 
@@ -156,7 +156,7 @@ Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float |
 
 
 _MAX_ANNOTATION = 4096
-LABEL, JOB_NAME, USER = (whole(one.pattern) for one in (_LABEL, _LABEL_NAME, _USER))
+LABEL, JOB_NAME, USER = (whole(rule.pattern) for rule in (_LABEL, _LABEL_NAME, _USER))
 """Patterns for a JSON Schema: what `is_label`, `is_job_name` and `is_user` accept."""
 
 

@@ -29,7 +29,7 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 def plain_line(text: str) -> str:
     """A line as a terminal may show it: escape sequences are removed, other control characters shown as escapes."""
     text = _ESCAPE_SEQUENCE.sub("", text)
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def plain_text(text: str) -> str:
@@ -44,11 +44,11 @@ def plain(value: Any) -> Any:
         case str():
             return plain_text(value) if type(value) is str else value
         case dict():
-            return {plain(key): plain(one) for key, one in value.items()}
+            return {plain(key): plain(item) for key, item in value.items()}
         case list():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
         case tuple() if type(value) is tuple:
-            return tuple(plain(one) for one in value)
+            return tuple(plain(item) for item in value)
         case _:
             return value
 

@@ -72,12 +72,15 @@ _SCHEDULES = {
 
 
 def proof_for(layout: Layout, proofs: Iterable[LayoutProof]) -> LayoutProof | None:
-    """A proof that covers `layout`, since its own layout uses all that `layout` uses; None: `layout` must be proven."""
+    """A proof that covers `layout`, since its own layout uses all that `layout` uses; None if `layout` must be
+    proven."""
     kind = kind_of(layout)
-    return next((one for one in proofs if one.outcome is ProofOutcome.PROVEN and kind <= kind_of(one.layout)), None)
+    return next(
+        (proof for proof in proofs if proof.outcome is ProofOutcome.PROVEN and kind <= kind_of(proof.layout)), None
+    )
 
 
 def is_refused(layout: Layout, refused: Iterable[Layout]) -> bool:
-    """Whether `layout` uses all that one of the refused layouts uses."""
+    """Return whether `layout` uses all that one of the refused layouts uses."""
     kind = kind_of(layout)
     return any(kind_of(other) <= kind for other in refused)

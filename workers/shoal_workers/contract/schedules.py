@@ -146,7 +146,7 @@ class ScheduleSpec(Frozen):
 
     @property
     def is_path(self) -> bool:
-        """Whether it is a scheduler class."""
+        """True if it is a scheduler class."""
         return self.name not in _NAMES
 
 

@@ -95,7 +95,7 @@ class ValidationSpec(Frozen):
     """What makes a validation better: the loss, or a metric of the task's own by its name. For `patience` and
     `checkpoint.keep_best`."""
     mode: Literal["auto", "min", "max"] = "auto"
-    """Whether smaller values of `metric` are better, or larger ones. "auto": by its name (`loss` and `wer` min,
+    """True if smaller values of `metric` are better, or larger ones. "auto": by its name (`loss` and `wer` min,
     `accuracy` and `f1` max); a metric whose name does not say it needs min or max."""
     patience: PositiveInt | None = None
     """Stop early after this many validations in a row without an improvement; null: never."""
@@ -161,7 +161,7 @@ class ContinueFrom(Frozen):
 
     @property
     def name(self) -> CheckpointName | None:
-        """The parsed `checkpoint`; None: no service has set it, because there is none (torchrun)."""
+        """The parsed `checkpoint`; None if no service has set it, because there is none (torchrun)."""
         return None if self.checkpoint is None else CheckpointName.parse(self.checkpoint)
 
 
@@ -430,7 +430,7 @@ class JobSpec(Frozen):
     @classmethod
     def _is_built(cls, precision: object, info: ValidationInfo) -> object:
         values = precision.values() if isinstance(precision, dict) else (precision,)
-        if eight := [one for one in values if isinstance(one, str) and one.startswith("fp8")]:
+        if eight := [value for value in values if isinstance(value, str) and value.startswith("fp8")]:
             raise ValueError(
                 f"{info.field_name} {eight[0]} is not supported. It would need GPUs with fp8 matrix units (compute "
                 "capability 8.9 or more), linear layers over scaled matrix products with a scale for every tensor or "
@@ -449,7 +449,7 @@ class JobSpec(Frozen):
 
     @property
     def program(self) -> ProgramFile | None:
-        """The user's own program; None: the job is a task."""
+        """The user's own program; None if the job is a task."""
         return self.script if self.script is not None else self.loop
 
     @model_validator(mode="after")
@@ -467,7 +467,7 @@ class JobSpec(Frozen):
 
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:
-    """How the spec's model may be split; None: the model has no plan, and runs on the data axes only."""
+    """How the spec's model may be split; None if the model has no plan, and runs on the data axes only."""
     if spec.program is not None:
         return None
     if spec.plan is not None:
@@ -482,7 +482,7 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
 
 
 def varies_in_length(spec: JobSpec) -> bool:
-    """Whether the micro-batches of a built-in task have shapes of their own."""
+    """Return whether the micro-batches of a built-in task have shapes of their own."""
     return spec.task in HF_TASKS and spec.data.get("max_tokens") is not None
 
 

@@ -58,7 +58,7 @@ class Collective(Frozen):
     bytes: int
     """Size of this rank's tensors, bytes."""
     is_waiting: bool
-    """Whether the thread waits for a collective."""
+    """True if the thread waits for a collective."""
     deviation: str = ""
     """How the calls of this step differ from those of the step before; empty: they do not, or there is none."""
 

@@ -197,8 +197,10 @@ class TextDataConfig(Frozen):
             return [self]
         shared = self.model_dump(exclude={"sources", "changes", "paths", "field", "format"})
         return [
-            TextDataConfig(**shared, paths=(one.path,), field=one.field or self.field, format=one.format or self.format)
-            for one in self.sources
+            TextDataConfig(
+                **shared, paths=(source.path,), field=source.field or self.field, format=source.format or self.format
+            )
+            for source in self.sources
         ]
 
 

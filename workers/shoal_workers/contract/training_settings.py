@@ -21,7 +21,7 @@ class TrainingSettings(Frozen):
     """The settings that a running job may change. A generation trains with one value of them."""
 
     stop: StopSpec | None
-    """None: a loop or a script decides."""
+    """None if a loop or a script decides."""
     schedule: ScheduleSpec
     validation: ValidationSpec
     lr: float
@@ -42,8 +42,8 @@ def settings_of(spec: JobSpec) -> TrainingSettings:
 
 def weight_changes_of(spec: JobSpec) -> tuple[WeightChange, ...]:
     """`data.changes` of a built-in task that reads text; none for others, whose `data` has the form that they like."""
-    found = spec.data.get("changes", ()) if spec.program is None and spec.task in TEXT_TASKS else ()
-    return tuple(WeightChange.model_validate(one) for one in found)
+    requested = spec.data.get("changes", ()) if spec.program is None and spec.task in TEXT_TASKS else ()
+    return tuple(WeightChange.model_validate(change) for change in requested)
 
 
 def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
@@ -62,7 +62,7 @@ def with_settings(spec: JobSpec, settings: TrainingSettings) -> JobSpec:
 def _with_weight_changes(spec: JobSpec, changes: tuple[WeightChange, ...]) -> dict[str, Any]:
     if changes == weight_changes_of(spec):
         return spec.data
-    return {**spec.data, "changes": [one.model_dump(mode="json") for one in changes]}
+    return {**spec.data, "changes": [change.model_dump(mode="json") for change in changes]}
 
 
 def changes(before: TrainingSettings, after: TrainingSettings) -> tuple[str, ...]:

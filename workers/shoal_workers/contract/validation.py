@@ -73,7 +73,7 @@ def judge(
 
 
 def is_exhausted(standing: Standing | None, rule: ValidationSpec) -> bool:
-    """Whether the job stops early: `validation.patience` validations in a row have improved nothing."""
+    """Return whether the job stops early: `validation.patience` validations in a row have improved nothing."""
     return standing is not None and rule.patience is not None and standing.num_since >= rule.patience
 
 

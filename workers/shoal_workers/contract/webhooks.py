@@ -27,7 +27,7 @@ EventPattern = Annotated[str, Field(max_length=64, json_schema_extra={"pattern":
 
 
 def is_reference(secret: str) -> bool:
-    """Whether the text has the form that names a secret of the service."""
+    """Return whether the text has the form that names a secret of the service."""
     return _WEBHOOK_SECRET.fullmatch(secret) is not None
 
 

@@ -48,7 +48,7 @@ class StepReport(OfTask):
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
     total_steps: int | None = None
-    """The step with which a script says that it ends; None: it says nothing, or it is a task."""
+    """The step with which a script says that it ends; None if it says nothing, or it is a task."""
 
 
 class ValidationReport(OfTask):
@@ -60,7 +60,7 @@ class ValidationReport(OfTask):
     loss: float
     """Mean loss in nats per token (or the task's own unit)."""
     bits_per_byte: float | None
-    """The loss in bits per byte; None: the task does not say how many bytes a token has."""
+    """The loss in bits per byte; None if the task does not say how many bytes a token has."""
     samples: int
     metrics: dict[str, float] = Field(default_factory=dict)
     """The task's own metrics: means over the samples, as the loss. One that is not finite is left out."""
@@ -72,10 +72,10 @@ class GroupFormed(OfTask):
     generation: int
     at: float
     start_step: int | None
-    """Steps contained in the state; the next completed one is start_step + 1. None: a script has begun, and its first
+    """Steps contained in the state; the next completed one is start_step + 1. None if a script has begun, and its first
     StepReport tells."""
     total_steps: int | None
-    """None: a script decides when it ends."""
+    """None if a script decides when it ends."""
     form_s: float
     build_s: float
     restore_s: float
@@ -134,7 +134,7 @@ class StepSkipped(Frozen):
     step: int
     at: float
     loss: float | None
-    """None: the loss is not finite, which JSON cannot express."""
+    """None if the loss is not finite, which JSON cannot express."""
     grad_norm: float | None
     ranks: tuple[int, ...] = ()
     """Ranks whose own loss was not finite; empty: only the gradient was not, or the ranks are not known."""
@@ -169,7 +169,7 @@ class SnapshotCost(Frozen):
     num_bytes: int
     """Size of one rank's snapshot."""
     buddy_step: int | None = None
-    """Newest step of which every rank's copy has arrived at its buddy; None: there is none in this generation."""
+    """Newest step of which every rank's copy has arrived at its buddy; None if there is none in this generation."""
     buddy_flight_steps: int = 1
     """Steps that complete until a copy has arrived at every buddy; the largest number of this generation."""
     log_lag_steps: int | None = None
@@ -253,7 +253,7 @@ _NAME = re.compile(rf"[A-Za-z][A-Za-z0-9_./-]{{0,{MAX_NAME_CHARS - 1}}}")
 
 
 def is_metric_name(name: object) -> bool:
-    """Whether a task may report a metric of this name: a label in Prometheus, a column of a table, a title."""
+    """Return whether a task may report a metric of this name: a label in Prometheus, a column of a table, a title."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 

@@ -33,7 +33,9 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if arguments.json:
-        results = [{"directory": str(one.directory), "content_hash": one.index.content_hash} for one in corpora]
+        results = [
+            {"directory": str(corpus.directory), "content_hash": corpus.index.content_hash} for corpus in corpora
+        ]
         sys.stdout.write(json.dumps({"sources": results} if config.sources else results[0]) + "\n")
     return 0
 

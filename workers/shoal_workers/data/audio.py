@@ -43,17 +43,17 @@ def stored_audio(value: Any, file: str, rate: int, most_s: float, place: str) ->
         value = next((value[key] for key in ("bytes", "array", "path") if value.get(key) is not None), None)
     match value:
         case bytes():
-            found = _WAVE + value
+            audio = _WAVE + value
         case str():
-            found = _FILE + _path_and_size(value, file, place)
+            audio = _FILE + _path_and_size(value, file, place)
         case list():
-            found = _SAMPLES + _array(value, place).tobytes()
+            audio = _SAMPLES + _array(value, place).tobytes()
         case _:
             raise BadRowError(f"{place}: data.audio_field is {type(value).__name__}, not audio. {_WAY_OUT}.")
-    seconds = len(samples_of(found, rate, place)) / rate
+    seconds = len(samples_of(audio, rate, place)) / rate
     if not 0 < seconds <= most_s:
         raise BadRowError(f"{place} has {seconds:.1f} s of audio, and the model reads up to {most_s:g} s. Cut it.")
-    return found
+    return audio
 
 
 def samples_of(stored: bytes, rate: int, place: str) -> NDArray[Any]:
@@ -85,12 +85,12 @@ def _read(content: bytes) -> tuple[bytes, str]:
     name, _, size = content.partition(_SIZE)
     path = Path(name.decode())
     try:
-        found = path.read_bytes()
+        start = path.read_bytes()
     except OSError as error:
         raise MissingTextError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(found) != int(size):
-        raise MissingTextError(f"{path} has changed: it had {int(size)} bytes, and has {len(found)}. Put it back.")
-    return found, str(path)
+    if len(start) != int(size):
+        raise MissingTextError(f"{path} has changed: it had {int(size)} bytes, and has {len(start)}. Put it back.")
+    return start, str(path)
 
 
 def _array(value: list[Any], place: str) -> NDArray[Any]:
@@ -136,8 +136,8 @@ def _of_wave(content: bytes, rate: int, place: str) -> NDArray[Any]:
     return mono
 
 
-def _check_rate(found: int, rate: int, place: str) -> None:
-    if found != rate:
+def _check_rate(actual: int, rate: int, place: str) -> None:
+    if actual != rate:
         raise BadRowError(
-            f"{place} has {found} samples per second, and the model reads {rate}. Resample it (sox IN -r {rate} OUT)."
+            f"{place} has {actual} samples per second, and the model reads {rate}. Resample it (sox IN -r {rate} OUT)."
         )

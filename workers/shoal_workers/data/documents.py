@@ -71,7 +71,7 @@ def read_documents(
         until: stops before the first document that begins here or later. A place within a file only for plain text.
 
     Returns:
-        The position after the last document, with the rows that were left out behind it; None: stopped by
+        The position after the last document, with the rows that were left out behind it; None means stopped by
         `data.max_bytes`.
 
     Raises:
@@ -115,7 +115,7 @@ class _Part:
     """What becomes one document."""
 
     raw: bytes | None
-    """None: a row that is left out."""
+    """None if a row that is left out."""
     end: int
     """Position.offset of its end."""
     read_bytes: int
@@ -209,7 +209,7 @@ def _valid_utf8(raw: bytes, source: SourceFile, place: tuple[int, bool], config:
 @dataclass(frozen=True, slots=True)
 class TextRow:
     text: bytes | None
-    """As in the file, perhaps not UTF-8; None: a bad row that is left out."""
+    """As in the file, perhaps not UTF-8; None if a bad row that is left out."""
     end: int
     """Rows of the file up to this one."""
     read_bytes: int
@@ -243,23 +243,23 @@ def _refuse_column(source: SourceFile, field: str, schema: Any) -> None:
     import pyarrow.types as types
 
     first, *path = [field] if field in schema.names else field.split(".")
-    found = schema.field(first).type
+    dtype = schema.field(first).type
     for name in path:
-        if types.is_struct(found) and found.get_field_index(name) >= 0:
-            found = found.field(name).type
-        elif (types.is_list(found) or types.is_large_list(found)) and name.isdecimal():
-            found = found.value_type
+        if types.is_struct(dtype) and dtype.get_field_index(name) >= 0:
+            dtype = dtype.field(name).type
+        elif (types.is_list(dtype) or types.is_large_list(dtype)) and name.isdecimal():
+            dtype = dtype.value_type
         else:
             raise BadRowError(
-                f"{source.place}: field {field!r} is missing: at {name!r} there is {found}. Set data.field to the path "
+                f"{source.place}: field {field!r} is missing: at {name!r} there is {dtype}. Set data.field to the path "
                 "of the text."
             )
-    kind = found.value_type if types.is_dictionary(found) else found
+    kind = dtype.value_type if types.is_dictionary(dtype) else dtype
     is_text = (types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary)
     if not any(test(kind) for test in is_text):
-        columns = [f"{one.name} ({one.type})" for one in schema]
+        columns = [f"{column.name} ({column.type})" for column in schema]
         raise BadRowError(
-            f"{source.place}: field {field!r} is {found}, not text; the columns are {listed(columns)}. Set data.field "
+            f"{source.place}: field {field!r} is {dtype}, not text; the columns are {listed(columns)}. Set data.field "
             "to the column of the text."
         )
 

@@ -36,7 +36,7 @@ class PixelSettings:
     width: int
     """Size of the result."""
     shortest_edge: int | None = None
-    """The image is resized to this shorter edge, and its centre is cut out; None: it is resized to height x width."""
+    """The image is resized to this shorter edge, and its centre is cut out; None if it is resized to height x width."""
     resizes: bool = True
     resample: int = _BILINEAR
     """As in Pillow."""
@@ -170,7 +170,7 @@ def _resized(image: NDArray[Any], settings: PixelSettings) -> NDArray[Any]:
 def _centre(image: NDArray[Any], height: int, width: int) -> NDArray[Any]:
     """The middle of an image; what lies outside of it is black."""
     missing = [max(0, wanted - has) for wanted, has in zip((height, width), image.shape, strict=False)]
-    before = [-(-one // 2) for one in missing]
+    before = [-(-channel // 2) for channel in missing]
     pads = [(first, all_ - first) for first, all_ in zip(before, missing, strict=True)]
     image = np.pad(image, (*pads, (0, 0)))
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2

@@ -119,7 +119,8 @@ def prepare_rows(
         "fields": list(fields),
         "settings": settings,
         "files": [
-            [(one.place, one.num_bytes, one.version, one.format) for one in part] for part in (train, validation)
+            [(shard.place, shard.num_bytes, shard.version, shard.format) for shard in part]
+            for part in (train, validation)
         ],
         "rows": config.model_dump(mode="json", include={"validation_fraction", "max_examples", "bad_rows"}),
     }
@@ -229,7 +230,7 @@ def _write(
         arrays = {
             "ends": np.cumsum(sizes, dtype=np.int64),
             "label_values": np.concatenate(labels),
-            "label_ends": np.cumsum([len(one) for one in labels], dtype=np.int64),
+            "label_ends": np.cumsum([len(label) for label in labels], dtype=np.int64),
             "is_validation": np.asarray(held_back, np.bool_),
         }
         for name, array in arrays.items():

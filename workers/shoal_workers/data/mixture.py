@@ -57,7 +57,7 @@ class Interleaving:
 
     def counts(self, positions: int) -> list[int]:
         """How many of the first `positions` belong to each source."""
-        found = [0] * len(self.shares)
+        totals = [0] * len(self.shares)
         pending: list[tuple[_Fork | int, int]] = [(self._root, positions)]
         while pending:
             node, num = pending.pop()
@@ -65,8 +65,8 @@ class Interleaving:
                 before = _num_before(num, node)
                 pending += [(node.larger, before), (node.smaller, num - before)]
             else:
-                found[node] = num
-        return found
+                totals[node] = num
+        return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class MixtureOrder:
 
     def counts(self, positions: int) -> list[int]:
         """As `Interleaving.counts`."""
-        segment = next(one for one in reversed(self._segments) if one.first <= positions)
+        segment = next(part for part in reversed(self._segments) if part.first <= positions)
         return [
             before + num
             for before, num in zip(segment.before, segment.order.counts(positions - segment.first), strict=True)
@@ -159,10 +159,10 @@ def _exact(value: float) -> Fraction:
 
 def _whole(wanted: Sequence[Fraction]) -> list[int]:
     """The same shares as whole numbers, without a common divisor."""
-    common = lcm(*(one.denominator for one in wanted))
-    whole = [int(one * common) for one in wanted]
+    common = lcm(*(fraction.denominator for fraction in wanted))
+    whole = [int(fraction * common) for fraction in wanted]
     divisor = gcd(*whole)
-    return [one // divisor for one in whole]
+    return [count // divisor for count in whole]
 
 
 class Mixture(Dataset[Tensor]):

@@ -224,18 +224,18 @@ class Portions:
     def _shared(
         self, portion: Portion, start: Position, encode_all: EncodeAll, waits: Callable[[], None]
     ) -> Generator[EncodedDocument, None, Position | None]:
-        while (found := self._finished(portion)) is None:
+        while (finished := self._finished(portion)) is None:
             with self._claimed(portion) as is_mine:
-                if is_mine and (found := self._finished(portion)) is None:
+                if is_mine and (finished := self._finished(portion)) is None:
                     reading = _Reading(read_documents(self._sources, start, self._config, portion.end))
                     yield from encode_all(reading)
                     return reading.end
-            if found is None and not self._encode_one(self._ahead_of(portion.number), encode_all):
+            if finished is None and not self._encode_one(self._ahead_of(portion.number), encode_all):
                 waits()
                 time.sleep(_POLL_S)
             self._look(portion.number)
-        limit, before = self._config.max_bytes, _before(found, start)
-        for document in found:
+        limit, before = self._config.max_bytes, _before(finished, start)
+        for document in finished:
             if (document.end.file, document.end.offset) <= (start.file, start.offset):
                 continue  # it is in a shard already
             end = _moved(document.end, before)
@@ -244,12 +244,12 @@ class Portions:
             yield EncodedDocument(document.text, end)
         for suffix in (".part", ".tokens"):
             (self._directory / f"{portion.number:05d}{suffix}").unlink(missing_ok=True)
-        return _moved(found.end, before)
+        return _moved(finished.end, before)
 
     def _ahead_of(self, number: int) -> Sequence[Portion]:
         """Those that may be encoded before the holder needs them; not what `data.max_bytes` certainly leaves out."""
         limit, ahead = self._config.max_bytes, self._all[number + 1 : number + _WINDOW]
-        return ahead if limit is None else [one for one in ahead if one.bytes_before < limit]
+        return ahead if limit is None else [document for document in ahead if document.bytes_before < limit]
 
     # a helper
 
@@ -297,13 +297,13 @@ class Portions:
         table, dtype, crc = [], "<u1", 0
         unfinished = path.with_suffix(f".{self._machine}.tmp")
         with unfinished.open("wb") as file:
-            for one in encode_all(reading):
-                data, dtype = one.text.tokens.tobytes(), one.text.tokens.dtype.str
+            for document in encode_all(reading):
+                data, dtype = document.text.tokens.tobytes(), document.text.tokens.dtype.str
                 crc = zlib.crc32(data, crc)
                 file.write(data)
-                end = one.end
+                end = document.end
                 counts = (end.file, end.offset, end.text_bytes, end.read_bytes, end.bad_rows)
-                table.append((len(one.text.tokens), _SPLITS.index(one.text.split), *counts))
+                table.append((len(document.text.tokens), _SPLITS.index(document.text.split), *counts))
                 self._advanced(end.text_bytes)
             file.flush()
             os.fsync(file.fileno())
@@ -321,7 +321,7 @@ class Portions:
         write_durably(path, [header.model_dump_json().encode() + b"\n", rows])
 
     def _finished(self, portion: Portion) -> _Encoded | None:
-        """None: it is not encoded yet, or its files are damaged."""
+        """None if it is not encoded yet, or its files are damaged."""
         path = self._directory / _file_of(portion.number)
         try:
             head, _, rows = path.read_bytes().partition(b"\n")
@@ -347,7 +347,7 @@ class _Reading:
     def __init__(self, documents: Generator[Document, None, Position | None]) -> None:
         self._documents = documents
         self.end: Position | None = None
-        """None: `data.max_bytes` was reached, or documents are left."""
+        """None means `data.max_bytes` was reached, or documents are left."""
 
     def __iter__(self) -> Generator[Document, None, None]:
         self.end = yield from self._documents
@@ -376,10 +376,10 @@ def _replace(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
-def _before(found: _Encoded, start: Position) -> Position:
+def _before(documents: _Encoded, start: Position) -> Position:
     """The totals at the begin of a portion, of which `start` may be in the middle."""
     place = (start.file, start.offset)
-    inside = next((one.end for one in found if (one.end.file, one.end.offset) == place), None)
+    inside = next((document.end for document in documents if (document.end.file, document.end.offset) == place), None)
     if inside is None:  # it is at the begin
         return start
     return start.model_copy(

@@ -64,16 +64,16 @@ def prepare_corpora(config: TextDataConfig, report: Report) -> list[Corpus]:
     """The corpus of each source of a mixture, in a directory of its own, so that other weights need no other
     preparation; without a mixture the one corpus. As `prepare_corpus` otherwise; an error names the source."""
     parts = config.of_each_source()
-    found = []
+    corpora = []
     for number, part in enumerate(parts):
         with named_source(config, number):
-            words = f"source {number + 1} of {len(parts)}: " if config.sources else ""
-            found.append(prepare_corpus(part, partial(_report_of_source, report, words)))
-    return found
+            message = f"source {number + 1} of {len(parts)}: " if config.sources else ""
+            corpora.append(prepare_corpus(part, partial(_report_of_source, report, message)))
+    return corpora
 
 
-def _report_of_source(report: Report, words: str, progress: PrepareProgress) -> None:
-    report(replace(progress, of_source=words))
+def _report_of_source(report: Report, message: str, progress: PrepareProgress) -> None:
+    report(replace(progress, of_source=message))
 
 
 @contextmanager

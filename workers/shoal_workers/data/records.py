@@ -81,9 +81,11 @@ def records_of(source: SourceFile, fields: Sequence[str]) -> Iterator[Record | B
         )
     way_out = "Name the column, or the path in it, in the keys of data that end in _field"
     for row in read_rows(source, fields, way_out):
-        found = row.values
-        values = () if isinstance(found, Fault) else tuple(value_at(found, field, way_out) for field in fields)
-        fault = next((value for value in (found, *values) if isinstance(value, Fault)), None) or not_utf8(values)
+        row_values = row.values
+        values = (
+            () if isinstance(row_values, Fault) else tuple(value_at(row_values, field, way_out) for field in fields)
+        )
+        fault = next((value for value in (row_values, *values) if isinstance(value, Fault)), None) or not_utf8(values)
         if fault is None:
             yield Record(values, row.place, source.place)
         else:
@@ -101,7 +103,7 @@ def read_rows(
     are surrogates in the values.
 
     Args:
-        fields: columns, or paths in them; the other columns may be missing in the rows. None: all columns.
+        fields: columns, or paths in them; the other columns may be missing in the rows. None means all columns.
         way_out: what to do about a missing column, as the begin of a sentence.
         check: gets the schema of Parquet and Arrow; raises BadRowError.
 

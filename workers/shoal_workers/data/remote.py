@@ -65,11 +65,11 @@ def list_remote(url: str) -> list[RemoteEntry]:
     filesystem, path = _opened(url)
     if any(letter in path for letter in _wildcards(filesystem)):
         matched = _tried(url, lambda: filesystem.glob(path, detail=True))
-        found = {name: entry for name, entry in matched.items() if not _is_hidden(name.rpartition("/")[2])}
+        entries = {name: entry for name, entry in matched.items() if not _is_hidden(name.rpartition("/")[2])}
         walked: dict[str, Any] = {}
-        for name, entry in found.items():
+        for name, entry in entries.items():
             walked |= _below(filesystem, url, name) if entry["type"] == "directory" else {}
-        files = {name: entry for name, entry in found.items() if entry["type"] == "file"}
+        files = {name: entry for name, entry in entries.items() if entry["type"] == "file"}
     else:
         files, walked = {}, {}
         is_page_of_links = _is_http(filesystem) and path.endswith("/")
@@ -93,10 +93,10 @@ def open_remote(url: str, num_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> 
 def remote_size(url: str, *, patience_s: float) -> int:
     """The length of a file. Raises as `read_range`."""
     filesystem, path = _opened(url)
-    found: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays(patience_s))
-    if found.get("size") is None:
+    info: Any = _tried(url, lambda: _called(filesystem, "info", path), _delays(patience_s))
+    if info.get("size") is None:
         raise MissingTextError(f"{url} has no known length: the server does not say one. Use a server that does.")
-    return int(found["size"])
+    return int(info["size"])
 
 
 def read_range(url: str, start: int, end: int, *, patience_s: float) -> bytes:
@@ -207,36 +207,36 @@ def _is_http(filesystem: Any) -> bool:
 
 def _info(filesystem: Any, url: str, path: str) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = _tried(url, lambda: filesystem.info(path))
+        info: dict[str, Any] = _tried(url, lambda: filesystem.info(path))
     except FileNotFoundError:
         return None
-    return found
+    return info
 
 
 def _below(filesystem: Any, url: str, path: str) -> dict[str, Any]:
     try:
-        found = _tried(url, lambda: filesystem.find(path, detail=True))
+        entries = _tried(url, lambda: filesystem.find(path, detail=True))
     except FileNotFoundError:
         return {}
     root = path.rstrip("/") + "/"
-    return {name: entry for name, entry in found.items() if not _is_hidden(name.removeprefix(root))}
+    return {name: entry for name, entry in entries.items() if not _is_hidden(name.removeprefix(root))}
 
 
 def _is_hidden(relative: str) -> bool:
     return any(part.startswith(".") or part == "__pycache__" for part in relative.split("/"))
 
 
-def _entry(filesystem: Any, entry: str, name: str, found: dict[str, Any], *, walked: bool) -> RemoteEntry:
+def _entry(filesystem: Any, entry: str, name: str, info: dict[str, Any], *, walked: bool) -> RemoteEntry:
     url = filesystem.unstrip_protocol(name)
-    if found.get("size") is None:
-        found = _info(filesystem, url, name) or found
-    if found.get("size") is None:
+    if info.get("size") is None:
+        info = _info(filesystem, url, name) or info
+    if info.get("size") is None:
         raise MissingTextError(
             f"{url} (of {entry!r}) has no known length: the server does not say one. Download it to a directory that "
             "every node can read, and name that."
         )
-    version = next((str(found[key]) for key in _VERSION_KEYS if found.get(key)), "")
-    return RemoteEntry(url, int(found["size"]), version, walked)
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    return RemoteEntry(url, int(info["size"]), version, walked)
 
 
 def _tried(url: str, call: Callable[[], T], delays: Iterator[float] | None = None) -> T:
@@ -256,12 +256,12 @@ def _tried(url: str, call: Callable[[], T], delays: Iterator[float] | None = Non
             elif isinstance(error, FileNotFoundError):
                 raise
             else:
-                words = str(error) or type(error).__name__
-                raise MissingTextError(f"{url} cannot be read: {words}.") from error
+                message = str(error) or type(error).__name__
+                raise MissingTextError(f"{url} cannot be read: {message}.") from error
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed later: a busy or restarting server, a broken connection."""
+    """Return whether the same request may succeed later: a busy or restarting server, a broken connection."""
     status = getattr(error, "status", None)
     if isinstance(status, int):
         return status >= 500 or status in _PASSING_STATUS

@@ -119,12 +119,12 @@ class ShardedFiles(Dataset[Any]):
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
-        found = self._shards[number]
-        shard = open_shard(found.path, found.format)
-        if found.num_samples is not None and len(shard) != found.num_samples:
+        opened = self._shards[number]
+        shard = open_shard(opened.path, opened.format)
+        if opened.num_samples is not None and len(shard) != opened.num_samples:
             raise DataError(
-                f"{found.path} has {len(shard):,} samples, and {found.path.with_name(INDEX)} names "
-                f"{found.num_samples:,}. They are not of the same data set: write both again."
+                f"{opened.path} has {len(shard):,} samples, and {opened.path.with_name(INDEX)} names "
+                f"{opened.num_samples:,}. They are not of the same data set: write both again."
             )
         self._open[number] = shard
         if len(self._open) > self._most_open:
@@ -137,9 +137,9 @@ class _Found:
     path: Path
     format: ShardFormat | None
     num_samples: int | None = None
-    """None: no index says it."""
+    """None if no index says it."""
     columns: tuple[str, ...] | None = None
-    """None: all."""
+    """None means all."""
 
 
 def _shards_of(entry: str | Path, format: ShardFormat | None) -> list[_Found]:
@@ -151,12 +151,12 @@ def _shards_of(entry: str | Path, format: ShardFormat | None) -> list[_Found]:
         return _of_index(path, format)
     if path.is_file():
         return [_Found(path, format)]
-    found = sorted(Path(name) for name in glob.iglob(text, recursive=True) if Path(name).is_file())  # noqa: PTH207 - absolute patterns
-    if not found:
+    paths = sorted(Path(name) for name in glob.iglob(text, recursive=True) if Path(name).is_file())  # noqa: PTH207 - absolute patterns
+    if not paths:
         raise MissingTextError(
             f"{entry} means no file. Check the path or the pattern, on every node that runs a worker."
         )
-    return [_Found(one, format) for one in found]
+    return [_Found(shard, format) for shard in paths]
 
 
 def _of_folder(folder: Path, format: ShardFormat | None) -> list[_Found]:
@@ -196,21 +196,22 @@ def _of_saved(folder: Path) -> list[_Found]:
     shown = state.get("_format_columns") if not state.get("_output_all_columns") else None
     columns = tuple(shown) if shown is not None else None
     return [
-        _Found(folder / one["filename"], ShardFormat.ARROW, columns=columns) for one in state.get("_data_files", ())
+        _Found(folder / file_state["filename"], ShardFormat.ARROW, columns=columns)
+        for file_state in state.get("_data_files", ())
     ]
 
 
 def _function(name: str) -> Decode:
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        function_object = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise DataError(
             f"decode {name!r} cannot be imported: {error}. Write module:function, of a module that the job's code has."
         ) from error
-    if not callable(found):
-        raise DataError(f"decode {name!r} is no function, but {found!r}.")
-    return found  # type: ignore[no-any-return]
+    if not callable(function_object):
+        raise DataError(f"decode {name!r} is no function, but {function_object!r}.")
+    return function_object  # type: ignore[no-any-return]
 
 
 def _hash(path: Path) -> str:

@@ -126,15 +126,15 @@ def find_sources(config: TextDataConfig) -> list[SourceFile]:
     Raises:
         MissingTextError: an entry of data.paths names no file.
     """
-    found: dict[str, SourceFile] = {}
+    sources: dict[str, SourceFile] = {}
     if config.corpus is not None:
         for path in _stdlib_files(Path(sysconfig.get_paths()["stdlib"])):
             source = local_source(path, may_be_binary=False, chosen=TextFormat.TEXT)
-            found.setdefault(source.place, source)
+            sources.setdefault(source.place, source)
     for entry in config.paths:
         for source in _named(entry, config.format):
-            found.setdefault(source.place, source)
-    return list(found.values())
+            sources.setdefault(source.place, source)
+    return list(sources.values())
 
 
 def format_of(name: str, chosen: TextFormat) -> TextFormat:
@@ -173,10 +173,12 @@ def _named(entry: str, chosen: TextFormat) -> Iterator[SourceFile]:
     """The files of one entry of data.paths."""
     if is_url(entry) and not entry.startswith(_FILE_URL):
         remote = list_remote(entry)
-        for found in remote:
-            name = _without_query(found.url).rpartition("/")[2]
+        for remote_file in remote:
+            name = _without_query(remote_file.url).rpartition("/")[2]
             form = format_of(name, chosen)
-            yield SourceFile(found.url, found.num_bytes, found.version, found.was_walked, form, name)
+            yield SourceFile(
+                remote_file.url, remote_file.num_bytes, remote_file.version, remote_file.was_walked, form, name
+            )
         if not remote:
             raise MissingTextError(f"data.paths {entry!r} names no file. Every node that runs a worker must reach it.")
         return

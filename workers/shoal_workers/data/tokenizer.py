@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
     @property
     def bytes_per_process(self) -> int | None:
-        """Text for which one more process that tokenises is worth its start; None: none ever is."""
+        """Text for which one more process that tokenises is worth its start; None if none ever is."""
 
     @property
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -136,7 +136,9 @@ class JsonTokenizer:
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        return frozenset(one for one, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        return frozenset(
+            token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        )
 
     def encode(self, text: bytes) -> NDArray[Any]:
         return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, dtype=np.uint32)
@@ -151,7 +153,7 @@ class JsonTokenizer:
         return text
 
     def token_of(self, names: Sequence[str]) -> int | None:
-        return next((one for name in names if (one := self._tokenizer.token_to_id(name)) is not None), None)
+        return next((token_id for name in names if (token_id := self._tokenizer.token_to_id(name)) is not None), None)
 
 
 def _setting(file: Path, key: str) -> Any:

@@ -78,8 +78,8 @@ class LayoutRefused(EngineError):
 
     def report(self, phase: Phase) -> ErrorReport:
         """What a user reads."""
-        words = self.proof.words
-        return ErrorReport(type="LayoutRefused", message=words, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
+        message = self.proof.words
+        return ErrorReport(type="LayoutRefused", message=message, traceback="", phase=phase, mistake=LAYOUT_REFUSED)
 
 
 class StorageFailed(EngineError):

@@ -75,7 +75,7 @@ class LengthBuckets:
         bucket = sample_at(position, num_samples=len(self), seed=self._seed)
         first = int(self._starts[bucket])
         end = int(self._starts[bucket + 1]) if bucket + 1 < len(self) else len(self._order)
-        found: list[int] = []
+        indices: list[int] = []
         while first < end:
             number = int(np.searchsorted(self._class_starts, first, side="right")) - 1
             begin, limit = int(self._class_starts[number]), int(self._class_ends[number])
@@ -83,9 +83,9 @@ class LengthBuckets:
             # Another seed than that of the buckets' order, or equal sizes would give equal permutations.
             seed = self._seed ^ (number + 1) << 32
             places = samples_at(range(place, place + num), num_samples=limit - begin, seed=seed)
-            found += self._order[begin + np.asarray(places)].tolist()
+            indices += self._order[begin + np.asarray(places)].tolist()
             first += num
-        return found
+        return indices
 
 
 def class_bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

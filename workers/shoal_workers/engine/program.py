@@ -29,7 +29,7 @@ class Entered:
     """What rank 0 reports once all ranks have entered a generation. Fields as those of `GroupFormed`."""
 
     total_steps: int | None
-    """None: the program decides when it ends."""
+    """None if the program decides when it ends."""
     build_s: float
     restore_s: float
     num_parameters: int
@@ -45,11 +45,11 @@ class Program(Protocol):
     """The module docstring shows the order of the calls."""
 
     sums_gradients: bool
-    """Whether it needs `Group.gradients`."""
+    """True if it needs `Group.gradients`."""
 
     @property
     def shape(self) -> ModelShape | None:
-        """Returns, on any thread, the shape of the model that was trained last; None: none was."""
+        """Returns, on any thread, the shape of the model that was trained last; None if none was."""
 
     def prepare(self, expected_bytes: int = 0) -> None:
         """Everything that needs no group. Idempotent.

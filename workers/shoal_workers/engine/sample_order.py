@@ -50,11 +50,13 @@ def samples_at(positions: range, *, num_samples: int, seed: int) -> list[int]:
     """The samples of the data set at these global positions."""
     if len(positions) < _MIN_POSITIONS:
         return [sample_at(at, num_samples=num_samples, seed=seed) for at in positions]
-    found: list[int] = []
+    indices: list[int] = []
     first = positions.start
     while first < positions.stop:
         epoch, index = divmod(first, num_samples)
         num = min(positions.stop - first, num_samples - index)
-        found += permuted(np.arange(index, index + num, dtype=np.uint64), num_samples, epoch_key(seed, epoch)).tolist()
+        indices += permuted(
+            np.arange(index, index + num, dtype=np.uint64), num_samples, epoch_key(seed, epoch)
+        ).tolist()
         first += num
-    return found
+    return indices

@@ -41,7 +41,7 @@ def total_steps(stop: StopSpec, *, global_size: int, num_samples: int, tokens_pe
 
 
 def is_due(step: int, every_steps: int | None) -> bool:
-    """Whether something that happens every `every_steps` completed steps happens after step number `step`."""
+    """Return whether something that happens every `every_steps` completed steps happens after step number `step`."""
     return every_steps is not None and step % every_steps == 0
 
 
@@ -147,9 +147,11 @@ class _Course:
 def _class_of(path: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        schedule_class = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"schedule.name {path} cannot be imported here: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, LRScheduler)) or issubclass(found, ReduceLROnPlateau):
+    if not (isinstance(schedule_class, type) and issubclass(schedule_class, LRScheduler)) or issubclass(
+        schedule_class, ReduceLROnPlateau
+    ):
         raise ValueError(f"schedule.name {path} is not a torch.optim.lr_scheduler.LRScheduler that only counts steps.")
-    return found
+    return schedule_class

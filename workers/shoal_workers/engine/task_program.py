@@ -52,7 +52,7 @@ class TaskProgram:
 
     Args:
         host: this host's address, which differs between ranks; messages about data name it.
-        node_directory: of this attempt on this node; its workers prepare one after the other. None: they do not wait.
+        node_directory: of this attempt on this node; its workers prepare one after the other. None if they do not wait.
         may_change_data: the job's own checkpoints may have been made with other data.
     """
 
@@ -90,7 +90,7 @@ class TaskProgram:
         self._settings = spec
         """The spec with the settings of the generation that was begun last."""
         self.runtime: ModelRuntime | None = None
-        """The model of the newest generation; None: there is none yet, or it could not be kept."""
+        """The model of the newest generation; None if there is none yet, or it could not be kept."""
         self._built_lr = 0.0
         """`optimizer.lr` for which the runtime was built."""
         self._shape: ModelShape | None = None

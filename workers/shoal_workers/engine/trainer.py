@@ -63,7 +63,7 @@ class Trainer:
         profiling: Profiling,
         gradients: GradientPass | None = None,
     ) -> None:
-        """`gradients`: those of a proof; None: those of the training."""
+        """`gradients`: those of a proof; None means those of the training."""
         spec, task = generation.spec, generation.task
         self._generation = generation
         self._runtime = runtime
@@ -138,8 +138,8 @@ class Trainer:
     def _weigh(self, recorded: Sequence[InForce], step: int) -> None:
         """Put the changes of a mixture's weights into force, before the first sample is read."""
         generation = self._generation
-        found, late = generation.task.change_weights(generation.spec, recorded, step)
-        self._extra.weight_changes = found
+        change, late = generation.task.change_weights(generation.spec, recorded, step)
+        self._extra.weight_changes = change
         if late is not None and generation.rank == 0:
             generation.outbox.log_text(
                 f"weights of data.changes take effect at step {late.at_step}, later than planned: the steps before it "
@@ -441,7 +441,7 @@ class Trainer:
         )
 
     def _validate(self) -> bool:
-        """Whether the checkpoint of this step is one of those to keep for its validation. Equal on all ranks."""
+        """Return whether the checkpoint of this step is one of those to keep for its validation. Equal on all ranks."""
         if self._validation is None:
             return False
         generation, step = self._generation, self._generation.position.step
@@ -472,6 +472,7 @@ class Trainer:
 
 
 def _is_committed(url: str | None, step: int) -> bool:
-    """Whether the checkpoint at `url`, the newest one when the generation began, has this step or a later one."""
+    """Return whether the checkpoint at `url`, the newest one when the generation began, has this step or a later
+    one."""
     name = CheckpointName.parse(url.rstrip("/").rpartition("/")[2]) if url is not None else None
     return name is not None and name.step >= step

@@ -66,15 +66,15 @@ def below_guardian() -> None:
 
 
 def children() -> set[int]:
-    own = os.getpid()
-    return {pid for pid, parent in parents().items() if parent == own}
+    own_pid = os.getpid()
+    return {pid for pid, parent in parents().items() if parent == own_pid}
 
 
 def parents() -> dict[int, int]:
     """The parent of each process of this machine, by pid."""
-    found = {}
+    parents_by_pid = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  (pathlib takes longer to import)
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                found[int(name)] = int(file.read().rpartition(b") ")[2].split()[1])
-    return found
+                parents_by_pid[int(name)] = int(file.read().rpartition(b") ")[2].split()[1])
+    return parents_by_pid

@@ -156,8 +156,8 @@ def _wait_for_last(children: dict[int, int], recorder: Recorder) -> None:
 
 
 def _fork(connection: socket.socket, request: Request) -> int | None:
-    """0 in the new process, whose pid the client gets; None: there is no new process, and the client learns it from the
-    end of the connection."""
+    """0 in the new process, whose pid the client gets; None if there is no new process, and the client learns it from
+    the end of the connection."""
     if _has_hung_up(connection):  # Ray waits for a process for a minute, and the imports may take longer
         return None
     try:
@@ -244,7 +244,7 @@ class Clients:
         return [number for i, (number, (_, since)) in waiting if i < num_surplus or now - since >= _REQUEST_S]
 
     def patience_s(self, now: float) -> float | None:
-        """Seconds until one of them is overdue; None: none waits."""
+        """Seconds until one of them is overdue; None if none waits."""
         oldest = next(iter(self.waiting.values()), None)
         return None if oldest is None else max(0.0, oldest[1] + _REQUEST_S - now)
 

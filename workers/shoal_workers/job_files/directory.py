@@ -88,7 +88,7 @@ class JobDirectory:
         """Make the directory, and copy the code into it. Idempotent.
 
         Args:
-            code: directory with the unpacked code; None: the job has none.
+            code: directory with the unpacked code; None if the job has none.
             version: of the code.
             note: called with what is done or waited for.
 

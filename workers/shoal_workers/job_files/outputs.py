@@ -120,8 +120,8 @@ class Outputs:
 
         Args:
             attempt: for which it is done; once for each attempt.
-            node: the number that this node has in its group, if it is to go on from that node's files; None: all files
-                of the job under their own names.
+            node: the number that this node has in its group, if it is to go on from that node's files; None if all
+                files of the job under their own names.
         """
         with self._directory.locked(note):
             state = self._directory.state()
@@ -130,17 +130,19 @@ class Outputs:
             manifests = read_manifests(self._storage, None if node is None else [node])
             there = regular_files(self._directory.path)
             newer = [
-                one
-                for one in merged(manifests)
-                if one.name == one.file.name
-                and manifests[one.node].directory != state.directory
-                and there.get(one.name, (0, -1))[1] < one.file.modified_ns
+                output
+                for output in merged(manifests)
+                if output.name == output.file.name
+                and manifests[output.node].directory != state.directory
+                and there.get(output.name, (0, -1))[1] < output.file.modified_ns
             ]
             restored = dict(state.restored_files)
-            for done, one in enumerate(newer):
+            for done, output in enumerate(newer):
                 note(f"restoring outputs of the job, {done} of {len(newer)}")
-                if (stamp := _fetch(self._storage.child(str(one.node)), one.file, self._directory.path)) is not None:
-                    restored[one.name] = stamp
+                if (
+                    stamp := _fetch(self._storage.child(str(output.node)), output.file, self._directory.path)
+                ) is not None:
+                    restored[output.name] = stamp
             with suppress(OSError):  # said when there is something to store
                 self._storage.create()
             if newer or attempt > state.restored_for:
@@ -196,7 +198,7 @@ def read_manifests(storage: Directory, nodes: Iterable[int] | None = None) -> di
     """The manifests in a job's folder of outputs by number of the node; those that cannot be read are left out.
 
     Args:
-        nodes: to read; None: all.
+        nodes: to read; None means all.
     """
     if nodes is None:
         nodes = [int(name) for name in storage.directories() if name.isdecimal() and str(int(name)) == name]

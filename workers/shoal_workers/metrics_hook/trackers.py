@@ -36,13 +36,13 @@ class MlflowHook:
 
     def start(self, job: HookJob) -> dict[str, int]:
         experiment_id = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or job.project)
-        found = self._client.search_runs([experiment_id], filter_string=f"tags.`{_TAG}` = '{job.id}'", max_results=1)
-        if not found:
+        runs = self._client.search_runs([experiment_id], filter_string=f"tags.`{_TAG}` = '{job.id}'", max_results=1)
+        if not runs:
             self._run_id = self._create(experiment_id, job)
             return {}
-        self._run_id = found[0].info.run_id
+        self._run_id = runs[0].info.run_id
         self._client.update_run(self._run_id, status="RUNNING")
-        return {name: self._last_step(name) for name in found[0].data.metrics}
+        return {name: self._last_step(name) for name in runs[0].data.metrics}
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
         self._waiting += (self._make_metric(name, value, int(at * 1000), step) for name, value in values.items())
@@ -56,8 +56,8 @@ class MlflowHook:
         self._client.set_terminated(self._run_id, status=_STATUS.get(state, "SCHEDULED"))
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found is not None else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(name))
 
     def _create(self, experiment_id: str, job: HookJob) -> str:
         from mlflow.entities import Param

@@ -87,7 +87,9 @@ class NodePolls:
     def _request(self, requests: Sequence[PollRequest], life: int) -> None:
         wanted = {request.worker_id: request for request in requests}
         moved = {
-            name: one for name, one in self._in_flight.items() if name not in wanted or wanted[name].after != one.after
+            name: poll
+            for name, poll in self._in_flight.items()
+            if name not in wanted or wanted[name].after != poll.after
         }
         self._drop(moved)
         for name, request in wanted.items():
@@ -106,9 +108,9 @@ class NodePolls:
         loop = asyncio.get_running_loop()
         end = loop.time() + limit_s
         while True:
-            waiting = [one.answer for one in self._in_flight.values() if not one.is_answered]
+            waiting = [poll.answer for poll in self._in_flight.values() if not poll.is_answered]
             if len(waiting) < len(self._in_flight):
-                is_new = any(one.brings_something for one in self._in_flight.values())
+                is_new = any(poll.brings_something for poll in self._in_flight.values())
                 end = min(end, loop.time() + (_GATHER_NEW_S if is_new else self._gather_s))
             left_s = end - loop.time()
             if not waiting or left_s <= 0:
@@ -118,14 +120,14 @@ class NodePolls:
     def _collect(self) -> NodePoll | Refused:
         polls: list[WorkerPoll] = []
         failed: list[str] = []
-        for name, one in tuple(self._in_flight.items()):
-            if not one.is_answered:
+        for name, poll in tuple(self._in_flight.items()):
+            if not poll.is_answered:
                 continue
             del self._in_flight[name]
-            if one.answer.cancelled() or one.answer.exception() is not None:
+            if poll.answer.cancelled() or poll.answer.exception() is not None:
                 failed.append(name)
                 continue
-            answer = one.answer.result()
+            answer = poll.answer.result()
             if isinstance(answer, Refused):
                 return answer
             polls.append(answer)

@@ -127,9 +127,9 @@ class Answers:
     ) -> list[ReportedCheckpoint]:
         return [
             ReportedCheckpoint(
-                self._directory.checkpoint(one.name), {**one.metrics}, ReportedCheckpointStatus.COMMITTED
+                self._directory.checkpoint(reported.name), {**reported.metrics}, ReportedCheckpointStatus.COMMITTED
             )
-            for one in self.manifest.kept
+            for reported in self.manifest.kept
         ]
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
@@ -172,24 +172,24 @@ class Answers:
         elif mode is not CheckpointUploadMode.NO_UPLOAD:
             self._directory.upload(checkpoint, name)
             return name
-        found = self._directory.name_of(checkpoint)
-        if found is None:
+        known_name = self._directory.name_of(checkpoint)
+        if known_name is None:
             raise ValueError(
                 f"the checkpoint {checkpoint.path} is not below the directory of the run, {self._directory.path}, and "
                 "it was not uploaded (NO_UPLOAD, or checkpoint_upload_fn). Report it without those, and Shoal copies "
                 "it."
             )
-        return found
+        return known_name
 
     def _committed(self, said: list[bytes]) -> bytes:
         """Rank 0, with what every rank says."""
-        values = [cloudpickle.loads(one) for one in said]
+        values = [cloudpickle.loads(path) for path in said]
         name = next((value[0] for value in values if value[0] is not None), None)
         metrics = values[0][1]
         manifest, dropped = self.manifest.with_report(self._retention, name, metrics)
         if name is not None:
             of_name = positions_of([value[2] for value in values])
-            kept = {one.name for one in manifest.kept}
+            kept = {checkpoint.name for checkpoint in manifest.kept}
             self._positions = {key: value for key, value in {**self._positions, name: of_name}.items() if key in kept}
             self._directory.commit(manifest, self._positions, dropped, ray.__version__)
         return bytes(cloudpickle.dumps((manifest, metrics)))
@@ -220,5 +220,6 @@ def default_storage() -> str:
 
 
 def keeps_positions() -> bool:
-    """Whether a dataset goes on where it was; a script that skips what it has read itself sets the variable to 0."""
+    """Return whether a dataset goes on where it was; a script that skips what it has read itself sets the variable to
+    0."""
     return os.environ.get("SHOAL_RAY_DATA_POSITION") != "0"

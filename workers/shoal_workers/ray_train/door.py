@@ -41,7 +41,7 @@ def run(script: Callable[[], None]) -> None:
 
 def _take_over(driver: Driver) -> None:
     trainer: Any = ray.train.torch.TorchTrainer
-    base: Any = next(one for one in trainer.__mro__[1:] if "fit" in vars(one))
+    base: Any = next(parent for parent in trainer.__mro__[1:] if "fit" in vars(parent))
 
     def fit(self: Any) -> ray.train.Result:
         return driver.fit(self)

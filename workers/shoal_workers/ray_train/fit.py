@@ -90,7 +90,9 @@ class Driver:
             positions,
             shards,
         )
-        coordinators = [start_coordinator(one, trainer.datasets[one.name], self._group.world_size) for one in shards]
+        coordinators = [
+            start_coordinator(shard, trainer.datasets[shard.name], self._group.world_size) for shard in shards
+        ]
         self._group.announce(f"plan/{self._number}", cloudpickle.dumps(plan))
         answers, value = train(plan, self._group)
         for actor in coordinators:
@@ -116,7 +118,7 @@ class Driver:
                 "before the trainer is made."
             )
         split = split_datasets(config, [*trainer.datasets])
-        found = []
+        shards = []
         for name in trainer.datasets:
             rows = taken.get(name, []) if name in split and keeps_positions() else []
             if rows:
@@ -125,8 +127,8 @@ class Driver:
                     "SHOAL_RAY_DATA_POSITION=0 begins the pass again"
                 )
             actor = f"{self._group.job}/{self._group.number}/{self._number}/{name}"
-            found.append(ShardPlan(name, actor, name in split, [(first, last) for first, last in rows]))
-        return tuple(found)
+            shards.append(ShardPlan(name, actor, name in split, [(first, last) for first, last in rows]))
+        return tuple(shards)
 
     def _remark_on(self, trainer: Any) -> None:
         """What the script sets, and the job decides."""
@@ -150,7 +152,7 @@ class Driver:
                 "lost worker is no failure, and the group begins again as long as retry.max_recoveries allows"
             )
         if run.callbacks:
-            names = ", ".join(type(one).__name__ for one in run.callbacks)
+            names = ", ".join(type(callback).__name__ for callback in run.callbacks)
             self._say(f"RunConfig(callbacks=...) is left out, because Ray Train's controller does not run: {names}")
         if trainer.validation_config is not None:
             self._say("validation_config is left out: ray.train.report(validation=...) is refused")
@@ -184,7 +186,7 @@ def train(plan: Plan, group: Group) -> tuple[Answers, Any]:
         world_size=group.world_size,
         timeout=timedelta(seconds=plan.timeout_s),
     )
-    shards = {one.name: Shard(one, group) for one in plan.shards}
+    shards = {shard.name: Shard(shard, group) for shard in plan.shards}
     answers = Answers(group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards)
     answer_for_ray_train(answers)
     value = plan.train(plan.config or {}) if _takes_config(plan.train) else plan.train()
@@ -200,8 +202,9 @@ def _takes_config(function: Callable[..., Any]) -> bool:
     """As Ray Train decides it: by the parameters without a default. Raises ValueError: there are several."""
     names = [
         name
-        for name, one in inspect.signature(function).parameters.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if len(names) > 1:
         raise ValueError(f"train_loop_per_worker takes no argument, or the config alone; it takes {', '.join(names)}.")
@@ -216,7 +219,7 @@ def _retention_of(config: Any) -> Retention:
 
 def _result_of(directory: RunDirectory, answers: Answers, value: Any) -> ray.train.Result:
     """What Ray Train returns; without a checkpoint, the metrics of the last report."""
-    best = [(directory.checkpoint(one.name), {**one.metrics}) for one in answers.manifest.kept]
+    best = [(directory.checkpoint(checkpoint.name), {**checkpoint.metrics}) for checkpoint in answers.manifest.kept]
     return result_of_training(
         metrics=answers.metrics,
         checkpoint=answers.get_checkpoint(),

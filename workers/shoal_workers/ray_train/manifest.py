@@ -43,7 +43,7 @@ class Manifest:
 
     @property
     def newest(self) -> Kept | None:
-        return next((one for one in self.kept if one.name == self.latest), None)
+        return next((checkpoint for checkpoint in self.kept if checkpoint.name == self.latest), None)
 
     def with_report(
         self, retention: Retention, name: str | None, metrics: Mapping[str, Any]
@@ -56,22 +56,23 @@ class Manifest:
         later = replace(self, next_index=self.next_index + 1)
         if name is None:
             return later, []
-        others = [one for one in self.kept if one.name != name]
+        others = [checkpoint for checkpoint in self.kept if checkpoint.name != name]
         added = Kept(name, metrics, self.next_index)
-        ordered = sorted([*others, added], key=lambda one: (_score(one, retention), one.index))
+        ordered = sorted([*others, added], key=lambda checkpoint: (_score(checkpoint, retention), checkpoint.index))
         too_many = len(ordered) - (retention.num_to_keep or len(ordered))
-        dropped = [one.name for one in ordered[: max(0, too_many)] if one.name != name]
-        kept = tuple(one for one in ordered if one.name not in dropped)
+        dropped = [checkpoint.name for checkpoint in ordered[: max(0, too_many)] if checkpoint.name != name]
+        kept = tuple(checkpoint for checkpoint in ordered if checkpoint.name not in dropped)
         return replace(later, kept=kept, latest=name), dropped
 
     def to_text(self, ray_version: str) -> str:
         results = {
-            one.name: {"version": 0, "checkpoint_dir_name": one.name, "metrics": one.metrics} for one in self.kept
+            checkpoint.name: {"version": 0, "checkpoint_dir_name": checkpoint.name, "metrics": checkpoint.metrics}
+            for checkpoint in self.kept
         }
         document = {
             "ray_version": ray_version,
             "checkpoint_results": [*results.values()],
-            "checkpoint_report_indices": [one.index for one in self.kept],
+            "checkpoint_report_indices": [checkpoint.index for checkpoint in self.kept],
             "latest_checkpoint_result": results.get(self.latest or ""),
             "pending_training_results": [],
             "pending_validation_specs": [],
@@ -90,20 +91,20 @@ class Manifest:
         latest = document.get("latest_checkpoint_result") or {}
         return Manifest(
             tuple(
-                Kept(one["checkpoint_dir_name"], one["metrics"], index)
-                for one, index in zip(results, indices, strict=True)
+                Kept(result["checkpoint_dir_name"], result["metrics"], index)
+                for result, index in zip(results, indices, strict=True)
             ),
             latest.get("checkpoint_dir_name"),
             document.get("current_report_index", len(results)),
         )
 
 
-def _score(one: Kept, retention: Retention) -> tuple[bool, float]:
+def _score(checkpoint: Kept, retention: Retention) -> tuple[bool, float]:
     """What is no number, or missing, is worse than any number."""
     if retention.attribute is None:
         return True, 0.0
-    value: Any = one.metrics
-    for part in [retention.attribute] if retention.attribute in one.metrics else retention.attribute.split("/"):
+    value: Any = checkpoint.metrics
+    for part in [retention.attribute] if retention.attribute in checkpoint.metrics else retention.attribute.split("/"):
         value = value.get(part) if isinstance(value, Mapping) else None
     if not isinstance(value, (int, float)) or math.isnan(value):
         return False, 0.0

@@ -21,13 +21,13 @@ Ranges = list[tuple[int, int]]
 
 
 def union(*many: Ranges) -> Ranges:
-    found: Ranges = []
+    ranges: Ranges = []
     for first, last in sorted((first, last) for ranges in many for first, last in ranges if first < last):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
         else:
-            found.append((first, last))
-    return found
+            ranges.append((first, last))
+    return ranges
 
 
 def number_of(ranges: Ranges) -> int:
@@ -36,19 +36,19 @@ def number_of(ranges: Ranges) -> int:
 
 def without(first: int, last: int, taken: Ranges) -> Ranges:
     """The parts of these rows that are not taken."""
-    found: Ranges = []
+    ranges: Ranges = []
     for begin, end in taken:
         if end <= first or begin >= last:
             continue
         if first < begin:
-            found.append((first, begin))
+            ranges.append((first, begin))
         first = max(first, end)
-    return [*found, (first, last)] if first < last else found
+    return [*ranges, (first, last)] if first < last else ranges
 
 
 def among_left(ranges: Ranges, taken: Ranges) -> Ranges:
     """Row numbers in the dataset of ranges that count only the rows that are not taken."""
-    found: Ranges = []
+    left_ranges: Ranges = []
     position, counted = 0, 0  # the row of the dataset that is the `counted`-th of those left
     gaps = [(begin, end) for begin, end in taken]
     for first, last in ranges:
@@ -61,9 +61,9 @@ def among_left(ranges: Ranges, taken: Ranges) -> Ranges:
                 continue
             begin = position + (first - counted)
             size = min(last - first, counted + free - first)
-            found.append((begin, begin + size))
+            left_ranges.append((begin, begin + size))
             first += size
-    return union(found)
+    return union(left_ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ def rows_read(taken: Ranges, readings: Sequence[Reading]) -> Ranges:
         readings: by rank.
     """
     world_size, chunk = len(readings), readings[0].chunk
-    tail = next((one.tail for one in readings if one.tail is not None), None)
-    found: Ranges = []
-    common = min(one.rows // chunk for one in readings)
+    tail = next((reading.tail for reading in readings if reading.tail is not None), None)
+    ranges: Ranges = []
+    common = min(reading.rows // chunk for reading in readings)
     if tail is not None:
         common = min(common, tail[0])
-    for rank, one in enumerate(readings):
-        left, number = one.rows - common * chunk, common
+    for rank, reading in enumerate(readings):
+        left, number = reading.rows - common * chunk, common
         while left > 0:
             if tail is not None and number >= tail[0]:
                 begin, size = tail[0] * world_size * chunk + rank * tail[1], min(left, tail[1])
@@ -99,9 +99,9 @@ def rows_read(taken: Ranges, readings: Sequence[Reading]) -> Ranges:
             else:
                 begin, size = (number * world_size + rank) * chunk, min(left, chunk)
                 left -= size
-            found.append((begin, begin + size))
+            ranges.append((begin, begin + size))
             number += 1
-    return union(taken, among_left(union([(0, common * world_size * chunk)], found), taken))
+    return union(taken, among_left(union([(0, common * world_size * chunk)], ranges), taken))
 
 
 def positions_of(said: list[dict[str, tuple[Ranges, Reading | None] | None]]) -> dict[str, Ranges]:
@@ -111,25 +111,25 @@ def positions_of(said: list[dict[str, tuple[Ranges, Reading | None] | None]]) ->
     Args:
         said: by rank, for each dataset the rows that were read before the pass, and how far the rank is in it.
     """
-    found: dict[str, Ranges] = {}
+    ranges_by_path: dict[str, Ranges] = {}
     for key in said[0] if said else ():
-        values = [one.get(key) for one in said]
+        values = [answer.get(key) for answer in said]
         open_ones = [value for value in values if value is not None]
         if not open_ones:
             continue
         taken, _ = open_ones[0]
         readings = [value[1] for value in open_ones if value[1] is not None]
         if not readings:
-            found[key] = taken
+            ranges_by_path[key] = taken
             continue
-        chunk, most = readings[0].chunk, max(one.rows for one in readings)
-        tail = next((one.tail for one in readings if one.tail is not None), None)
+        chunk, most = readings[0].chunk, max(reading.rows for reading in readings)
+        tail = next((reading.tail for reading in readings if reading.tail is not None), None)
         # A rank that is through the pass already has read as much as the one that is ahead.
         of_ranks = [
             Reading(most, chunk, tail) if value is None else value[1] or Reading(0, chunk, tail) for value in values
         ]
-        found[key] = rows_read(taken, of_ranks)
-    return found
+        ranges_by_path[key] = rows_read(taken, of_ranks)
+    return ranges_by_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,13 @@ class RowAssigner:
         return width, [self._take(width) for _ in range(self._world_size)] if width else []
 
     def _take(self, rows: int) -> list[Piece]:
-        found = []
+        ranges = []
         while rows:
             piece = self._left.popleft()
             size = min(rows, piece.last - piece.first)
-            found.append(Piece(piece.block, piece.first, piece.first + size))
+            ranges.append(Piece(piece.block, piece.first, piece.first + size))
             if size < piece.last - piece.first:
                 self._left.appendleft(Piece(piece.block, piece.first + size, piece.last))
             rows -= size
             self._num_left -= size
-        return found
+        return ranges

@@ -42,8 +42,8 @@ class RunDirectory:
             return RunDirectory(filesystem, f"{storage_path.rstrip('/')}/{name}")
         if "://" not in storage_path:
             storage_path = str(Path(storage_path).expanduser().absolute())
-        found, path = arrow.FileSystem.from_uri(storage_path)
-        return RunDirectory(found, f"{path.rstrip('/')}/{name}")
+        file_system, path = arrow.FileSystem.from_uri(storage_path)
+        return RunDirectory(file_system, f"{path.rstrip('/')}/{name}")
 
     def open(self) -> tuple[Manifest, dict[str, dict[str, Ranges]]]:
         """Rank 0, before the others: make the directory, delete unfinished checkpoints, and return what is there."""
@@ -52,7 +52,7 @@ class RunDirectory:
         text = self._read(TRAIN_SNAPSHOT)
         manifest = Manifest() if text is None else Manifest.from_text(text)
         positions = json.loads(self._read(_POSITIONS) or "{}")
-        complete = {one.name for one in manifest.kept}
+        complete = {checkpoint.name for checkpoint in manifest.kept}
         for info in self.filesystem.get_file_info(arrow.FileSelector(self.path)):
             if info.base_name not in complete and _UNFINISHED.fullmatch(info.base_name):
                 self.filesystem.delete_dir(info.path)
@@ -71,7 +71,7 @@ class RunDirectory:
         return Checkpoint(f"{self.path}/{name}", filesystem=self.filesystem)
 
     def name_of(self, checkpoint: Checkpoint) -> str | None:
-        """The name of a checkpoint that lies in this directory already; None: it does not."""
+        """The name of a checkpoint that lies in this directory already; None if it does not."""
         inside = checkpoint.path.rstrip("/").removeprefix(f"{self.path}/")
         same = checkpoint.filesystem.equals(self.filesystem)
         return inside if same and inside != checkpoint.path.rstrip("/") and inside else None
@@ -164,5 +164,5 @@ class Runs:
             self._own.filesystem.create_dir(self._own.path, recursive=True)
             text = json.dumps(decide())
             self._own._write(file, text)
-        found: dict[str, Any] = json.loads(text)
-        return found
+        document: dict[str, Any] = json.loads(text)
+        return document

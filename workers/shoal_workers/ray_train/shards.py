@@ -77,7 +77,7 @@ class _Pass:
         while self._released < min(self._has):
             self._rounds[self._released] = []
             self._released += 1
-        ready = [one[rank] for one in self._rounds[first : first + _ROUNDS_AT_ONCE]]
+        ready = [shard_round[rank] for shard_round in self._rounds[first : first + _ROUNDS_AT_ONCE]]
         return AssignedRows(ready, self.tail, self.tail is not None and first + len(ready) >= len(self._rounds))
 
 
@@ -102,18 +102,18 @@ class Coordinator:
 
     def assign(self, number: int, rank: int, chunk: int, first_round: int) -> AssignedRows:
         """What `rank` reads from that round on, in that pass."""
-        one = self._pass(number, rank, chunk)
-        with one.lock:
-            return one.assigned(rank if self._is_split else 0, first_round)
+        data_pass = self._pass(number, rank, chunk)
+        with data_pass.lock:
+            return data_pass.assigned(rank if self._is_split else 0, first_round)
 
     def end(self, number: int, rank: int) -> None:
         """That rank has ended the pass, whether or not it has read all of it."""
         key = (number, 0 if self._is_split else rank)
         with self._lock:
-            one = self._passes.get(key)
-            if one is not None:
-                one.num_ended += 1
-                if one.num_ended == (self._world_size if self._is_split else 1):
+            data_pass = self._passes.get(key)
+            if data_pass is not None:
+                data_pass.num_ended += 1
+                if data_pass.num_ended == (self._world_size if self._is_split else 1):
                     del self._passes[key]
 
     def _pass(self, number: int, rank: int, chunk: int) -> _Pass:
@@ -161,7 +161,7 @@ class Shard:
         self.iterator = shard_iterator(self)
 
     def reading(self) -> tuple[Ranges, Reading | None] | None:
-        """The rows that were read before the pass, and how far this rank is in it; None: no pass is to be gone on
+        """The rows that were read before the pass, and how far this rank is in it; None if no pass is to be gone on
         with."""
         if not self._plan.is_split:
             return None

@@ -78,12 +78,12 @@ class GuardianClient:
         if not data:
             raise GuardianLost(f"the guardian of the script (process {self.pid}) has ended unexpectedly")
         *lines, self._received = (self._received + data).split(b"\n")
-        found: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        for message in found:
+        messages_read: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        for message in messages_read:
             self.pid_of_script = message.get("pid", self.pid_of_script)
             if "ended" in message:
                 self.pid_of_script = 0
-        return found
+        return messages_read
 
     def kill(self) -> None:
         """The script's process dies with the guardian; what it has started is left to who adopts it."""

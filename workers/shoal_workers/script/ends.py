@@ -61,7 +61,7 @@ class Ended:
     code: int | None = None
     signal: int | None = None
     raised: dict[str, Any] | None = None
-    """The exception that ended it, as `program.described` says it, or SystemExit; None: none did."""
+    """The exception that ended it, as `program.described` says it, or SystemExit; None if none did."""
     recorded: dict[str, Any] | None = None
     """What the script has written into TORCHELASTIC_ERROR_FILE."""
     printed: str = ""

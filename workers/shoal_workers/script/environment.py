@@ -76,7 +76,7 @@ class MediaTarget:
 
     @staticmethod
     def of(spec: JobSpec, assignment: Assignment, root: str) -> MediaTarget | None:
-        """None: this rank's are not kept."""
+        """None if this rank's are not kept."""
         settings = spec.media
         if not settings.enabled or (assignment.rank and settings.ranks is not MediaRanks.ALL):
             return None
@@ -108,30 +108,30 @@ def environment_of(
     Args:
         own: that of the worker, with the variables and secrets of the spec.
         places: by rank.
-        interface: the network interface towards rank 0; None: gloo's default.
+        interface: the network interface towards rank 0; None means gloo's default.
         ray_address: of the Ray cluster of the worker; empty: there is none.
     """
     assert spec.script is not None
-    found = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
-    if found.get(BREAKPOINT, "").startswith("ray."):  # Ray's debugger waits for someone to attach
-        del found[BREAKPOINT]
-    found |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
+    environment = {name: value for name, value in own.items() if name not in _OF_THE_WORKER}
+    if environment.get(BREAKPOINT, "").startswith("ray."):  # Ray's debugger waits for someone to attach
+        del environment[BREAKPOINT]
+    environment |= {CHECKPOINT_DIR: checkpoint_dir, HOOK: hook}
     if (target := MediaTarget.of(spec, assignment, checkpoint_dir)) is not None:
-        found[MEDIA] = target.to_text()
-    found.setdefault("OMP_NUM_THREADS", str(max(1, int(spec.worker.cpus))))
+        environment[MEDIA] = target.to_text()
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, int(spec.worker.cpus))))
     if interface is not None:
-        found.setdefault("GLOO_SOCKET_IFNAME", interface)
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     if spec.script.launcher is Launcher.PYTHON:
-        return found
-    found |= _of_torchrun(own, spec, assignment, places)
+        return environment
+    environment |= _of_torchrun(own, spec, assignment, places)
     if spec.script.launcher is Launcher.RAY_TRAIN and ray_address:
-        found[RAY_ADDRESS] = ray_address
+        environment[RAY_ADDRESS] = ray_address
     if spec.script.launcher is Launcher.ACCELERATE:
-        found = {**_ACCELERATE, "ACCELERATE_USE_CPU": str(not spec.worker.gpus), **found}
+        environment = {**_ACCELERATE, "ACCELERATE_USE_CPU": str(not spec.worker.gpus), **environment}
     if spec.script.launcher is Launcher.DEEPSPEED_ENV:  # deepspeed/launcher/launch.py
         of_deepspeed = {"LOCAL_SIZE": "LOCAL_WORLD_SIZE", "CROSS_RANK": "GROUP_RANK", "CROSS_SIZE": "GROUP_WORLD_SIZE"}
-        found |= {name: found[same] for name, same in of_deepspeed.items()}
-    return found
+        environment |= {name: environment[same] for name, same in of_deepspeed.items()}
+    return environment
 
 
 def _of_torchrun(

@@ -160,7 +160,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def _parsed(record: bytes) -> Any:
-    """The event; None: it is none that can be read."""
+    """The event; None if it is none that can be read."""
     try:
         from tensorboardX.proto.event_pb2 import Event  # a dependency of Ray Train; imported if a file is found
 

@@ -95,7 +95,7 @@ def _import_warm() -> None:
 
 
 def _doors() -> list[str]:
-    return [one.removeprefix(_DOOR) for one in sys.argv if one.startswith(_DOOR)]
+    return [argument.removeprefix(_DOOR) for argument in sys.argv if argument.startswith(_DOOR)]
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Guardian:
                 self._look_after(self._script)
 
     def _messages(self) -> list[dict[str, Any] | None]:
-        """What has arrived, after waiting for it, for the end of the script, or for the next look. None: the link has
+        """What has arrived, after waiting for it, for the end of the script, or for the next look. None if the link has
         ended."""
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
@@ -173,7 +173,7 @@ class Guardian:
 
     def _fork(self, task: program.Task) -> program.Task | None:
         """Returns the task in the new process, and None in the guardian."""
-        own = os.getpid()
+        own_pid = os.getpid()
         report, error_file = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("report", "error-file"))
         imports = Imports()
         # A signal that the new process gets before it reacts as a new process would be lost.
@@ -182,7 +182,7 @@ class Guardian:
         if pid == 0:
             self._link.close()
             task.report, task.error_file = report, error_file
-            program.leave_guardian(own)
+            program.leave_guardian(own_pid)
             if self._learns:
                 imports.note_own()
             return task
@@ -294,7 +294,7 @@ class Work:
         self._looked_mono = self._looked_at_all_mono = now_mono
 
     def has_gone_on(self, now_mono: float) -> bool:
-        """Whether it does something since the last look; False if that was less than `LOOK_S` ago."""
+        """Return whether it does something since the last look; False if that was less than `LOOK_S` ago."""
         since_s = now_mono - self._looked_mono
         if since_s < LOOK_S:
             return False
@@ -318,13 +318,13 @@ def below(pid: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for child, parent in parents().items():
         children.setdefault(parent, []).append(child)
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = [pid]
     while waiting:
         own = children.get(waiting.pop(), [])
         waiting += own
-        found.update(own)
-    return found
+        descendants.update(own)
+    return descendants
 
 
 def _ticks(pid: int) -> int:

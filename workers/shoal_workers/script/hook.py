@@ -152,7 +152,7 @@ class LoggedSteps:
         return late
 
     def _metrics(self, values: Any, step: int) -> dict[str, float]:
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, value in values.items() if isinstance(values, dict) else ():
             if not is_metric_name(name):
                 self._say(
@@ -167,8 +167,8 @@ class LoggedSteps:
             self._metric_names.add(name)
             number = self._finite(name, value, step)
             if number is not None:
-                found[name] = number
-        return found
+                metrics[name] = number
+        return metrics
 
     def _finite(self, name: str, value: Any, step: int) -> float | None:
         if not isinstance(value, (int, float)):

@@ -158,10 +158,12 @@ def _forget_shadowed(folder: str) -> None:
         return
     for name in (beside & sys.modules.keys()) - _OF_EVERY_PROCESS:
         file = getattr(sys.modules[name], "__file__", None)
-        found = PathFinder.find_spec(name, [folder])
-        if file is None or file.startswith(folder + os.sep) or found is None or found.origin is None:
+        spec = PathFinder.find_spec(name, [folder])
+        if file is None or file.startswith(folder + os.sep) or spec is None or spec.origin is None:
             continue
-        for module in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
+        for module in [
+            module_name for module_name in sys.modules if module_name == name or module_name.startswith(f"{name}.")
+        ]:
             del sys.modules[module]
 
 
@@ -207,8 +209,8 @@ def described(error: BaseException) -> dict[str, Any]:
 
 def _frames(error: BaseException) -> list[tuple[str, int, str]]:
     """File, line and function, outermost first."""
-    found = [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)]
-    return found[-_MAX_FRAMES:]
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    return frames[-_MAX_FRAMES:]
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -518,7 +518,7 @@ class _Generation:
 
     @property
     def ordered_end(self) -> ExitKind | None:
-        """How the generation ends because it was ordered; None: it was not."""
+        """How the generation ends because it was ordered; None if it was not."""
         if self.fence.is_raised:
             return ExitKind.INTERRUPTED
         return ExitKind.YIELDED if self.was_stopped else None
@@ -577,24 +577,26 @@ class _Sources:
         """The messages that have arrived. Raises GuardianLost."""
         left_s = until_mono - time.monotonic()
         timeout_s = None if left_s == float("inf") else max(0.05, left_s)
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         for key, _ in self._selector.select(timeout_s):
             read: Callable[[], list[dict[str, Any]]] = key.data
-            found += read()
-        return sorted(found, key=lambda message: "ended" in message)  # the last words of the script come before
+            messages += read()
+        return sorted(messages, key=lambda message: "ended" in message)  # the last words of the script come before
 
     def rest(self) -> list[dict[str, Any]]:
         """What the script has logged before its end, and was not read yet."""
-        found = self._accepted()
+        connections = self._accepted()
         for connection in self._connections:
             while message := receive(connection):
-                found.append(message)
-        return found
+                connections.append(message)
+        return connections
 
     def _accepted(self) -> list[dict[str, Any]]:
         while (connection := self._hook.accept()) is not None:
             self._connections.append(connection)
-            self._selector.register(connection, selectors.EVENT_READ, lambda one=connection: self._logged(one))
+            self._selector.register(
+                connection, selectors.EVENT_READ, lambda accepted=connection: self._logged(accepted)
+            )
         return []
 
     def _logged(self, connection: socket.socket) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class WrittenFiles:
         self._before = self._contents()
 
     def has_new(self) -> bool:
-        """Whether there is a content that was not there at `begin`."""
+        """Return whether there is a content that was not there at `begin`."""
         return not self._contents() <= self._before
 
     def _contents(self) -> frozenset[bytes]:

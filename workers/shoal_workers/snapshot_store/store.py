@@ -197,12 +197,12 @@ class SnapshotStore:
             self._own.sent(handed[0], True)
 
     def holds(self, generation: int, step: int) -> bool:
-        """Whether this process still has a copy of its own state at this step."""
+        """Return whether this process still has a copy of its own state at this step."""
         return self._own.holds(generation, step)
 
     @property
     def is_sending(self) -> bool:
-        """Whether `replicate` would return False; for a vote on whether all ranks can send."""
+        """True if `replicate` would return False; for a vote on whether all ranks can send."""
         return self._sender.is_busy
 
     def take_send_cost(self) -> SendCost | None:
@@ -210,7 +210,7 @@ class SnapshotStore:
         return self._sender.take_cost()
 
     def take_difference(self) -> Difference | None:
-        """The next copy of another rank that was found to differ from its replay; None: there is none."""
+        """The next copy of another rank that was found to differ from its replay; None if there is none."""
         return self._comparison.take()
 
     @property
@@ -284,7 +284,7 @@ class SnapshotStore:
         return self._peer_maps.num_bytes
 
     def wait_until_mapped(self, timeout_s: float) -> bool:
-        """Whether what `map_peers` began is done within this time."""
+        """Return whether what `map_peers` began is done within this time."""
         return self._peer_maps.wait(timeout_s)
 
     def drop_older(self, generation: int) -> None:

@@ -132,7 +132,7 @@ def _write(place: Path, examples: Iterator[tuple[Example, bool]]) -> None:
         part.mkdir()
         np.save(part / "tokens.npy", np.concatenate(tokens) if tokens else np.zeros(0, np.int32))
         np.save(part / "is_answer.npy", np.concatenate(masks) if masks else np.zeros(0, np.bool_))
-        np.save(part / "ends.npy", np.cumsum([len(one) for one in tokens], dtype=np.int64))
+        np.save(part / "ends.npy", np.cumsum([len(token) for token in tokens], dtype=np.int64))
         np.save(part / "is_validation.npy", np.asarray(held_back, dtype=np.bool_))
         try:
             part.rename(place)
@@ -217,7 +217,9 @@ def padded_batch(samples: Sequence[dict[str, Tensor]], padding: int) -> dict[str
 
     def filled(name: str) -> Tensor:
         fill = {"tokens": padding, "labels": NO_LABEL}.get(name, 0)
-        return torch.stack([F.pad(one[name], (0, longest - one[name].shape[-1]), value=fill) for one in samples])
+        return torch.stack(
+            [F.pad(sample[name], (0, longest - sample[name].shape[-1]), value=fill) for sample in samples]
+        )
 
     return {name: filled(name) for name in samples[0]}
 
@@ -228,7 +230,7 @@ def packed(lengths: dict[int, int], seq_len: int) -> list[tuple[int, ...]]:
     samples: list[list[int]] = []
     rooms: list[tuple[int, int]] = []
     """Room and number of each sample, sorted."""
-    for number in sorted(lengths, key=lambda one: (-lengths[one], one)):
+    for number in sorted(lengths, key=lambda index: (-lengths[index], index)):
         place = bisect_left(rooms, (lengths[number], -1))
         if place < len(rooms):
             room, sample = rooms.pop(place)

@@ -61,8 +61,8 @@ class Classifier(PretrainedModel):
 def directories_in(folder: str) -> tuple[str, ...]:
     """Names of the directories in a folder, in order; empty if it cannot be read here."""
     place = Path(folder).expanduser()
-    found = sorted(one.name for one in place.iterdir() if one.is_dir()) if place.is_dir() else []
-    return tuple(name for name in found if not name.startswith("."))
+    names = sorted(entry.name for entry in place.iterdir() if entry.is_dir()) if place.is_dir() else []
+    return tuple(name for name in names if not name.startswith("."))
 
 
 def _names_in(config: dict[str, Any]) -> tuple[str, ...]:

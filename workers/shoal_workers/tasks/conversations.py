@@ -75,7 +75,7 @@ class Encoder(Protocol):
 
 def files_of(paths: Sequence[str]) -> list[Path]:
     """Files of the paths and globs, in order. MissingTextError: there is none."""
-    found = []
+    files = []
     for pattern in paths:
         name = str(Path(pattern).expanduser())
         matches = [name] if Path(name).is_file() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
@@ -83,8 +83,8 @@ def files_of(paths: Sequence[str]) -> list[Path]:
             raise MissingTextError(
                 f"data.paths: {pattern!r} names no file on this node. Every node must be able to read it."
             )
-        found += [Path(match) for match in matches]
-    return list(dict.fromkeys(found))
+        files += [Path(match) for match in matches]
+    return list(dict.fromkeys(files))
 
 
 def rows_in(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -216,7 +216,9 @@ class ChatEncoder:
     def __init__(self, tokenizer: Any, fingerprint: str) -> None:
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
-        self.padding = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
+        self.padding = next(
+            (token_id for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token_id is not None), 0
+        )
         self._text = copy.deepcopy(tokenizer.backend_tokenizer)
         self._text.no_truncation()
         self._text.no_padding()
@@ -250,7 +252,7 @@ class ChatEncoder:
             begin = len(self._before(messages, first, text, place, variables)) if first else 0
             after_prompt = self._encoded(text, [(begin, len(text) + 1)]).is_answer
             both = zip(marked["assistant_masks"], after_prompt, strict=True)
-            return Example(list(marked["input_ids"]), [bool(one) and is_after for one, is_after in both])
+            return Example(list(marked["input_ids"]), [bool(piece) and is_after for piece, is_after in both])
         spans = []
         for number, message in enumerate(messages):
             if number < first or message.get("role") != _ANSWERING:
@@ -333,14 +335,14 @@ def _of_no_form(record: dict[str, Any], place: str, forms: str) -> DataError:
 
 
 def _is_one_form(*parts: Any) -> bool:
-    """Whether all are texts, or all are messages."""
-    return all(isinstance(one, str) for one in parts) or all(map(_are_messages, parts))
+    """Return whether all are texts, or all are messages."""
+    return all(isinstance(part, str) for part in parts) or all(map(_are_messages, parts))
 
 
 def _are_messages(value: Any) -> TypeGuard[list[Any]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, dict) and "role" in one for one in value)
-        and all(any(one[key] is not None for key in one if key != "role") for one in value)
+        and all(isinstance(message, dict) and "role" in message for message in value)
+        and all(any(message[key] is not None for key in message if key != "role") for message in value)
     )

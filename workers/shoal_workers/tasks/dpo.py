@@ -231,13 +231,13 @@ class PairDataset(Dataset[dict[str, Tensor]]):
             return pair
         room = self._seq_len - pair["tokens"].shape[-1]
         return {
-            name: F.pad(one, (0, room), value=self._padding if name == "tokens" else NO_LABEL)
-            for name, one in pair.items()
+            name: F.pad(text, (0, room), value=self._padding if name == "tokens" else NO_LABEL)
+            for name, text in pair.items()
         }
 
     def _sequence(self, number: int) -> dict[str, Tensor]:
-        own, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in self._examples.example(number))
+        tokens, is_answer = (np.asarray(part[: self._seq_len + 1]) for part in self._examples.example(number))
         return {
-            "tokens": torch.from_numpy(own[:-1].astype(np.int64)),
-            "labels": torch.from_numpy(np.where(is_answer[1:], own[1:], NO_LABEL).astype(np.int64)),
+            "tokens": torch.from_numpy(tokens[:-1].astype(np.int64)),
+            "labels": torch.from_numpy(np.where(is_answer[1:], tokens[1:], NO_LABEL).astype(np.int64)),
         }

@@ -127,7 +127,8 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def _has_kernel(rows: Tensor, weights: Tensor) -> bool:
-    """Whether torch 2.13 has a grouped product for these: bf16 on every device, more on the CPU unless it compiles."""
+    """Return whether torch 2.13 has a grouped product for these: bf16 on every device, more on the CPU unless it
+    compiles."""
     kinds = {torch.bfloat16}
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         kinds |= {torch.float16, torch.float32}
@@ -148,7 +149,7 @@ class Choices(NamedTuple):
     """(N, k), fp32. A token's weights add up to one. With k = 1 the weight is the score: it would have no gradient
     else."""
     is_admitted: Tensor | None
-    """(N, k) bool: within the capacity of the expert. None: all are admitted."""
+    """(N, k) bool: within the capacity of the expert. None if all are admitted."""
 
 
 class Router(nn.Module):
@@ -305,7 +306,7 @@ def share_of_step(model: nn.Module, share: float) -> None:
 
 
 def has_balance_loss(model: nn.Module) -> bool:
-    """Whether forward passes add gradients of a balance loss to those of the task's loss."""
+    """Return whether forward passes add gradients of a balance loss to those of the task's loss."""
     return any(router.balance == "loss" for router in _routers(model))
 
 

@@ -99,8 +99,12 @@ class HuggingFaceLM(HuggingFaceModel, TextTask):
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         settings = HuggingFaceConfig.model_validate(model)
-        own = Path(settings.path).expanduser() / TOKENIZER_NAME if settings.path else None
-        given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
+        tokenizer_file = Path(settings.path).expanduser() / TOKENIZER_NAME if settings.path else None
+        given = (
+            {"tokenizer": str(tokenizer_file), **data}
+            if tokenizer_file is not None and tokenizer_file.is_file()
+            else data
+        )
         HuggingFaceModel.__init__(self, settings)
         TextTask.__init__(self, TextDataConfig.model_validate(given), settings.seq_len)
 
@@ -138,7 +142,8 @@ class CausalLM(nn.Module):
         self._has_router_loss = bool(getattr(network.config, "output_router_logits", False))
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """`positions` (B, T): where they begin anew, what follows does not see what was before; None: one sequence."""
+        """`positions` (B, T): where they begin anew, what follows does not see what was before; None means one
+        sequence."""
         return self.run(self.network, tokens, positions)
 
     def run(self, network: Any, tokens: Tensor, positions: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:

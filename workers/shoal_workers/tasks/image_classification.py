@@ -59,9 +59,9 @@ class ImageClassification(Classifier):
         classes, num_labels = self.classes()
         pixels = self.pixel_settings()
         if self.images.folder is not None:
-            found = list(self._in_folders(progress))
-            described = [found, self.images.bad_rows]
-            self._examples = prepare(self.images, "images", described, self._checked(found, pixels), progress)
+            images = list(self._in_folders(progress))
+            described = [images, self.images.bad_rows]
+            self._examples = prepare(self.images, "images", described, self._checked(images, pixels), progress)
             return
         self._examples = prepare_rows(
             self.images,
@@ -124,13 +124,13 @@ class ImageClassification(Classifier):
             self.prepare(lambda _: None)
         assert self._examples is not None
         pixels = self.pixel_settings()
-        samples = RowSamples(self._examples, split, lambda *one: self._sample(pixels, *one), str(pixels))
+        samples = RowSamples(self._examples, split, lambda *sample: self._sample(pixels, *sample), str(pixels))
         return FlippedSamples(samples, self._seed) if self.images.flip and split == Split.TRAIN else samples
 
     def pixel_settings(self) -> PixelSettings:
         """How images are resized and normalised."""
-        found = self.files_beside((_PROCESSOR,))
-        processor = json.loads(Path(found[_PROCESSOR]).read_bytes()) if found else {}
+        settings = self.files_beside((_PROCESSOR,))
+        processor = json.loads(Path(settings[_PROCESSOR]).read_bytes()) if settings else {}
         return settings_of(processor, config_of(self.settings))
 
     def _sample(self, pixels: PixelSettings, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:

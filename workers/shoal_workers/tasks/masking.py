@@ -94,10 +94,10 @@ class MaskedSamples(Dataset[dict[str, Tensor]]):
         """The samples at these positions of the run: each number holds the position, too, which decides the mask."""
         own = getattr(self._samples, "samples_at", None)
         if own is not None:
-            found = own(positions, seed)
+            samples = own(positions, seed)
         else:
-            found = [sample_at(position, num_samples=self._size, seed=seed) for position in positions]
-        return [position * self._size + sample for position, sample in zip(positions, found, strict=True)]
+            samples = [sample_at(position, num_samples=self._size, seed=seed) for position in positions]
+        return [position * self._size + sample for position, sample in zip(positions, samples, strict=True)]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         tokens = self._samples[index % self._size][:-1].numpy()

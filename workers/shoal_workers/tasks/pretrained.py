@@ -102,8 +102,8 @@ class PretrainedModel:
 
     def own_tokenizer(self) -> str:
         """The tokenizer in model.path, else "bytes"."""
-        own = Path(self._pretrained.path or "").expanduser() / TOKENIZER_NAME
-        return str(own) if self._pretrained.path is not None and own.is_file() else BYTE_TOKENIZER
+        tokenizer_file = Path(self._pretrained.path or "").expanduser() / TOKENIZER_NAME
+        return str(tokenizer_file) if self._pretrained.path is not None and tokenizer_file.is_file() else BYTE_TOKENIZER
 
     def tokenizer_files(self, tokenizer: str) -> dict[str, str]:
         """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""
@@ -145,7 +145,7 @@ def refuse_small_vocabulary(vocab_size: int, tokenizer: str, more: int = 0) -> N
 
 
 def _are_stored(network: nn.Module, directory: Path) -> bool:
-    """Whether the directory's files hold all tensors of the model under its own names, each once or with equal
+    """Return whether the directory's files hold all tensors of the model under its own names, each once or with equal
     values."""
     try:
         reader = SafetensorsReader(str(directory))

@@ -90,9 +90,9 @@ class FlippedSamples(Dataset[dict[str, Tensor]]):
 
 def padded(values: Sequence[int] | NDArray[Any], size: int, padding: int) -> Tensor:
     """(size,) int64."""
-    found = torch.full((size,), padding, dtype=torch.int64)
-    found[: len(values)] = torch.as_tensor(np.asarray(values, np.int64)[:size])
-    return found
+    tensor = torch.full((size,), padding, dtype=torch.int64)
+    tensor[: len(values)] = torch.as_tensor(np.asarray(values, np.int64)[:size])
+    return tensor
 
 
 def text_of(value: Any, place: str, key: str) -> str:
@@ -109,10 +109,10 @@ def text_of(value: Any, place: str, key: str) -> str:
 
 def tokens_of(value: Any, place: str, key: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
     """The tokens of a text of a row. BadRowError: it is no text, or has no token."""
-    found = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
-    if not found:
+    tokens = tokenizer.encode_whole(text_of(value, place, key), max_tokens)
+    if not tokens:
         raise BadRowError(f"{place}: data.{key} is an empty text. Remove the row.")
-    return found
+    return tokens
 
 
 def class_of(value: Any, place: str, classes: Sequence[str], num_labels: int) -> int:

@@ -106,13 +106,13 @@ class SpeechToText(PretrainedModel):
             raise ImportError(f"task SpeechToText needs transformers ({error}): pip install 'shoal[hf]'.") from error
         if _EXTRACTOR in self.files_beside((_EXTRACTOR,)):
             directory = Path(self.settings.path or "").expanduser()
-            found = AutoFeatureExtractor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-            if not isinstance(found, WhisperFeatureExtractor):
+            loaded = AutoFeatureExtractor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            if not isinstance(loaded, WhisperFeatureExtractor):
                 raise ValueError(
-                    f"model.path {self.settings.path!r} has the feature extractor {type(found).__name__}, and this "
+                    f"model.path {self.settings.path!r} has the feature extractor {type(loaded).__name__}, and this "
                     "task knows that of Whisper, WhisperFeatureExtractor."
                 )
-            return found
+            return loaded
         config = config_of(self.settings)
         positions, bins = config.get("max_source_positions", 1500), config.get("num_mel_bins", 80)
         if positions % _POSITIONS_PER_S:

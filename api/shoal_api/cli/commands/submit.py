@@ -29,7 +29,7 @@ from shoal_workers.contract.user_code import Launcher
 @command()
 def submit(
     session: Session,
-    words: Annotated[
+    message: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="SPEC|SCRIPT",
@@ -109,8 +109,8 @@ def submit(
         "script.launcher": launcher,
         "script.grace_s": grace,
     }
-    spec = None if like is None else _copy_spec(session, like, has_program=bool(words or module))
-    document = _make_document(session, words or (), module, assignments or (), options, spec)
+    spec = None if like is None else _copy_spec(session, like, has_program=bool(message or module))
+    document = _make_document(session, message or (), module, assignments or (), options, spec)
     if from_ is not None:
         document["continue_from"] = _parse_origin(session, from_)
     if dry_run:
@@ -139,7 +139,7 @@ def _copy_spec(session: Session, reference: str, *, has_program: bool) -> dict[s
 
 def _make_document(
     session: Session,
-    words: Sequence[str],
+    message: Sequence[str],
     module: str | None,
     assignments: Sequence[str],
     options: dict[str, Any],
@@ -148,12 +148,12 @@ def _make_document(
     """Return the valid spec that the command line names or stands for. `spec` is the one of `--like`. Raises CliError,
     SpecError."""
     has_script_options = any(options[key] is not None for key in ("script.launcher", "script.grace_s"))
-    program = None if spec is not None else read_program(words, module)
+    program = None if spec is not None else read_program(message, module)
     if program is None:
-        document = load_spec(words[0], assignments) if spec is None else apply_overrides(spec, assignments)
+        document = load_spec(message[0], assignments) if spec is None else apply_overrides(spec, assignments)
         if "script" not in document and has_script_options:
             raise CliError(
-                f"{words[0] if words else 'the job'} has no script, so --launcher and --grace change nothing",
+                f"{message[0] if message else 'the job'} has no script, so --launcher and --grace change nothing",
                 hint="leave them out",
             )
         document = complete(document, (), options)

@@ -28,7 +28,7 @@ from shoal_service.views import SweepRequest
 @command()
 def sweep(
     session: Session,
-    words: Annotated[
+    message: Annotated[
         list[str],
         typer.Argument(
             metavar="[start] SPEC [NAME] | show NAME | stop NAME",
@@ -89,9 +89,9 @@ def sweep(
 
     `shoal sweep show NAME` lists the jobs, the best first; `shoal sweep stop NAME` (or `cancel`) ends those that go on.
     """
-    if words[0] in ("show", "stop", "cancel"):
-        if len(words) > 2:
-            raise CliError(f"sweep {words[0]} takes one name, not {' '.join(words[1:])}", hint="shoal sweep --help")
+    if message[0] in ("show", "stop", "cancel"):
+        if len(message) > 2:
+            raise CliError(f"sweep {message[0]} takes one name, not {' '.join(message[1:])}", hint="shoal sweep --help")
         only_start: dict[str, object] = {
             "--grid": grid,
             "--range": ranges,
@@ -106,12 +106,12 @@ def sweep(
         }
         for option, value in only_start.items():
             if value is not None:
-                raise CliError(f"sweep {words[0]} takes no {option}", hint="shoal sweep --help")
-        _show_or_stop(session, words[0], words[1] if len(words) > 1 else None, project, yes=yes)
+                raise CliError(f"sweep {message[0]} takes no {option}", hint="shoal sweep --help")
+        _show_or_stop(session, message[0], message[1] if len(message) > 1 else None, project, yes=yes)
         return
     if yes:
         raise CliError("sweep start takes no --yes: it asks nothing", hint="shoal sweep --help")
-    spec_and_name = words[1:] if words[0] == "start" else words
+    spec_and_name = message[1:] if message[0] == "start" else message
     if not 1 <= len(spec_and_name) <= 2:
         hint = "shoal sweep start SPEC [NAME] --grid optimizer.lr=1e-4,3e-4"
         raise CliError("sweep start takes a spec, and a name of the sweep if you like", hint=hint)

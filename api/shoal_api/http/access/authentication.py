@@ -274,14 +274,14 @@ async def shown(scope: Scope, finding: Awaitable[_Shown | None], reason: str) ->
     TooManyRequests because too many were not valid."""
     limiter: Limiter = scope[LIMITER]
     try:
-        found = await finding
+        principal = await finding
     except (Unauthenticated, IssuerAway):
         limiter.failed(scope)
         raise
-    if found is None:
+    if principal is None:
         limiter.failed(scope)
         raise unauthenticated(reason)
-    return found
+    return principal
 
 
 def unauthenticated(reason: str) -> Unauthenticated:
@@ -290,10 +290,10 @@ def unauthenticated(reason: str) -> Unauthenticated:
 
 def principal_of(request: Request) -> Principal:
     """Return the principal of a request whose route needs one. Raises Unauthenticated."""
-    found: Principal | None = request.scope.get(PRINCIPAL)
-    if found is None:
+    principal: Principal | None = request.scope.get(PRINCIPAL)
+    if principal is None:
         raise unauthenticated("This needs a token.")
-    return found
+    return principal
 
 
 def _code(body: bytes) -> str:
@@ -310,10 +310,10 @@ def session_of(headers: dict[bytes, bytes]) -> str | None:
     if cookies is None:
         return None
     try:
-        found = SimpleCookie(cookies.decode("latin-1")).get(_name(headers))
+        cookie = SimpleCookie(cookies.decode("latin-1")).get(_name(headers))
     except CookieError:
         return None
-    return found.value if found is not None and found.value else None
+    return cookie.value if cookie is not None and cookie.value else None
 
 
 def set_session(response: Response, scope: Scope, secret: str, *, max_age_s: float) -> None:

@@ -130,17 +130,19 @@ async def require_visible(request: Request, job_id: str) -> None:
 
 
 Declarations = Mapping[tuple[str, str], Permission | None]
-"""Permissions by method and path; None: anyone may ask."""
+"""Permissions by method and path; None if anyone may ask."""
 
 
 def declarations(routers: Iterable[APIRouter]) -> Declarations:
     """Return what the routes need. Raises AssertionError if a route declares nothing, because it would be open to
     anyone."""
-    found: dict[tuple[str, str], Permission | None] = {}
+    declared_by_route: dict[tuple[str, str], Permission | None] = {}
     for router in routers:
         for route in router.routes:
             assert isinstance(route, APIRoute), route
-            declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, Needs)]
+            declared = [
+                dependency.dependency for dependency in route.dependencies if isinstance(dependency.dependency, Needs)
+            ]
             assert declared, f"the route {route.path} declares no Needs"
-            found |= {(method, route.path_format): declared[0].permission for method in route.methods or ()}
-    return found
+            declared_by_route |= {(method, route.path_format): declared[0].permission for method in route.methods or ()}
+    return declared_by_route

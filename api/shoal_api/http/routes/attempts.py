@@ -127,10 +127,10 @@ def _no_query(query: bytes) -> tuple[int, float] | None:
 
 def _asked(query: bytes) -> tuple[int, float] | None:
     """Return `after` and `wait_s`; None if they are not as a supervisor writes them."""
-    found = _AS_SENT.fullmatch(query)
-    if found is None or float(found[2]) > MAX_WAIT_S:
+    match = _AS_SENT.fullmatch(query)
+    if match is None or float(match[2]) > MAX_WAIT_S:
         return None
-    return int(found[1]), float(found[2])
+    return int(match[1]), float(match[2])
 
 
 async def _take_report(context: Context, request: Request) -> Response:
@@ -147,5 +147,5 @@ async def _take_report(context: Context, request: Request) -> Response:
 
 async def _directive(context: Context, request: Request, after: int, wait_s: float) -> Response:
     request.scope[OPEN_ENDED] = POLL
-    found = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
-    return json_response(found or DirectiveAnswer(number=after))
+    newest = await while_connected(request, context.reception.directive(caller_of(request), after, wait_s))
+    return json_response(newest or DirectiveAnswer(number=after))

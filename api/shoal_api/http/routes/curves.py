@@ -130,8 +130,8 @@ async def curves(
 
 def _body(read: Reader, many: ManyCurves) -> tuple[bytes, str]:
     """Make the body, and its position, which is the same for the same content."""
-    found, versions = read(None)
-    body = found.model_dump_json().encode()
+    drawn, versions = read(None)
+    body = drawn.model_dump_json().encode()
     position = f"{zlib.crc32(body):08x}{len(body):08x}"
     many.remember(position, versions)
     unplaced = b'"position":""}'
@@ -147,9 +147,9 @@ class _CurveFollower:
         self._known = known
 
     def read(self) -> Batch:
-        found, versions = self._read(self._known)
+        drawn, versions = self._read(self._known)
         is_same = self._known is not None and list(versions) == list(self._known)
         self._known = versions
-        if is_same and not found.items:
+        if is_same and not drawn.items:
             return Batch(())
-        return Batch((sse_event(found.model_dump_json(), event="curves"),))
+        return Batch((sse_event(drawn.model_dump_json(), event="curves"),))

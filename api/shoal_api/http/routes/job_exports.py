@@ -122,7 +122,7 @@ def export_jobs(
 
 def pieces(store: Store, format: FileFormat, nums: array[int], columns: Sequence[Field]) -> Iterator[bytes]:
     """Yield the bytes of the file with the jobs of these numbers."""
-    names = (*_FIRST, *(one.name for one in columns if one.name not in _FIRST)) if columns else _USUAL
+    names = (*_FIRST, *(column.name for column in columns if column.name not in _FIRST)) if columns else _USUAL
     pages = _pages(store, nums, columns, names)
     if format is FileFormat.CSV:
         yield from csv_pieces(names, pages)

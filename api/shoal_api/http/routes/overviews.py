@@ -145,10 +145,10 @@ def spec_versions(tx: Reading, job_id: JobId) -> Page[SpecVersion]:
 
 
 def _jobs_only(context: Context, query: FleetQuery) -> FleetOverview:
-    found = context.store.reading(job_lists.plain_fleet_page)(query)
+    job_page = context.store.reading(job_lists.plain_fleet_page)(query)
     return FleetOverview.model_construct(
-        items=tuple(found.values()),
-        total=len(found),
+        items=tuple(job_page.values()),
+        total=len(job_page),
         num_by_state={},
         goodput=(),
         goodput_now=None,

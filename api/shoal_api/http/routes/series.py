@@ -107,11 +107,11 @@ def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Itera
 
 def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
     """Return the columns of a file with these points."""
-    found: dict[str, set[str]] = {nested: set() for nested in _NESTED}
+    columns_by_table: dict[str, set[str]] = {nested: set() for nested in _NESTED}
     for point in points:
         for nested in _NESTED:
-            found[nested].update(getattr(point, nested))
-    return (*_PLAIN, *(f"{nested}.{name}" for nested in _NESTED for name in sorted(found[nested])))
+            columns_by_table[nested].update(getattr(point, nested))
+    return (*_PLAIN, *(f"{nested}.{name}" for nested in _NESTED for name in sorted(columns_by_table[nested])))
 
 
 def pieces(format: FileFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:

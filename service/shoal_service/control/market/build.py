@@ -203,7 +203,7 @@ def standing_of(state: MarketState) -> object:
 
 
 def is_preempted(row: DriveRow) -> bool:
-    """Whether the attempt has to save and end, since its workers were given to another job."""
+    """Return whether the attempt has to save and end, since its workers were given to another job."""
     return row.state is not JobState.QUEUED and row.granted_workers == 0
 
 
@@ -252,7 +252,7 @@ class JobMeasured:
     switch_s: float | None = None
     start_s: float | None = None
     moved_at: float | None = None
-    """When the last change of the job's grant was seen; None: none was."""
+    """When the last change of the job's grant was seen; None if none was."""
     granted: int | None = None
     group: tuple[int, int] = (0, 0)
     """Attempt and generation that are measured at present."""
@@ -349,7 +349,7 @@ def seconds_per_step(status: JobStatus) -> float | None:
 def served_s(status: JobStatus) -> float:
     """Worker-seconds that the job has received."""
     booked = status.goodput
-    return 0.0 if booked is None else sum(booked.seconds.get(one, 0.0) for one in _SERVED)
+    return 0.0 if booked is None else sum(booked.seconds.get(kind, 0.0) for kind in _SERVED)
 
 
 def _mean(before: float | None, newest: float) -> float:
@@ -374,7 +374,7 @@ class CurveBook:
         self._predicted: OrderedDict[str, ThroughputCurve] = OrderedDict()
 
     def predicted(self, spec: JobSpec, *, may_compute: bool) -> ThroughputCurve | None:
-        """The curve; None: it has to be computed, and `may_compute` forbids that now."""
+        """The curve; None if it has to be computed, and `may_compute` forbids that now."""
         key = f"{spec.elasticity.max_workers} {spec.model_dump_json(include=_DECIDES)}"
         if key in self._predicted:
             self._predicted.move_to_end(key)
@@ -428,12 +428,12 @@ def by_partition(spec: JobSpec) -> ThroughputCurve:
 
 def rising(rates: Mapping[int, float]) -> dict[int, float]:
     """Raises the rates, so that none is lower than that of a smaller size, and adds a bit per worker."""
-    found: dict[int, float] = {}
+    rising_at: dict[int, float] = {}
     least, before = 0.0, 0
     for size in sorted(rates):
-        found[size] = max(rates[size], least * _LEAST_GAIN ** (size - before))
-        least, before = found[size], size
-    return found
+        rising_at[size] = max(rates[size], least * _LEAST_GAIN ** (size - before))
+        least, before = rising_at[size], size
+    return rising_at
 
 
 def corrected(curve: ThroughputCurve, measured: Mapping[int, float]) -> ThroughputCurve:

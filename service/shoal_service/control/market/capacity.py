@@ -52,9 +52,9 @@ class ForeignUse:
         Args:
             job_ids: jobs with an attempt. Workers of any other job are another service's, or are about to be ended.
         """
-        creating = {one.worker_id for one in snapshot.reservations if not one.is_alive}
-        self._created_mono = {one: self._created_mono.get(one, mono) for one in creating}
-        starting = {one for one, since in self._created_mono.items() if mono - since < _CREATING_S}
+        creating = {reservation.worker_id for reservation in snapshot.reservations if not reservation.is_alive}
+        self._created_mono = {pod: self._created_mono.get(pod, mono) for pod in creating}
+        starting = {pod for pod, since in self._created_mono.items() if mono - since < _CREATING_S}
         own = [r for r in snapshot.reservations if r.job_id in job_ids and (r.is_alive or r.worker_id in starting)]
         reading = reserved_by_others(snapshot.nodes, snapshot.free, own)
         self._observe_own(snapshot, mono)
@@ -68,11 +68,11 @@ class ForeignUse:
 
     def _observe_own(self, snapshot: ClusterSnapshot, mono: float) -> None:
         by_node: dict[str, set[tuple[str, bool]]] = {node_id: set() for node_id in snapshot.free}
-        for one in snapshot.reservations:
-            by_node.setdefault(one.node_id, set()).add((one.worker_id, one.is_alive))
+        for reservation in snapshot.reservations:
+            by_node.setdefault(reservation.node_id, set()).add((reservation.worker_id, reservation.is_alive))
         before, self._own = self._own, {}
-        for node_id, found in by_node.items():
-            workers, known = frozenset(found), before.get(node_id)
+        for node_id, use in by_node.items():
+            workers, known = frozenset(use), before.get(node_id)
             if known is None:
                 self._own[node_id] = _OwnWorkers(workers, mono - _SETTLED_S)
             else:
@@ -86,7 +86,7 @@ def reserved_by_others(
     held: dict[str, list[WorkerNeed]] = {}
     for reservation in own:
         held.setdefault(reservation.node_id, []).append(reservation.need)
-    found = {}
+    reserved = {}
     for node in nodes:
         if node.alive and node.node_id in free:
             left, mine = free[node.node_id], held.get(node.node_id, [])
@@ -96,8 +96,8 @@ def reserved_by_others(
                 memory_gib=_rest(node.memory_gib, left.memory_gib, [need.memory_gib for need in mine]),
             )
             if used != _NOTHING:
-                found[node.node_id] = used
-    return found
+                reserved[node.node_id] = used
+    return reserved
 
 
 def _rest(total: float, free: float, own: list[float]) -> float:

@@ -66,24 +66,24 @@ def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[str, dict[
     (`worker.cluster`).
     """
     granted = {job.job_id: job.granted for job in state.jobs}
-    granted |= {one.job_id: one.workers for one in decisions if isinstance(one, Start | Resize)}
+    granted |= {decision.job_id: decision.workers for decision in decisions if isinstance(decision, Start | Resize)}
     clusters = _Clusters(state, decisions)
     plan = Plan(replace(state, nodes=()), now=0.0)  # limits depend neither on the nodes nor on the time
     entries = {entry.job.job_id: entry for entry in (*plan.leaving, *plan.running, *plan.queued)}
-    waiting = [entries[one.job_id] for one in sorted(_waits(decisions), key=lambda wait: wait.position)]
-    found = {name: Counter[RoomKind]() for name in clusters.names}
+    waiting = [entries[wait.job_id] for wait in sorted(_waits(decisions), key=lambda wait: wait.position)]
+    demanded = {name: Counter[RoomKind]() for name in clusters.names}
     running = [entry for job_id, entry in entries.items() if granted[job_id]]
     for entry in running:
-        of_cluster = found.setdefault(clusters.of(entry.job), Counter())
+        of_cluster = demanded.setdefault(clusters.of(entry.job), Counter())
         _ask(plan, of_cluster, entry, min(granted[entry.job.job_id], entry.job.min_workers))
     for entry in waiting:
         name = clusters.for_waiting(entry.job)
         if name is not None and limit_in_the_way(plan, entry, entry.job.min_workers) is None:
-            _ask(plan, found.setdefault(name, Counter()), entry, entry.job.min_workers)
+            _ask(plan, demanded.setdefault(name, Counter()), entry, entry.job.min_workers)
     for entry in running:  # workers above a minimum are given to a job that waits, where a limit has no room for both
         above = granted[entry.job.job_id] - entry.charged
-        _ask(plan, found[clusters.of(entry.job)], entry, int(min(above, max(0, entry.share.room()))))
-    return {name: dict(of_cluster) for name, of_cluster in found.items()}
+        _ask(plan, demanded[clusters.of(entry.job)], entry, int(min(above, max(0, entry.share.room()))))
+    return {name: dict(of_cluster) for name, of_cluster in demanded.items()}
 
 
 class _Clusters:
@@ -91,17 +91,17 @@ class _Clusters:
 
     def __init__(self, state: MarketState, decisions: Sequence[Decision]) -> None:
         self._room = Room(state.nodes)
-        closed = {name for name, one in state.clusters.items() if one is not ClusterState.OPEN}
+        closed = {name for name, cluster in state.clusters.items() if cluster is not ClusterState.OPEN}
         self.names = sorted({*self._room.clusters, *state.clusters}) or [""]
         self._open = [name for name in self.names if name not in closed]
-        self._starts = {one.job_id: one.cluster for one in decisions if isinstance(one, Start)}
+        self._starts = {decision.job_id: decision.cluster for decision in decisions if isinstance(decision, Start)}
 
     def of(self, job: MarketJob) -> str:
         """The cluster of a job that has workers, or starts."""
         return self._starts.get(job.job_id, "") or job.cluster or self.names[0]
 
     def for_waiting(self, job: MarketJob) -> str | None:
-        """The cluster of a job that waits; None: no cluster in which it may start takes jobs."""
+        """The cluster of a job that waits; None if no cluster in which it may start takes jobs."""
         names = [name for name in self._open if name not in job.excluded_clusters and job.cluster in ("", name)]
         if len(names) < 2:
             return names[0] if names else None
@@ -109,23 +109,23 @@ class _Clusters:
         return max(names, key=lambda name: room.get(name, 0))  # of equal ones the first
 
 
-def _ask(plan: Plan, found: Counter[RoomKind], entry: Entry, workers: int) -> None:
-    if found.total() + workers <= MAX_WORKERS and workers:
+def _ask(plan: Plan, demanded: Counter[RoomKind], entry: Entry, workers: int) -> None:
+    if demanded.total() + workers <= MAX_WORKERS and workers:
         labels = label_selector(entry.job.selector, entry.job.capacity)
-        found[RoomKind(entry.job.need, tuple(sorted(labels.items())))] += workers
+        demanded[RoomKind(entry.job.need, tuple(sorted(labels.items())))] += workers
         plan.charge(entry, entry.charged + workers)
 
 
 def _waits(decisions: Sequence[Decision]) -> list[Wait]:
-    return [one for one in decisions if isinstance(one, Wait) and not one.waits_for_limit]
+    return [decision for decision in decisions if isinstance(decision, Wait) and not decision.waits_for_limit]
 
 
 def forecast(
     market: MarketState, spec: JobSpec, profiles: tuple[HardwareProfile, ...], policy: Policy, now: float
 ) -> StartForecast:
-    """Whether the job would start now, or wait, and until when: the present market with one job more, and the policy
-    that decides about real jobs. For `submit --dry-run`. Blocks for a decision, and for the prediction of the job's
-    throughput."""
+    """Return whether the job would start now, or wait, and until when: the present market with one job more, and the
+    policy that decides about real jobs. For `submit --dry-run`. Blocks for a decision, and for the prediction of the
+    job's throughput."""
     row = DriveRow(
         id=THIS_JOB,
         spec=spec,
@@ -219,12 +219,12 @@ def freed_places(
         grants: of each job before the changes.
     """
     places = [place for change in changes for place in _given_up(change, grants, reservations)]
-    found: dict[str, Counter[str]] = {}
+    freed: dict[str, Counter[str]] = {}
     for change in changes:
         if isinstance(change, Start) and places:
-            found[change.job_id] = Counter(places[: change.workers])
+            freed[change.job_id] = Counter(places[: change.workers])
             places = places[change.workers :]
-    return found
+    return freed
 
 
 def _given_up(
@@ -236,6 +236,6 @@ def _given_up(
     kept = change.workers if isinstance(change, Resize) else 0
     if kept >= grants.get(change.job_id, 0):
         return []
-    mine = [one for one in reservations if one.job_id == change.job_id and one.is_alive]
-    oldest_first = sorted(mine, key=lambda one: index_of_worker(one.worker_id))
-    return [one.node_id for one in oldest_first[kept:]]
+    mine = [reservation for reservation in reservations if reservation.job_id == change.job_id and reservation.is_alive]
+    oldest_first = sorted(mine, key=lambda worker: index_of_worker(worker.worker_id))
+    return [worker.node_id for worker in oldest_first[kept:]]

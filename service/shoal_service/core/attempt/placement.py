@@ -406,7 +406,7 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
     return (
         f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} need {_gib(need.of(number))}: "
         f"process {_gib(need.process)} + {number} x "
-        f"({' + '.join(f'{words} {_gib(size)}' for words, size in parts.items() if size)}). "
+        f"({' + '.join(f'{part} {_gib(size)}' for part, size in parts.items() if size)}). "
         f"Ways out: {'; '.join(ways)}"
     )
 

@@ -19,8 +19,8 @@ from shoal_service.core.events.base import JobEvent, Severity
 
 def _declared_in(topic: ModuleType) -> tuple[type[JobEvent], ...]:
     """The events of a module, in the order of the file."""
-    found = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
-    return tuple(event for event in found if event.__module__ == topic.__name__)
+    declared = (value for value in vars(topic).values() if isinstance(value, type) and issubclass(value, JobEvent))
+    return tuple(event for event in declared if event.__module__ == topic.__name__)
 
 
 TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
@@ -55,7 +55,7 @@ def describe(type_: str, data: Mapping[str, Any]) -> Description:
 
 
 def read(type_: str, data: Mapping[str, Any]) -> JobEvent | None:
-    """The typed event, without fields that this version does not know; None: the type is unknown, or the data do not
+    """The typed event, without fields that this version does not know; None if the type is unknown, or the data do not
     fit."""
     known = CATALOGUE.get(type_)
     if known is None:

@@ -169,7 +169,7 @@ class GenerationSwitching(JobEvent):
     generation: int
     reason: str
     durable: bool
-    """Whether there is a durable checkpoint of that step."""
+    """True if there is a durable checkpoint of that step."""
 
     def words(self) -> str:
         return f"switching at the next step boundary: {self.reason}"

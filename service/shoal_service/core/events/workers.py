@@ -104,9 +104,9 @@ class StragglerFound(JobEvent):
     action: str
 
     def words(self) -> str:
-        own, others = duration_text(self.compute_s), duration_text(self.median_s)
+        own_time, others = duration_text(self.compute_s), duration_text(self.median_s)
         name = worker_text(self.worker_id, self.rank)
-        return f"{name} is slow: {own} per step, the others {others}; {self.action}"
+        return f"{name} is slow: {own_time} per step, the others {others}; {self.action}"
 
 
 class StacksTaken(JobEvent):

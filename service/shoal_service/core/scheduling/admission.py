@@ -77,7 +77,7 @@ class Admission:
     preempted: list[Entry] = field(default_factory=list)
     num_starts: int = 0
     is_cut_short: bool = False
-    """Whether some of the waiting jobs were not looked at, because MOST_STARTS jobs start."""
+    """True if some of the waiting jobs were not looked at, because MOST_STARTS jobs start."""
 
 
 def keep_minima(plan: Plan) -> list[Entry]:
@@ -133,7 +133,7 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
 
 
 def _aged(plan: Plan, above_limit: list[Entry]) -> Entry | None:
-    """The job that goes first because it has waited for long; None: there is none. It is one job at a time, the one
+    """The job that goes first because it has waited for long; None if there is none. It is one job at a time, the one
     that was submitted first, so that a long queue of old jobs does not take the cluster from those of higher priority.
     The next one has its turn when this one has had its time."""
     old = sorted(plan.old, key=lambda entry: (entry.job.submitted_at, entry.job.job_id))
@@ -189,10 +189,10 @@ class _Refusals:
             self._refused_early.clear()
             self._as_of = self._plan.num_changes
             return None
-        found = self._refused.get(entry.claim)
-        if found is None and self._refused_early and not has_waited(entry.job, self._plan.now):
-            found = self._refused_early.get(entry.claim)
-        return found if found is None or _is_one_of_many(self._plan, entry) else None
+        refusal = self._refused.get(entry.claim)
+        if refusal is None and self._refused_early and not has_waited(entry.job, self._plan.now):
+            refusal = self._refused_early.get(entry.claim)
+        return refusal if refusal is None or _is_one_of_many(self._plan, entry) else None
 
     def add(self, entry: Entry, obstacle: Obstacle) -> None:
         if _is_one_of_many(self._plan, entry):
@@ -202,8 +202,8 @@ class _Refusals:
 
 
 def _is_one_of_many(plan: Plan, entry: Entry) -> bool:
-    """Whether the job asks for no more than the others with its claim: it is queued and is not the one that has waited
-    for long."""
+    """Return whether the job asks for no more than the others with its claim: it is queued and is not the one that has
+    waited for long."""
     return not entry.job.granted and entry is not plan.aged
 
 
@@ -250,18 +250,18 @@ class _Ways:
         if len(claim.shapes) > 1:
             return self._in_any(entry, missing)
         shape = entry.shape
-        found = self._reservations.take(entry, missing)
-        if found is None or isinstance(found, _Reservation):
+        taken = self._reservations.take(entry, missing)
+        if taken is None or isinstance(taken, _Reservation):
             if shape.lacks(missing) and not self._preemption.may_help(entry, missing):
                 self._reservations.reserve(entry, (shape,))
                 return ROOM, True
-            if found is not None:
-                return _behind(found), False
+            if taken is not None:
+                return _behind(taken), False
             if not self._preempt(entry, missing):
                 self._reservations.reserve(entry, (shape,))
                 return ROOM, False
         else:
-            plan.book(entry, found)
+            plan.book(entry, taken)
         self._admitted(entry, missing)
         return None, False
 
@@ -282,13 +282,13 @@ class _Ways:
         full: list[Shape] = []
         for shape in (*ranked, *(shape for shape in shapes if shape not in fitting)):
             entry.shape = shape
-            found = self._reservations.take(entry, missing)
-            if found is None:
+            taken = self._reservations.take(entry, missing)
+            if taken is None:
                 full.append(shape)
-            elif isinstance(found, _Reservation):
-                behind = behind or found
+            elif isinstance(taken, _Reservation):
+                behind = behind or taken
             else:
-                self._plan.book(entry, found)
+                self._plan.book(entry, taken)
                 self._admitted(entry, missing)
                 return None, False
         if self._preempt_in_any(entry, missing, full):
@@ -321,9 +321,9 @@ class _Ways:
         if not victims:
             return False
         _displace(self._admission, victims, entry)
-        found = entry.shape.take_all(missing)
-        assert found is not None, "preemption has made room"
-        self._plan.book(entry, found)
+        taken = entry.shape.take_all(missing)
+        assert taken is not None, "preemption has made room"
+        self._plan.book(entry, taken)
         return True
 
 
@@ -399,8 +399,8 @@ class _Reservations:
         return sites
 
     def _holds_back(self, reserved: _Reservation, entry: Entry) -> bool:
-        """Whether the reservation holds the job back: if the job started now, it would still be there at the reserved
-        time, and it has no higher priority."""
+        """Return whether the reservation holds the job back: if the job started now, it would still be there at the
+        reserved time, and it has no higher priority."""
         job = entry.job
         if reserved.entry is entry or reserved.entry.job.priority < job.priority:
             return False
@@ -412,8 +412,8 @@ class _Reservations:
         """Reserve the start of a job that fits into none of these shapes, where it is earliest, unless a job before it
         has reserved on nodes that it may use."""
         if not any(reserved.shape.overlaps(shape) for reserved in self._all for shape in shapes):
-            found = [self._reservation(entry, shape) for shape in shapes]
-            self._all.append(min(found, key=lambda one: one.at))
+            reservations = [self._reservation(entry, shape) for shape in shapes]
+            self._all.append(min(reservations, key=lambda reservation: reservation.at))
 
     def _reservation(self, entry: Entry, shape: Shape) -> _Reservation:
         """The reservation of a start in this shape. The workers start where others end, so that what is free now stays
@@ -553,7 +553,7 @@ class _Preemption:
             self._least_added = entry.job.priority
 
     def may_help(self, claimant: Entry, missing: int) -> bool:
-        """Whether preemption may help: some job has a lower priority, or the same one if workers are owed to the
+        """Return whether preemption may help: some job has a lower priority, or the same one if workers are owed to the
         claimant's project."""
         least = min(self._victims[0][0] if self._victims else math.inf, self._least_added)
         priority = self._priority(claimant)
@@ -573,13 +573,13 @@ class _Preemption:
         return math.inf if claimant is self._plan.aged else claimant.job.priority
 
     def _owed_to(self, claimant: Entry, missing: int) -> Share | None:
-        """The project that gets back what is guaranteed to it by this claim; None: there is none, or the claimant has
+        """The project that gets back what is guaranteed to it by this claim; None if there is none, or the claimant has
         not waited long enough."""
         return claimant.share.owed(missing) if has_waited(claimant.job, self._plan.now) else None
 
     def harm(self, claimant: Entry, missing: int) -> tuple[float, int] | None:
         """The highest priority among the jobs that `make_room` would preempt, and the workers that would count less for
-        their projects; None: it cannot make room. Nothing has changed afterwards."""
+        their projects; None if it cannot make room. Nothing has changed afterwards."""
         cleared = self._make_room(claimant, missing)
         if not cleared:
             return None
@@ -669,7 +669,7 @@ class _Victim(NamedTuple):
 
 
 def has_waited(job: MarketJob, now: float) -> bool:
-    """Whether the wait of the job has lasted long enough to displace borrowers of its own priority."""
+    """Return whether the wait of the job has lasted long enough to displace borrowers of its own priority."""
     return now - (job.submitted_at if job.moved_at is None else job.moved_at) >= RECLAIM_AFTER_S
 
 
@@ -746,7 +746,7 @@ def _turn(plan: Plan, entry: Entry) -> tuple[Precedence, tuple[float, str]]:
 
 def limit_in_the_way(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
     """The limit of its project and of those above it, of its user or of its sweep that forbids the job `missing` more
-    workers; None: no limit does."""
+    workers; None if no limit does."""
     job, share = entry.job, entry.share
     if share.has_limits and share.room() < missing:
         tightest = share.tightest()

@@ -70,14 +70,14 @@ def decide(state: MarketState, now: float) -> list[Decision]:
         if places is None and not _is_whole(later, preempted_later, entries):
             return [*changes, *waiting] if _are_complete(state, changes, waiting) else first
         places = (places or {}) | _places(later)
-        for one in more:
-            entry = entries[one.job_id]
-            if not isinstance(one, Preempt):
-                entry.target = one.workers
-                if isinstance(one, Start):
-                    entry.start_in(one.cluster)
+        for change in more:
+            entry = entries[change.job_id]
+            if not isinstance(change, Preempt):
+                entry.target = change.workers
+                if isinstance(change, Start):
+                    entry.start_in(change.cluster)
             elif entry.job.granted:
-                entry.beneficiary = one.beneficiary
+                entry.beneficiary = change.beneficiary
                 preempted.append(entry)
             else:
                 entry.target = 0  # it would start, and give way to another job at once: it waits
@@ -86,17 +86,17 @@ def decide(state: MarketState, now: float) -> list[Decision]:
 
 
 def _is_whole(plan: Plan, preempted: Sequence[Entry], entries: Mapping[str, Entry]) -> bool:
-    """Whether every job has its workers as they are booked here. If not, what seems to be free is not."""
+    """Return whether every job has its workers as they are booked here. If not, what seems to be free is not."""
     if any(entries[entry.job.job_id].job.granted for entry in preempted):
         return False
     return all(entry.target >= entry.job.granted for entry in plan.running if entry not in preempted)
 
 
 def _are_complete(state: MarketState, changes: Sequence[Change], waiting: Sequence[Wait]) -> bool:
-    """Whether there is exactly one decision for each queued job."""
+    """Return whether there is exactly one decision for each queued job."""
     queued = {job.job_id for job in state.jobs if not job.granted and not job.is_leaving}
-    found = [one.job_id for one in (*changes, *waiting) if one.job_id in queued]
-    return len(found) == len(queued) == len(set(found))
+    settled = [entry.job_id for entry in (*changes, *waiting) if entry.job_id in queued]
+    return len(settled) == len(queued) == len(set(settled))
 
 
 def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wait]]:
@@ -121,8 +121,8 @@ def after(
     `places` has the workers of each changed job by node, if that is known. Without it, workers may count as if they
     were elsewhere, and a node as free that is not.
     """
-    grants = {one.job_id: 0 if isinstance(one, Preempt) else one.workers for one in changes}
-    clusters = {one.job_id: one.cluster for one in changes if isinstance(one, Start)}
+    grants = {change.job_id: 0 if isinstance(change, Preempt) else change.workers for change in changes}
+    clusters = {change.job_id: change.cluster for change in changes if isinstance(change, Start)}
     jobs = []
     for job in state.jobs:
         workers = grants.get(job.job_id)
@@ -137,14 +137,14 @@ def after(
 
 def _places(plan: Plan) -> dict[str, Mapping[str, int]]:
     """The workers that each job has in this plan, by node."""
-    found: dict[str, Mapping[str, int]] = {}
+    places: dict[str, Mapping[str, int]] = {}
     for entry in (*plan.running, *plan.queued):
         if entry.target:
             on_nodes: Counter[str] = Counter()
             for free, workers in entry.sites:
                 on_nodes[free.node.node_id] += workers
-            found[entry.job.job_id] = on_nodes
-    return found
+            places[entry.job.job_id] = on_nodes
+    return places
 
 
 def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
@@ -162,22 +162,22 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
         by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *kept)}
         for entry in preempted:
             name = entry.beneficiary or ""
-            words = preempt_words(entry, by_id.get(name))
-            changes.append(Preempt(entry.job.job_id, words, name, flows.to(entry)))
+            message = preempt_words(entry, by_id.get(name))
+            changes.append(Preempt(entry.job.job_id, message, name, flows.to(entry)))
     for entry in shrunk:
         changes.append(Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows), flows.to(entry)))
     for entry in started:
         cluster = entry.shape.cluster
-        words = start_words(entry, flows, in_cluster(plan, cluster))
-        changes.append(Start(entry.job.job_id, entry.target, words, cluster, flows.of(entry)))
+        message = start_words(entry, flows, in_cluster(plan, cluster))
+        changes.append(Start(entry.job.job_id, entry.target, message, cluster, flows.of(entry)))
     for entry in grown:
         changes.append(Resize(entry.job.job_id, entry.target, grow_words(entry, flows), flows.of(entry)))
     return changes
 
 
 def _keeps_claim(entry: Entry) -> bool:
-    """Whether a job that has lost nodes keeps its grant, because no other job gains from a smaller one. With it the job
-    is whole again as soon as the nodes come back."""
+    """Return whether a job that has lost nodes keeps its grant, because no other job gains from a smaller one. With it
+    the job is whole again as soon as the nodes come back."""
     job = entry.job
     return job.granted <= job.max_workers and entry.share.room() >= job.granted - entry.target
 

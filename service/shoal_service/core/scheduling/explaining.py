@@ -117,7 +117,7 @@ def grow_words(entry: Entry, flows: Flows) -> str:
     here, got = percent(job, entry.target), flows.got[job.job_id]
     if not got:
         return f"Got {workers_of(entry.target - job.granted)} that were free: {here} here."
-    flow = max(got, key=lambda one: one.workers)
+    flow = max(got, key=lambda option: option.workers)
     there = percent(flow.giver.job, flow.giver.target)
     return f"Got {workers_of(entry.target - job.granted)} from {names_of(_givers(got))}: {here} here, {there} there."
 
@@ -130,9 +130,9 @@ def shrink_words(entry: Entry, flows: Flows) -> str:
     given = flows.given[job.job_id]
     if not given:
         return f"Gave back {workers_of(less)}: {_room_lost_words(entry)}"
-    flow = max(given, key=lambda one: one.workers)
+    flow = max(given, key=lambda option: option.workers)
     taker, here = flow.taker.job, percent(job, entry.target)
-    to = names_of(tuple(dict.fromkeys(one.taker.job.job_id for one in given)))
+    to = names_of(tuple(dict.fromkeys(option.taker.job.job_id for option in given)))
     if taker.granted == 0:
         return f"Gave {workers_of(less)} to {to}, which starts with {flow.taker.target}: {here} here."
     return f"Gave {workers_of(less)} to {to}: {percent(taker, flow.taker.target)} there, {here} here."
@@ -266,11 +266,11 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
 def _place(forecasts: Sequence[_Forecast], workers: int) -> tuple[float | None, tuple[str, ...]]:
     """Place the workers in the cluster where they fit first. If that is known of none, nothing is known of those
     after them either."""
-    times = [one.at(workers) for one in forecasts]
+    times = [forecast.at(workers) for forecast in forecasts]
     soonest = min(times)
     if soonest < math.inf:
         return forecasts[times.index(soonest)].place(workers)
-    holders = [one.place(workers)[1] for one in forecasts]
+    holders = [forecast.place(workers)[1] for forecast in forecasts]
     return None, next(filter(None, holders), ())
 
 
@@ -292,7 +292,7 @@ class _Words:
             shapes = [shape for shape in entry.claim.shapes if shape.ever >= entry.job.min_workers]
             forecasts = [self._forecast(shape) for shape in shapes]
             if obstacle.behind is None:
-                reason = room_words(self._plan, entry, [(one.shape, one.room) for one in forecasts])
+                reason = room_words(self._plan, entry, [(forecast.shape, forecast.room) for forecast in forecasts])
             else:
                 reason = _behind_words(entry, obstacle.behind, in_cluster(self._plan, obstacle.cluster))
             known = self._rooms[entry.claim, obstacle.behind] = forecasts, reason
@@ -330,7 +330,7 @@ def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
 
 def _jobs_of_sweep(plan: Plan, project: str, sweep: str) -> tuple[str, ...]:
     entries = (entry for entry in (*plan.leaving, *plan.running, *plan.queued) if entry.charged)
-    inside = (one.job.job_id for one in entries if (one.job.project, one.job.sweep) == (project, sweep))
+    inside = (entry.job.job_id for entry in entries if (entry.job.project, entry.job.sweep) == (project, sweep))
     return tuple(islice(inside, MAX_HOLDERS))
 
 
@@ -436,7 +436,7 @@ def in_cluster(plan: Plan, cluster: str) -> str:
 
 
 def closed_words(plan: Plan, job: MarketJob) -> str | None:
-    """Why more nodes would not help: no cluster in which the job may start takes jobs. None: one does."""
+    """Why more nodes would not help: no cluster in which the job may start takes jobs. None if one does."""
     if job.cluster:
         return _pinned_words(plan, job)
     taking = {name for name in plan.known_clusters if _state(plan, name) is ClusterState.OPEN}
@@ -445,8 +445,8 @@ def closed_words(plan: Plan, job: MarketJob) -> str | None:
     if taking:
         where = f"the cluster {min(taking)}" if len(taking) == 1 else f"the clusters {names_of(sorted(taking))}"
         return f"Its checkpoints (checkpoint.url) are not known to be reachable in {where}. It waits until they are."
-    words = _closed(plan, job)
-    return f"No cluster takes jobs now.{words}" if words else None
+    message = _closed(plan, job)
+    return f"No cluster takes jobs now.{message}" if message else None
 
 
 def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
@@ -475,7 +475,7 @@ def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
 
 
 def _state(plan: Plan, name: str) -> ClusterState | None:
-    """Whether the cluster takes jobs; None: no cluster of this name has joined."""
+    """Return whether the cluster takes jobs; None if no cluster of this name has joined."""
     return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
 
 
@@ -514,9 +514,9 @@ def _rooms(rooms: Sequence[tuple[Shape, int]]) -> str:
     if not any(room for _, room in rooms):
         return f"0 in each of the clusters {names_of([shape.cluster for shape, _ in rooms])}"
     ordered = sorted(rooms, key=lambda pair: (-pair[1], pair[0].cluster))
-    found = [f"{room} in the cluster {shape.cluster}" for shape, room in ordered[:_MOST_NAMED]]
+    named = [f"{room} in the cluster {shape.cluster}" for shape, room in ordered[:_MOST_NAMED]]
     more = len(ordered) - _MOST_NAMED
-    return ", ".join([*found, f"less in {count_text(more, 'other')}"] if more > 0 else found)
+    return ", ".join([*named, f"less in {count_text(more, 'other')}"] if more > 0 else named)
 
 
 def spans_words(job: MarketJob, rooms: Sequence[int]) -> str:
@@ -529,16 +529,16 @@ def _closed(plan: Plan, job: MarketJob) -> str:
     """The clusters that are left out, as further sentences."""
     if job.cluster:
         return ""
-    found = []
+    refused = []
     for name in sorted(plan.known_clusters):
         state = _state(plan, name)
         if state is ClusterState.AWAY:
-            found.append(f" The cluster {name} does not answer.")
+            refused.append(f" The cluster {name} does not answer.")
         elif state is ClusterState.CORDONED:
-            found.append(f" The cluster {name} is cordoned.")
+            refused.append(f" The cluster {name} is cordoned.")
         elif name in job.excluded_clusters:
-            found.append(f" Its checkpoints are not known to be reachable in the cluster {name}.")
-    return "".join(found)
+            refused.append(f" Its checkpoints are not known to be reachable in the cluster {name}.")
+    return "".join(refused)
 
 
 class GrowthLimit(StrEnum):
@@ -596,8 +596,8 @@ def held_back(state: MarketState, now: float) -> list[HeldBack]:
 def _why(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
     job, have = entry.job, entry.job.granted
     if have >= job.min_workers and not hull(job.curve, have, job.max_workers):
-        words = f"By what was predicted and measured, it trains no faster with more than {workers_of(have)}."
-        return GrowthLimit.NO_FASTER, words
+        message = f"By what was predicted and measured, it trains no faster with more than {workers_of(have)}."
+        return GrowthLimit.NO_FASTER, message
     allowed = entry.share.room()
     if allowed <= 0:
         return GrowthLimit.QUOTA, _quota_words(entry)
@@ -608,8 +608,8 @@ def _why(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit,
     size = segments[-1][0]
     if have >= job.min_workers and not pays(job, size):
         return GrowthLimit.PAUSE_COSTS_MORE, _pause_words(job, size)
-    words = f"There is room for {workers_of(size - have)} more ({percent(job, size)}): it may grow soon."
-    return GrowthLimit.SOON, words
+    message = f"There is room for {workers_of(size - have)} more ({percent(job, size)}): it may grow soon."
+    return GrowthLimit.SOON, message
 
 
 def _quota_words(entry: Entry) -> str:
@@ -622,21 +622,21 @@ def _quota_words(entry: Entry) -> str:
 
 
 def _full(entry: Entry, spare: Sequence[Entry], where: str) -> tuple[GrowthLimit, str]:
-    others = [one for one in spare if one is not entry and one.shape.overlaps(entry.shape)]
+    others = [room for room in spare if room is not entry and room.shape.overlaps(entry.shape)]
     if not others:
-        words = (
+        message = (
             f"The nodes that it may use{where} have no room for another worker of {entry.shape.words}: all is at the "
             "minima of jobs, or reserved by others. More nodes help."
         )
-        return GrowthLimit.NO_ROOM, words
-    above = sum(one.job.granted - one.job.min_workers for one in others)
+        return GrowthLimit.NO_ROOM, message
+    above = sum(other.job.granted - other.job.min_workers for other in others)
     hold, adds = "holds" if len(others) == 1 else "hold", "adds" if above == 1 else "add"
-    names = names_of(tuple(one.job.job_id for one in others))
-    words = (
+    names = names_of(tuple(other.job.job_id for other in others))
+    message = (
         f"No worker of {entry.shape.words} is free{where}. {names} {hold} {above} above the minimum, which {adds} more "
         f"there than here. A priority above {entry.job.priority} weighs more, and more nodes help."
     )
-    return GrowthLimit.OTHERS_GAIN_MORE, words
+    return GrowthLimit.OTHERS_GAIN_MORE, message
 
 
 def _pause_words(job: MarketJob, size: int) -> str:

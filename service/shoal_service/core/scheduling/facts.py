@@ -71,8 +71,8 @@ class Facts:
         self.work_s = worker_seconds_left(job)
         self._order = (queue_time(job, self.work_s), job.job_id)
         self._due: tuple[float, tuple[float, str]] | None = None
-        """The latest start by which the job can meet its deadline, and its place in the queue until then; None: it has
-        no deadline, or its work is not known."""
+        """The latest start by which the job can meet its deadline, and its place in the queue until then; None if it
+        has no deadline, or its work is not known."""
         if job.finish_by is not None and job.left is not None:
             latest = latest_start(job)
             self._due = latest, min(self._order, (queue_time_by_deadline(job, latest), job.job_id))
@@ -143,11 +143,11 @@ def _claim_key(
 
 def facts_of(job: MarketJob) -> Facts:
     """The facts of a job. They are derived at the first call for this value, and kept with it."""
-    found: Facts | None = job.memo
-    if found is None:
-        found = Facts(job)
-        object.__setattr__(job, "memo", found)  # frozen, and equal before and after
-    return found
+    facts: Facts | None = job.memo
+    if facts is None:
+        facts = Facts(job)
+        object.__setattr__(job, "memo", facts)  # frozen, and equal before and after
+    return facts
 
 
 def worker_seconds_left(job: MarketJob) -> float:
@@ -218,7 +218,8 @@ def workers_for_deadline(job: MarketJob, now: float) -> int:
 
 
 def verdict(job: MarketJob, now: float) -> str | None:
-    """Why the deadline cannot be met even if the job gets all of its workers at once; None: it can, or is not known."""
+    """Why the deadline cannot be met even if the job gets all of its workers at once; None if it can, or is not
+    known."""
     if job.finish_by is None or job.left is None or workers_for_deadline(job, now):
         return None
     best = max(known_sizes(job), key=lambda size: (job.curve.rate(size), -size))

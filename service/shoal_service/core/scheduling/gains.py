@@ -232,7 +232,7 @@ def keep_bonus(job: MarketJob, now: float) -> float:
 
 
 def pays(job: MarketJob, workers: int) -> bool:
-    """Whether growing to this size wins more samples than its pause costs, before the horizon ends."""
+    """Return whether growing to this size wins more samples than its pause costs, before the horizon ends."""
     before, after = job.curve.rate(job.granted), job.curve.rate(workers)
     if before <= 0 or after <= before:
         return after > before

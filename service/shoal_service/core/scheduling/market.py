@@ -131,7 +131,7 @@ class MarketNode:
     """Name of the node's Ray cluster. All workers of a job are in one cluster."""
     is_spot: bool = False
     is_cordoned: bool = False
-    """Whether the node is cordoned: running workers may stay, and no worker is added."""
+    """True if the node is cordoned: running workers may stay, and no worker is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class MarketJob:
     sweep: str = ""
     """Name of the job's sweep in its project; empty: it is in none."""
     sweep_limit: int | None = None
-    """The job starts only while fewer jobs of its sweep than this have workers; None: no limit."""
+    """The job starts only while fewer jobs of its sweep than this have workers; None means no limit."""
     priority: int = 0
     granted: int = 0
     """Number of workers that the job may use; 0: it is queued."""
@@ -160,19 +160,19 @@ class MarketJob:
     curve: ThroughputCurve = field(default_factory=ThroughputCurve.linear)
     """Predicted throughput, corrected by what was measured."""
     left: float | None = None
-    """Samples that remain; None: unknown."""
+    """Samples that remain; None means unknown."""
     done: float = 0.0
     """Samples that the job has trained."""
     served_s: float = 0.0
     """Worker-seconds that the job has received so far."""
     moved_at: float | None = None
-    """When `granted` last changed; None: never."""
+    """When `granted` last changed; None means never."""
     switch_s: float = SWITCH_S
     """Seconds without training at each change of the number of workers; measured if possible."""
     start_s: float = START_S
     """Seconds from a grant to the first step if the job is queued; measured if possible."""
     finish_by: float | None = None
-    """Wall-clock time of the deadline that the user has set; None: there is none."""
+    """Wall-clock time of the deadline that the user has set; None if there is none."""
     capacity: CapacityKind = CapacityKind.ANY
     selector: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have, all of them, to be used by the job."""
@@ -184,7 +184,7 @@ class MarketJob:
     """For a queued job, the clusters in which it may not start, because its checkpoints are not known to be reachable
     there."""
     is_leaving: bool = False
-    """Whether the job is leaving: it pauses, is cancelled or moves, or its cluster does not answer. It keeps its
+    """True if the job is leaving: it pauses, is cancelled or moves, or its cluster does not answer. It keeps its
     workers until it is gone, and gets no more."""
     memo: Any = field(default=None, init=False, repr=False, compare=False)
     """What `facts` has derived from this value, so that a job that has not changed costs the next decision less."""
@@ -201,7 +201,7 @@ class Project:
     """Workers that the project gets back from borrowers for its jobs: at once from what is above their minima, after a
     grace from jobs of no higher priority."""
     limit: int | None = None
-    """Most workers that the project ever has; None: no limit."""
+    """Most workers that the project ever has; None means no limit."""
     max_running: int | None = None
     """Jobs with a grant at the same time."""
     max_queued: int | None = None
@@ -291,9 +291,9 @@ class Wait(NamedTuple):
     holders: tuple[str, ...] = ()
     """Jobs that hold what is waited for."""
     expected_at: float | None = None
-    """Wall-clock time at which the job is expected to start; None: not known."""
+    """Wall-clock time at which the job is expected to start; None means not known."""
     waits_for_limit: bool = False
-    """Whether more nodes would not help: a limit of its project, its user or its sweep is in the way, or no cluster in
+    """True if more nodes would not help: a limit of its project, its user or its sweep is in the way, or no cluster in
     which it may start takes jobs."""
 
 

@@ -49,7 +49,7 @@ class Claim:
         """Number of workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
-        """Whether the project or one above it, the user or the sweep has limits."""
+        """True if the project or one above it, the user or the sweep has limits."""
         self._precedence: Precedence = True, 0, ()
         self._precedence_as_of = -1
 
@@ -102,11 +102,11 @@ class Entry:
         self.sites: Sites = _NONE
         """The nodes on which the job's workers are booked."""
         self.beneficiary: str | None = None
-        """Id of the job for which this one is preempted; None: it is not preempted for another one."""
+        """Id of the job for which this one is preempted; None if it is not preempted for another one."""
         self.aged = False
-        """Whether the job is preempted for one that has waited for long, or is that job itself."""
+        """True if the job is preempted for one that has waited for long, or is that job itself."""
         self.owed: Share | None = None
-        """The project that gets back what is guaranteed to it by preemption of this job, or for it; None: there is
+        """The project that gets back what is guaranteed to it by preemption of this job, or for it; None if there is
         none."""
         self.donors: tuple[str, ...] = ()
         """Ids of the jobs that are preempted for this one."""
@@ -129,7 +129,7 @@ class Plan:
         self.clusters = state.clusters
         self.known_clusters = state.clusters.keys() | set(self.room.clusters)
         self.has_clusters = len(self.known_clusters) > 1
-        """Whether there are several clusters, so that words name them."""
+        """True if there are several clusters, so that words name them."""
         self.num_elastic: Counter[str] = Counter()
         """Number of jobs with places that can have more workers than their minimum, by cluster; counted only if there
         are several clusters."""
@@ -178,18 +178,18 @@ class Plan:
         return Claim(job, self.room.choices(job, facts), share, has_limits)
 
     def is_unplaced(self, entry: Entry) -> bool:
-        """Whether the job's workers were granted a moment ago and are on no node yet. They have room, though not where
-        they are booked here, so no job is preempted for them."""
+        """Return whether the job's workers were granted a moment ago and are on no node yet. They have room, though not
+        where they are booked here, so no job is preempted for them."""
         job = entry.job
         moved_at = -math.inf if job.moved_at is None else job.moved_at
         return job.granted > 0 and not job.on_nodes and self.now - moved_at <= PLACING_S
 
     def max_running_of(self, user: str) -> int | None:
-        """Most jobs with a grant that the user may have; None: any number."""
+        """Most jobs with a grant that the user may have; None means any number."""
         if not user:
             return None
-        found = self._users.get(user) or self._users.get(DEFAULT_USER)
-        return None if found is None else found.max_running
+        limits = self._users.get(user) or self._users.get(DEFAULT_USER)
+        return None if limits is None else limits.max_running
 
     def stay(self, entry: Entry, workers: int) -> Sites:
         """Take places for workers that run already: first on the nodes where they are known to be."""
@@ -249,17 +249,17 @@ class Obstacle:
     """Why a queued job does not start."""
 
     words: str | None
-    """Why the job waits, in words; None: it waits for room."""
+    """Why the job waits, in words; None if it waits for room."""
     share: Share | None = None
-    """The project whose quota is in the way; None: no project's is."""
+    """The project whose quota is in the way; None if no project's is."""
     user: str = ""
     """The user whose limit is in the way; empty: no user's is."""
     sweep: tuple[str, str] | None = None
-    """The sweep whose limit is in the way, as (project, name); None: no sweep's is."""
+    """The sweep whose limit is in the way, as (project, name); None if no sweep's is."""
     is_limit: bool = False
-    """Whether more nodes would not help."""
+    """True if more nodes would not help."""
     behind: str | None = None
-    """Id of the job whose reserved start this one would delay; None: it would delay none."""
+    """Id of the job whose reserved start this one would delay; None means it would delay none."""
     cluster: str = ""
     """The cluster in which it would delay that job."""
 
@@ -319,7 +319,7 @@ class Share:
         )
 
     def owed(self, workers: int) -> Share | None:
-        """The project, this one or an ancestor, to which `workers` more workers are still guaranteed; None: there is
+        """The project, this one or an ancestor, to which `workers` more workers are still guaranteed; None if there is
         none."""
         for share, least in self._guaranteed:
             if share.used + workers <= least:
@@ -328,11 +328,11 @@ class Share:
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether something is guaranteed to the project or to an ancestor."""
+        """True if something is guaranteed to the project or to an ancestor."""
         return bool(self._guaranteed)
 
     def full_of_jobs(self) -> Share | None:
-        """The project on the path that has as many running jobs as it may; None: there is none."""
+        """The project on the path that has as many running jobs as it may; None if there is none."""
         for share in self._capped:
             if share.running >= (share.project.max_running or 0):
                 return share
@@ -372,8 +372,8 @@ class Shares:
         return share
 
     def _is_below(self, name: str, parent: str) -> bool:
-        """Whether the project is below this parent: the parent is listed, and its ancestors do not lead back to the
-        project."""
+        """Return whether the project is below this parent: the parent is listed, and its ancestors do not lead back to
+        the project."""
         seen = {name}
         above: str | None = parent
         while above is not None:
@@ -405,8 +405,8 @@ def _entitle_below(share: Share, entitled: int) -> None:
         share.entitled = entitled
         return
     claims = [_claim(child) for child in share.children]
-    own, *parts = divide(entitled, [(1.0, 0, share.own_demand), *claims])
-    share.entitled = own
+    own_share, *parts = divide(entitled, [(1.0, 0, share.own_demand), *claims])
+    share.entitled = own_share
     for child, part in zip(share.children, parts, strict=True):
         _entitle_below(child, part)
 

@@ -39,9 +39,9 @@ class FreeNode:
 
     def copy(self) -> FreeNode:
         """The same node with the same free resources."""
-        found = FreeNode(self.node)
-        found.cpus, found.gpus, found.memory_gib = self.cpus, self.gpus, self.memory_gib
-        return found
+        copied = FreeNode(self.node)
+        copied.cpus, copied.gpus, copied.memory_gib = self.cpus, self.gpus, self.memory_gib
+        return copied
 
     def fits(self, need: WorkerNeed) -> int:
         """The number of such workers that fit."""
@@ -142,7 +142,7 @@ class Shape:
         return sites
 
     def may_use(self, free: FreeNode) -> bool:
-        """Whether this is an open node of the shape."""
+        """Return whether this is an open node of the shape."""
         return id(free) in self._index
 
     def stay(self, most: int, on_nodes: Mapping[str, int]) -> Sites:
@@ -175,12 +175,12 @@ class Shape:
         if most > self._at_most:
             most = self._at_most
         nodes, need = self.nodes, self.need
-        found = 0
+        num_free = 0
         roomy = []
         for at in self._roomy:
             here = nodes[at].fits(need)
-            found += here
-            if found >= most:
+            num_free += here
+            if num_free >= most:
                 return most
             if here:
                 roomy.append(at)
@@ -189,8 +189,8 @@ class Shape:
             self._is_roomy = bytearray(len(nodes))
             for at in roomy:
                 self._is_roomy[at] = 1
-        self._at_most = found
-        return found
+        self._at_most = num_free
+        return num_free
 
     @property
     def num_nodes(self) -> int:
@@ -199,11 +199,11 @@ class Shape:
 
     @property
     def is_full(self) -> bool:
-        """Whether no open node has room, as far as the last attempt to place a worker has shown."""
+        """True if no open node has room, as far as the last attempt to place a worker has shown."""
         return not self._roomy
 
     def lacks(self, workers: int) -> bool:
-        """Whether `workers` workers do not fit now."""
+        """Return whether `workers` workers do not fit now."""
         if workers > self._at_most:
             return True
         if self._roomy and self.nodes[self._roomy[0]].fits(self.need) >= workers:
@@ -224,8 +224,8 @@ class Shape:
     def per_worker(self, other: Shape) -> tuple[float, float]:
         """How many of this shape's workers fit in the place of one of the other's: on an empty node, and at most, with
         what is free beside it."""
-        found = self._per_worker.get(id(other))
-        if found is None:
+        bounds = self._per_worker.get(id(other))
+        if bounds is None:
             need = other.need
             pairs = (
                 (need.cpus, self.need.cpus),
@@ -233,17 +233,17 @@ class Shape:
                 (need.memory_gib, self.need.memory_gib),
             )
             ratios = [have / want for have, want in pairs if want > 0]
-            found = self._per_worker[id(other)] = (min(ratios, default=1.0), max(ratios, default=1.0))
-        return found
+            bounds = self._per_worker[id(other)] = (min(ratios, default=1.0), max(ratios, default=1.0))
+        return bounds
 
     def overlaps(self, other: Shape) -> bool:
-        """Whether some node may be used by both shapes."""
+        """Return whether some node may be used by both shapes."""
         if self is other:
             return True
-        found = self._overlaps.get(id(other))
-        if found is None:
-            found = self._overlaps[id(other)] = not self._index.keys().isdisjoint(other._index)
-        return found
+        are_shared = self._overlaps.get(id(other))
+        if are_shared is None:
+            are_shared = self._overlaps[id(other)] = not self._index.keys().isdisjoint(other._index)
+        return are_shared
 
 
 def _reserve(free: FreeNode, need: WorkerNeed, workers: int, sites: Sites) -> int:

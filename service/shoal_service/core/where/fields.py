@@ -129,10 +129,10 @@ _STATUS: tuple[tuple[str, tuple[str, ...], Kind, str], ...] = (
 )
 _ZERO_AT_FIRST = frozenset({"step", "tokens", "workers", "incidents", "steps_lost"})
 FACTS: Mapping[str, Field] = {
-    **{name: Field(name, Source.COLUMN, (column,), kind, words) for name, column, kind, words in _COLUMNS},
+    **{name: Field(name, Source.COLUMN, (column,), kind, meaning) for name, column, kind, meaning in _COLUMNS},
     **{
-        name: Field(name, Source.STATUS, path, kind, words, 0 if name in _ZERO_AT_FIRST else None)
-        for name, path, kind, words in _STATUS
+        name: Field(name, Source.STATUS, path, kind, meaning, 0 if name in _ZERO_AT_FIRST else None)
+        for name, path, kind, meaning in _STATUS
     },
     "queue": Field("queue", Source.QUEUE, (), Kind.NUMBER, "Its place in the queue; 1 starts next."),
     "archived": Field("archived", Source.ARCHIVED, (), Kind.SWITCH, "Whether it is archived."),
@@ -214,9 +214,9 @@ def _at(document: Any, path: tuple[str, ...], default: int | None = None) -> Any
 
 def _near(name: str) -> str:
     known = [*all_names(), *{path[-1] for path in setting_kinds()}]
-    found = difflib.get_close_matches(name, known, n=_MOST_SHOWN, cutoff=0.6)
-    if found:
-        return f"; near it are {', '.join(found)}"
+    similar = difflib.get_close_matches(name, known, n=_MOST_SHOWN, cutoff=0.6)
+    if similar:
+        return f"; near it are {', '.join(similar)}"
     families = ", ".join(f"{family}.NAME" for family in _FAMILIES)
     return f". Names are {', '.join(FACTS)}; {families}; and settings of the spec, such as optimizer.lr"
 
@@ -239,11 +239,14 @@ def _paths(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[tup
         if path in (("labels",), ("annotations",)):
             continue  # they have families of their own
         options = list(_options(known.annotation))
-        sections = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
+        sections = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
         for section in sections:
             yield from _paths(section, path)
         if len(sections) < len(options):
-            yield path, Kind.TIME if path in _TIMES else _kind_of([one for one in options if one not in sections])
+            yield (
+                path,
+                Kind.TIME if path in _TIMES else _kind_of([option for option in options if option not in sections]),
+            )
 
 
 def _options(annotation: Any) -> Iterator[Any]:
@@ -252,20 +255,20 @@ def _options(annotation: Any) -> Iterator[Any]:
     if origin is Annotated:
         yield from _options(get_args(annotation)[0])
     elif origin in (Union, types.UnionType):
-        for one in get_args(annotation):
-            yield from _options(one)
+        for arg in get_args(annotation):
+            yield from _options(arg)
     elif origin is Literal:
-        yield from {type(one) for one in get_args(annotation)}
+        yield from {type(arg) for arg in get_args(annotation)}
     elif annotation is not type(None):
         yield annotation
 
 
 def _kind_of(options: list[Any]) -> Kind:
-    found: set[Kind] = set()
-    for one in options:
-        of_type = [kind for base, kind in _KINDS if isinstance(one, type) and issubclass(one, base)]
-        found.add(of_type[0] if of_type else Kind.ANY)
-    return found.pop() if len(found) == 1 else Kind.ANY
+    kinds: set[Kind] = set()
+    for option in options:
+        of_type = [kind for base, kind in _KINDS if isinstance(option, type) and issubclass(option, base)]
+        kinds.add(of_type[0] if of_type else Kind.ANY)
+    return kinds.pop() if len(kinds) == 1 else Kind.ANY
 
 
 _KINDS = ((bool, Kind.SWITCH), (int, Kind.NUMBER), (float, Kind.NUMBER), (str, Kind.TEXT))

@@ -121,13 +121,13 @@ class Selection:
     """What a list of jobs holds, in which order, and with which further values."""
 
     where: Condition | None = None
-    """None: all jobs."""
+    """None means all jobs."""
     order: tuple[Order, ...] = ()
     """Empty: the order that the list has anyway."""
     columns: tuple[Field, ...] = ()
     """Fields whose values each entry has."""
     with_archived: bool = False
-    """Whether archived jobs are in it, if `where` does not say which of them."""
+    """True if archived jobs are in it, if `where` does not say which of them."""
 
     @classmethod
     def parse(
@@ -147,7 +147,7 @@ class Selection:
 
 
 def parse(text: str, now: float) -> Condition | None:
-    """Parses a condition; None: the text is empty, so all jobs match. `now`: seconds since 1970.
+    """Parses a condition; None if the text is empty, so all jobs match. `now`: seconds since 1970.
     Raises InvalidCondition."""
     if len(text) > MAX_LENGTH:
         raise InvalidCondition(text, MAX_LENGTH, 1, f"the condition has more than {MAX_LENGTH} letters")
@@ -165,18 +165,18 @@ def parse(text: str, now: float) -> Condition | None:
 
 def parse_order(text: str) -> tuple[Order, ...]:
     """Parses names that are separated by commas; a dash before a name: the largest first. Raises InvalidCondition."""
-    found = [Order(_field_at(text, at, name.removeprefix("-")), name.startswith("-")) for at, name in _separated(text)]
-    if len(found) > MAX_SORTED:
+    orders = [Order(_field_at(text, at, name.removeprefix("-")), name.startswith("-")) for at, name in _separated(text)]
+    if len(orders) > MAX_SORTED:
         raise InvalidCondition(text, 0, len(text), f"a list is ordered by {MAX_SORTED} names at most")
-    return tuple(found)
+    return tuple(orders)
 
 
 def parse_columns(text: str) -> tuple[Field, ...]:
     """Parses names that are separated by commas. Raises InvalidCondition."""
-    found = [_field_at(text, at, name) for at, name in _separated(text)]
-    if len(found) > MAX_COLUMNS:
+    columns = [_field_at(text, at, name) for at, name in _separated(text)]
+    if len(columns) > MAX_COLUMNS:
         raise InvalidCondition(text, 0, len(text), f"a table has {MAX_COLUMNS} columns at most")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(columns))
 
 
 def fields_of(condition: Condition | None) -> Iterator[Field]:
@@ -192,7 +192,7 @@ def fields_of(condition: Condition | None) -> Iterator[Field]:
 
 
 def label_number(text: str) -> float | None:
-    """The number that a label reads as; None: it is none. The store asks the same by the same pattern."""
+    """The number that a label reads as; None if it is none. The store asks the same by the same pattern."""
     return float(text) if re.search(LABEL_NUMBER, text) else None
 
 
@@ -246,10 +246,10 @@ _OVER_STEPS = re.compile(_Token.OVER_STEPS.value)
 _TOKENS = [(kind, re.compile(kind.value)) for kind in _Token]
 _SPACE = re.compile(r"\s*")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_RELATIONS = {"=": Relation.EQUAL, "contains": Relation.CONTAINS, **{one.value: one for one in Relation}}
+_RELATIONS = {"=": Relation.EQUAL, "contains": Relation.CONTAINS, **{relation.value: relation for relation in Relation}}
 _ORDERED = frozenset({Relation.LESS, Relation.AT_MOST, Relation.MORE, Relation.AT_LEAST})
 _WORDS: dict[str, Literal] = {"true": True, "false": False, "null": None}
-_STATES = {one.value: one for one in JobState}
+_STATES = {state.value: state for state in JobState}
 _RESERVED = frozenset({"and", "or", "not", "in", "contains", "now", *_WORDS})
 
 
@@ -262,8 +262,8 @@ class _Found:
     def is_end(self) -> bool:
         return self.kind is _Token.END
 
-    def is_(self, *words: str) -> bool:
-        return self.kind in (_Token.MARK, _Token.NAME) and self.text.lower() in words
+    def is_(self, *message: str) -> bool:
+        return self.kind in (_Token.MARK, _Token.NAME) and self.text.lower() in message
 
 
 class _Reader:
@@ -284,8 +284,8 @@ class _Reader:
 
     def wrong(self, message: str) -> InvalidCondition:
         token = self.token
-        found = "the text ends here" if token.is_end() else f"found {token.text[:40]}"
-        return InvalidCondition(self._text, token.at, len(token.text), f"{message}; {found}")
+        token_text = "the text ends here" if token.is_end() else f"found {token.text[:40]}"
+        return InvalidCondition(self._text, token.at, len(token.text), f"{message}; {token_text}")
 
     def _all_of(self, depth: int) -> Condition:
         parts = [self._negated(depth)]
@@ -324,7 +324,7 @@ class _Reader:
                 raise self.wrong(f"expected `in` after `{name.text} not`")
         if self.token.is_("in"):
             self._next()
-            parts = tuple(Compared(field, Relation.EQUAL, one) for one in self._list(field))
+            parts = tuple(Compared(field, Relation.EQUAL, literal) for literal in self._list(field))
             return Not(AnyOf(parts)) if is_negated else AnyOf(parts)
         if self.token.is_("!=", *_RELATIONS):
             mark = self._next()
@@ -358,17 +358,17 @@ class _Reader:
         if closing is None:
             raise self.wrong('expected a list, such as ("FAILED", "CANCELLED")')
         self._next()
-        found = [self._literal(field, Relation.EQUAL)]
+        literals = [self._literal(field, Relation.EQUAL)]
         while self.token.is_(","):
             self._next()
             self._num += 1
-            found.append(self._literal(field, Relation.EQUAL))
+            literals.append(self._literal(field, Relation.EQUAL))
         if not self.token.is_(closing):
             raise self.wrong(f"expected , or {closing}")
         if self._num > _MAX_COMPARISONS:
             raise self.wrong(f"more than {_MAX_COMPARISONS} comparisons")
         self._next()
-        return found
+        return literals
 
     def _literal(self, field: Field, relation: Relation) -> Literal:
         """Reads a literal that the field can have."""

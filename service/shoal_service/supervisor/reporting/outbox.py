@@ -42,7 +42,7 @@ class Outbox:
         self._attempt = attempt
         self._seq = seq
         self._acknowledged = 0
-        self._durable: deque[tuple[int, Unacknowledged]] = deque((one.seq, one) for one in unacknowledged)
+        self._durable: deque[tuple[int, Unacknowledged]] = deque((item.seq, item) for item in unacknowledged)
         """The objects stay the same as long as they are here, so the journal writes each of them once."""
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
@@ -101,7 +101,7 @@ class Outbox:
 
     @property
     def has_status(self) -> bool:
-        """Whether there is something to report: the first status, or the end."""
+        """True if there is something to report: the first status, or the end."""
         return self._status is not None or self._end is not None
 
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
@@ -118,8 +118,8 @@ class Outbox:
             return self._seq, tuple(item for _, item in self._durable), self._end
 
     def _has_reports(self, after: int) -> bool:
-        """Whether there is something newer. There is nothing before the first status: an empty status would reset the
-        job's step and loss for a moment."""
+        """Return whether there is something newer. There is nothing before the first status: an empty status would
+        reset the job's step and loss for a moment."""
         return self._end is not None or (self._status is not None and self._seq > after)
 
     def _drop(self, after: int) -> None:
@@ -135,7 +135,7 @@ class Outbox:
         for queue in (self._durable, self._series, self._logs, self._samples):
             if len(queue) > _MAX_PER_PULL:
                 seq = min(seq, queue[_MAX_PER_PULL - 1][0])
-        durable = [one.item for number, one in self._durable if number <= seq]
+        durable = [item.item for number, item in self._durable if number <= seq]
         return SupervisorReports(
             attempt=self._attempt,
             version=WIRE_VERSION,

@@ -233,7 +233,7 @@ class SystemSampler:
         self._due_mono = 0.0
 
     def add(self, index: int, rank: int | None, use: WorkerUse, generation: int) -> None:
-        """Adds a measurement of the worker `index`, which has this rank in this generation; None: it has none."""
+        """Adds a measurement of the worker `index`, which has this rank in this generation; None if it has none."""
         if generation != self._generation:
             self._generation, self._uses = generation, {}
         if self._newest.get(index) == use.at:
@@ -245,7 +245,7 @@ class SystemSampler:
                 uses.append(use)
 
     def take(self, num_ranks: int, *, now: float, now_mono: float) -> SystemSample | None:
-        """The sample of the interval that has ended; None: it has not ended, or nothing was measured."""
+        """The sample of the interval that has ended; None if it has not ended, or nothing was measured."""
         if now_mono < self._due_mono or not self._uses or not num_ranks:
             return None
         self._due_mono = now_mono + pace_s(num_ranks)

@@ -46,7 +46,8 @@ class Readings:
     step_s: float | None = None
     """Moving average of the seconds of a step at the current world size."""
     communication_share: float | None = None
-    """Moving average of the share of a step in which the training threads wait in collectives; None: not measured."""
+    """Moving average of the share of a step in which the training threads wait in collectives; None means not
+    measured."""
     num_parameters: int | None = None
     layout: str = ""
     layout_reason: str = ""
@@ -162,7 +163,7 @@ def _tokens_per_s(readings: Readings) -> float | None:
 
 
 def _tokens(state: Attempt, report: StepReport | None) -> int | None:
-    """Tokens of all steps; None: a script does not report how many a step has."""
+    """Tokens of all steps; None if a script does not report how many a step has."""
     if report is None:
         return None if state.target.is_script else 0
     return None if report.tokens is None else report.tokens * _step(state, report)
@@ -317,7 +318,7 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
     have = len(state.group.workers) if state.group_active else 0
     short, still = shortage(state, now), hangs.standstill(state, now)
     why = f": {short.message}" if short is not None and short.message else ""
-    found = (
+    conditions = (
         Condition(
             type=ConditionType.WORKERS_READY,
             status=short is None,
@@ -334,9 +335,9 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
         ),
     )
     if state.target.is_script:  # its checkpoints are its own
-        return found
+        return conditions
     return (
-        *found,
+        *conditions,
         _snapshots_condition(state),
         Condition(
             type=ConditionType.CHECKPOINT_HEALTHY,
@@ -350,8 +351,11 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
 
 def with_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
     """Adds the time at which each status last changed. `before`: the conditions that were shown last."""
-    known = {one.type: one for one in before}
-    return tuple(one.model_copy(update={"since": _since(one, known.get(one.type), now)}) for one in conditions)
+    known = {condition.type: condition for condition in before}
+    return tuple(
+        condition.model_copy(update={"since": _since(condition, known.get(condition.type), now)})
+        for condition in conditions
+    )
 
 
 def _since(condition: Condition, before: Condition | None, now: float) -> float:
@@ -399,13 +403,13 @@ def shortage(state: Attempt, now: float) -> Shortage | None:
     if have >= state.target.granted:
         return None
     outside = [worker for worker in state.pool.workers if worker.index not in state.group.ranks or not have]
-    found = [*_silent(outside), *_leaving(state, outside), *_starting(outside), *_idle(state, outside, have, now)]
+    conditions = [*_silent(outside), *_leaving(state, outside), *_starting(outside), *_idle(state, outside, have, now)]
     num_missing = state.target.granted - have - len(outside)
-    if num_missing > 0 and not found:
-        found.append(Shortage("NotStarted", f"{count_text(num_missing, 'worker')} not started yet"))
-    if not found:
+    if num_missing > 0 and not conditions:
+        conditions.append(Shortage("NotStarted", f"{count_text(num_missing, 'worker')} not started yet"))
+    if not conditions:
         return Shortage("FewerThanGranted", "")
-    return Shortage(found[0].reason, "; ".join(one.message for one in found))
+    return Shortage(conditions[0].reason, "; ".join(condition.message for condition in conditions))
 
 
 def _silent(outside: Sequence[Worker]) -> list[Shortage]:

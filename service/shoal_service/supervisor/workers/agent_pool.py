@@ -107,8 +107,8 @@ class AgentPool:
             agent = self._known[node_id]
             self._known[node_id] = agent.failed(clock.monotonic())
             retry_s = self._known[node_id].retry_at - clock.monotonic()
-            words = str(error) or f"it did not answer, {agent.phase}"
-            _log.warning("agent.failed", extra={"node": node_id, "error": words, "retry_s": round(retry_s, 1)})
+            message = str(error) or f"it did not answer, {agent.phase}"
+            _log.warning("agent.failed", extra={"node": node_id, "error": message, "retry_s": round(retry_s, 1)})
             if agent.phase is AgentPhase.STARTING:  # one that was silent once may only have been short of CPU time
                 await agents.end(node_id)
 
@@ -118,12 +118,12 @@ class AgentPool:
         taken: dict[str, WorkerPolling] = {}
         try:
             while True:
-                here = [one for one in self._context.polled.values() if one.node_id == node_id]
-                taken = {one.worker_id: one for one in here if one.take_over()}
+                here = [agent for agent in self._context.polled.values() if agent.node_id == node_id]
+                taken = {worker.worker_id: worker for worker in here if worker.take_over()}
                 if not taken:
                     await clock.sleep(_BUSY_S)
                     continue
-                requests = tuple(one.request() for one in taken.values())
+                requests = tuple(worker.request() for worker in taken.values())
                 limit_s = silent_after_s(max(request.wait_s for request in requests))
                 answer = await clock.wait_for(agents.poll(node_id, requests), limit_s)
                 answered = [
@@ -131,18 +131,18 @@ class AgentPool:
                     for poll in answer.polls
                     if poll.worker_id in taken and taken[poll.worker_id].is_taken_over
                 ]
-                for one, poll in answered:
-                    one.receive(poll)
+                for agent, poll in answered:
+                    agent.receive(poll)
                 for worker_id in answer.failed:
                     if worker_id in taken:
                         taken[worker_id].fail()
                 if answered:
                     await self._context.settled()  # `handled` notes what the outbox has once the machine is done
-                for one, _ in answered:
-                    one.handled()
+                for agent, _ in answered:
+                    agent.handled()
         finally:
-            for one in taken.values():
-                one.release()
+            for worker in taken.values():
+                worker.release()
 
 
 NODE_WORKERS = 8
@@ -220,7 +220,7 @@ def wanted_nodes(state: Attempt, agents_from: int, having: Collection[str] = ())
 
 
 def is_calm(state: Attempt, now: float) -> bool:
-    """Whether the group has trained for a while, so that a start of processes delays no recovery."""
+    """Return whether the group has trained for a while, so that a start of processes delays no recovery."""
     has_trained = state.progress.step > state.group.start_step or state.target.is_script
     is_trained = state.stage is Stage.RUNNING and has_trained
     return is_trained and now - state.current.since >= CALM_S

@@ -39,13 +39,13 @@ has ended by then."""
 
 
 async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> Gone | None:
-    """Returns once a port that was open refuses connections. None: the worker's port was never open to this process.
+    """Returns once a port that was open refuses connections. None if the worker's port was never open to this process.
 
     A connection may break although the worker lives (a survivor shuts its own connections to wake up), so each broken
     connection is tried again.
 
     Args:
-        raylet: the address of the raylet of the worker's node; None: unknown.
+        raylet: the address of the raylet of the worker's node; None means unknown.
     """
     was_open = raylet_was_open = False
     at = 0.0
@@ -76,12 +76,12 @@ async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> G
 
 
 async def accepts(address: Address | None) -> bool:
-    """Whether a process listens there, and can be reached from here."""
+    """Return whether a process listens there, and can be reached from here."""
     return address is not None and await _try(address) is None
 
 
 async def refuses(address: Address | None) -> bool:
-    """Whether the host answers that no process listens there."""
+    """Return whether the host answers that no process listens there."""
     return address is not None and isinstance(await _try(address), ConnectionRefusedError)
 
 

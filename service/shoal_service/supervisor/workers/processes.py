@@ -28,9 +28,9 @@ RESERVED_S = 600.0
 def supervisor_environment(config: SupervisorConfig) -> dict[str, Any]:
     """Environment of a supervisor. It is forked also if the workers have GPUs, because a supervisor uses no device. The
     first one of a node starts the fork server, and does not wait for it."""
-    found = _environment(config, threads=1, fork=True, if_warm=True)
-    found["env_vars"][PATIENCE] = f"{RESERVED_S:g}"
-    return found
+    environment = _environment(config, threads=1, fork=True, if_warm=True)
+    environment["env_vars"][PATIENCE] = f"{RESERVED_S:g}"
+    return environment
 
 
 def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
@@ -40,20 +40,20 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
     with GPUs are interpreters.
     """
     worker = config.spec.worker
-    found = _environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
-    found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
-    found["env_vars"] |= config.spec.code.env
+    environment = _environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
+    environment["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
+    environment["env_vars"] |= config.spec.code.env
     if config.code_uri is not None:
-        found["working_dir"] = config.code_uri
-    return found
+        environment["working_dir"] = config.code_uri
+    return environment
 
 
 def agent_environment(config: SupervisorConfig) -> dict[str, Any]:
     """Environment of an agent that polls the workers of a node. It is forked where the workers are, because the server
     is there then."""
-    found = _environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
-    found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
-    return found
+    environment = _environment(config, threads=1, fork=not config.spec.worker.gpus, if_warm=True)
+    environment["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
+    return environment
 
 
 def serialized_supervisor_environment(config: SupervisorConfig) -> str:
@@ -73,11 +73,11 @@ def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm:
     env_vars = {"OMP_NUM_THREADS": str(threads)}
     if not config.spec.worker.gpus:
         env_vars |= tunables(os.environ)
-    found: dict[str, Any] = {"env_vars": env_vars}
+    environment: dict[str, Any] = {"env_vars": env_vars}
     if config.fork_workers and (executable := py_executable(fork=fork, if_warm=if_warm)) is not None:
-        found["py_executable"] = executable
+        environment["py_executable"] = executable
         env_vars[PRELOAD] = _preloaded()
-    return found
+    return environment
 
 
 @cache

@@ -233,8 +233,8 @@ class RayFleet:
         """The exit status of a worker in words, read on the worker's node: here, or by another worker there. A driver
         does not know its raylet's socket."""
         if info.node_id == self._node_id and (socket := ray_internals.raylet_socket()):
-            found = exit_status.read(socket, info.pid)
-            return found.words() if found is not None else None
+            exit_state = exit_status.read(socket, info.pid)
+            return exit_state.words() if exit_state is not None else None
         for helper in self.by_node().get(info.node_id, ()):
             try:
                 call = self._handles[helper].exit_words.remote(info.pid)
@@ -247,11 +247,11 @@ class RayFleet:
         return await gcs.died_at(actor_id)
 
     def by_node(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        workers_by_node: dict[str, list[int]] = {}
         for index, info in self._infos.items():
             if index in self._handles:
-                found.setdefault(info.node_id, []).append(index)
-        return found
+                workers_by_node.setdefault(info.node_id, []).append(index)
+        return workers_by_node
 
     async def kill(self, index: int) -> None:
         self._preference.forget(index)
@@ -469,7 +469,7 @@ def _live_nodes() -> list[FreeNode]:
 
 
 def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether the labels match. Understands the expressions of Ray that Shoal uses: a value, and `!in(a,b)`."""
+    """Return whether the labels match. Understands the expressions of Ray that Shoal uses: a value, and `!in(a,b)`."""
     for name, value in wanted.items():
         if value.startswith(_NOT_IN):
             if labels.get(name) in value.removeprefix(_NOT_IN).removesuffix(")").split(","):
@@ -507,14 +507,14 @@ async def take_stack(
         except (RayError, TimeoutError):
             pass  # it is stopped, hangs with the GIL held, or has ended
     if info is None:
-        words = f"the worker starts, and did not answer within {answer_s:.3g} s"
-        return WorkerStack(worker_id=name, source=StackSource.NONE, error=words)
-    found = await _from_outside(info, handles, infos, node_id, native=native)
-    if found is None:
-        found = f"it did not answer within {answer_s:.3g} s, and no other worker of its node can look at it"
-    if isinstance(found, str):
-        return WorkerStack(worker_id=name, pid=info.pid, source=StackSource.NONE, error=found)
-    return WorkerStack(worker_id=name, pid=info.pid, frames=found, source=StackSource.PY_SPY)
+        message = f"the worker starts, and did not answer within {answer_s:.3g} s"
+        return WorkerStack(worker_id=name, source=StackSource.NONE, error=message)
+    stack = await _from_outside(info, handles, infos, node_id, native=native)
+    if stack is None:
+        stack = f"it did not answer within {answer_s:.3g} s, and no other worker of its node can look at it"
+    if isinstance(stack, str):
+        return WorkerStack(worker_id=name, pid=info.pid, source=StackSource.NONE, error=stack)
+    return WorkerStack(worker_id=name, pid=info.pid, frames=stack, source=StackSource.PY_SPY)
 
 
 async def _from_outside(
@@ -570,14 +570,14 @@ def _setup_words(error: RuntimeEnvSetupError) -> str:
 def _death_words(error: RayActorError) -> str:
     """Why the worker died. Ray's first line names no reason ("The actor died unexpectedly before finishing this task").
     What Ray does know is in the lines below; the exit status is asked for afterwards, see `exit_words`."""
-    words = str(error).lower()
+    message = str(error).lower()
     if _cause_of(error) is IncidentCause.NODE_DIED:
         return "Ray reports that the worker's node died"
-    if "running low on memory" in words or "memory usage threshold" in words:
+    if "running low on memory" in message or "memory usage threshold" in message:
         return "the worker was killed by Ray: its node was running low on memory"
-    if "creation task" in words:
+    if "creation task" in message:
         return _creation_words(str(error))
-    if "intended" in words and "ray.kill" in words:
+    if "intended" in message and "ray.kill" in message:
         return "the worker was killed through Ray (ray.kill)"
     return "the worker's process ended"
 
@@ -592,7 +592,7 @@ def _creation_words(text: str) -> str:
 
 
 def _cause_of(error: RayActorError) -> IncidentCause:
-    """Whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
-    words = str(error).lower()
-    by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
+    """Return whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
+    message = str(error).lower()
+    by_node = any(phrase in message for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED

@@ -71,7 +71,8 @@ class WorkerClient:
         self._post = context.post
         self._tasks: set[asyncio.Task[None]] = set()
         self._adopted: asyncio.Task[None] | None = None
-        """The call that adopts the worker, for which other calls wait; None: this supervisor has started the worker."""
+        """The call that adopts the worker, for which other calls wait; None if this supervisor has started the
+        worker."""
         self._info: WorkerInfo | None = None
         """What the worker said of itself; set once it is warm."""
         self._is_in_run = False
@@ -129,7 +130,7 @@ class WorkerClient:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the worker is warm and not in `run`, so that it creates no snapshots."""
+        """True if the worker is warm and not in `run`, so that it creates no snapshots."""
         return self._info is not None and not self._is_in_run
 
     def close(self) -> None:
@@ -262,10 +263,10 @@ class WorkerClient:
             self._post(ModelsCompared(self.index, f"the models could not be compared: {error}"))
             return
         if isinstance(mine, ErrorReport):
-            words = f"it cannot build its model: {mine.sentence}"
+            message = f"it cannot build its model: {mine.sentence}"
         else:
-            words = difference(theirs, mine) if theirs is not None else "the model that trains is not known"
-        self._post(ModelsCompared(self.index, words))
+            message = difference(theirs, mine) if theirs is not None else "the model that trains is not known"
+        self._post(ModelsCompared(self.index, message))
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call, which must be idempotent, while the worker is unavailable."""
@@ -297,9 +298,9 @@ class WorkerClient:
         worker is on the node, one may start there soon."""
         for wait_s in _EXPLAIN_AFTER_S:
             await self._context.clock.sleep(wait_s)
-            words = await self._fleet.exit_words(info)
-            if words is not None:
-                self._post(DeathExplained(self._worker_id, f"{_process(info)} {words}"))
+            message = await self._fleet.exit_words(info)
+            if message is not None:
+                self._post(DeathExplained(self._worker_id, f"{_process(info)} {message}"))
                 return
 
     async def _date_death(self, actor_id: str) -> None:
@@ -333,11 +334,11 @@ class WorkerPolling:
         them."""
         self._wait_s = self._poll_wait_s()
         self._call: asyncio.Future[WorkerPoll] | None = None
-        """The direct poll in flight; None: there is none."""
+        """The direct poll in flight; None if there is none."""
         self._released: asyncio.Future[None] | None = None
         """Set while an agent polls the worker; done when it is polled directly again."""
         self._has_failed = False
-        """Whether its agent could not poll the worker, and it has not answered a direct poll since."""
+        """True if its agent could not poll the worker, and it has not answered a direct poll since."""
 
     async def run(self) -> None:
         """Long-polls the worker for reports, logs and progress. Raises WorkerCallError when the worker has ended.
@@ -365,7 +366,7 @@ class WorkerPolling:
                 del polled[self.index]
 
     async def _poll_directly(self) -> WorkerPoll | None:
-        """Polls once. None: an agent has polled the worker meanwhile, and does so no longer."""
+        """Polls once. None if an agent has polled the worker meanwhile, and does so no longer."""
         request = self.request()
         fleet = self._context.fleet
         call = self._call = asyncio.ensure_future(
@@ -478,7 +479,7 @@ class SupervisorContext:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs work that must continue after the client was closed."""
     raylet: Callable[[str], tuple[str, int] | None]
-    """Address and port of a node's raylet, by node id; None: unknown."""
+    """Address and port of a node's raylet, by node id; None means unknown."""
     polled: dict[int, WorkerPolling] = field(default_factory=dict)
     """All workers that are polled now, by index: each adds and removes itself. The pool of agents takes them over."""
 

@@ -65,8 +65,10 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
             "the same values.",
         )
-    if (pretrained := pretrained_of(spec.task, spec.model)) is not None and (words := quantized(config_of(pretrained))):
-        yield Conflict("model", words)
+    if (pretrained := pretrained_of(spec.task, spec.model)) is not None and (
+        message := quantized(config_of(pretrained))
+    ):
+        yield Conflict("model", message)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
         yield from _with_hugging_face(spec, hugging_face)
     if spec.task == LM_TASK:

@@ -140,14 +140,14 @@ def why_not_plain(spec: JobSpec) -> Iterator[str]:
 
 
 def is_plain_by_default(spec: JobSpec) -> bool:
-    """Whether workers train the task's own module, as long as its whole state fits: a task of the user's own on CPUs,
-    whose spec fixes no layout and has no setting that plain replicas lack."""
+    """Return whether workers train the task's own module, as long as its whole state fits: a task of the user's own on
+    CPUs, whose spec fixes no layout and has no setting that plain replicas lack."""
     is_free = spec.parallelism == "auto" and not spec.worker.gpus
     return is_free and is_own_task(spec) and not any(why_not_plain(spec))
 
 
 def is_own_task(spec: JobSpec) -> bool:
-    """Whether the task is a class of the user's own."""
+    """Return whether the task is a class of the user's own."""
     return spec.program is None and not spec.task.startswith(_BUILT_IN_TASKS)
 
 
@@ -155,9 +155,9 @@ _BUILT_IN_TASKS = "shoal_workers.tasks."
 
 
 def may_write_parameters(layout: Layout, spec: JobSpec) -> bool:
-    """Whether a forward pass may write to parameters, as in a plain loop: no other worker would have other values, now
-    or later, no snapshot of the step before would be changed, and no other micro-batch of the step sees the buffers (a
-    flag) as they were before."""
+    """Return whether a forward pass may write to parameters, as in a plain loop: no other worker would have other
+    values, now or later, no snapshot of the step before would be changed, and no other micro-batch of the step sees the
+    buffers (a flag) as they were before."""
     is_alone = layout.world_size == spec.elasticity.max_workers == spec.batch.num_micro_batches == 1
     return is_alone and layout.shard is ShardLevel.NONE and not spec.snapshot.enabled
 
@@ -439,7 +439,7 @@ class LegalDegrees:
     seq_len: int = 0
 
     def together(self, tp: int, cp: int) -> bool:
-        """Whether tp divides the tokens that each cp rank has of a sequence."""
+        """Return whether tp divides the tokens that each cp rank has of a sequence."""
         return self.seq_len // cp % tp == 0
 
     def model_degrees(self) -> tuple[int, ...]:
@@ -455,8 +455,8 @@ def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
         return ()  # it splits its own work
     plan = plan_of(spec)
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
-    found = list(_fixed(spec, fixed, plan)) if fixed is not None else []
-    return tuple(found) or tuple(_most_workers(spec, fixed, plan))
+    problems = list(_fixed(spec, fixed, plan)) if fixed is not None else []
+    return tuple(problems) or tuple(_most_workers(spec, fixed, plan))
 
 
 def legal_degrees(spec: JobSpec, plan: ParallelPlan | None) -> LegalDegrees:
@@ -464,12 +464,12 @@ def legal_degrees(spec: JobSpec, plan: ParallelPlan | None) -> LegalDegrees:
     if plan is None:
         return LegalDegrees((1,), (1,), (1,), (1,))
     sizes = [n for n in (plan.num_heads, plan.num_kv_heads, *plan.widths.values(), plan.seq_len) if n]
-    one = spec.model_copy(update={"batch": spec.batch.model_copy(update={"global_size": spec.batch.micro_size})})
+    sized_spec = spec.model_copy(update={"batch": spec.batch.model_copy(update={"global_size": spec.batch.micro_size})})
 
     def legal(axis: str, candidates: Iterable[int]) -> tuple[int, ...]:
         # gpipe accepts any number of micro-batches, so the batch rules out no degree
         layouts = (Layout.model_validate({axis: n, "schedule": Schedule.GPIPE}) for n in candidates)
-        return tuple(getattr(x, axis) for x in layouts if not violations(x, one, plan)) or (1,)
+        return tuple(getattr(x, axis) for x in layouts if not violations(x, sized_spec, plan)) or (1,)
 
     ep = tuple(_divisors(plan.num_experts)) if plan.experts and not spec.deterministic else ()
     return LegalDegrees(
@@ -487,8 +487,8 @@ def _divisors(size: int) -> Iterator[int]:
 
 
 def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | None) -> Layout | None:
-    """The layout of fixed degrees at a world size; None: the world size is not their product. Settings that are "auto"
-    get the choice that is always legal."""
+    """The layout of fixed degrees at a world size; None if the world size is not their product. Settings that are
+    "auto" get the choice that is always legal."""
     if fixed.shard is ShardLevel.NONE:
         recompute = Recompute.NONE if fixed.recompute == "auto" else fixed.recompute
         return plain(world_size).model_copy(update={"recompute": recompute})
@@ -560,8 +560,8 @@ def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> 
 
 
 def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
-    """The smallest allowed world size that the degrees fit, preferably one with a dp_shard that ep divides; None: they
-    fit none."""
+    """The smallest allowed world size that the degrees fit, preferably one with a dp_shard that ep divides; None if
+    they fit none."""
     if fixed.dp_shard != "auto":
         return fixed.unit if least <= fixed.unit <= most else None
     for step in (fixed.unit * fixed.ep, fixed.unit):

@@ -68,16 +68,21 @@ class AllowedPlaces:
             if self.protocols.isdisjoint({protocol.lower(), host.lower()}):
                 known = ", ".join(sorted(self.protocols)) or "none"
                 return f"the protocol {protocol} is not allowed on this server (SHOAL_ALLOWED_PROTOCOLS: {known})"
-            if protocol.lower() == LOCAL and rest and (words := self._refusal_of_path(rest, resolve)):
-                return words
+            if protocol.lower() == LOCAL and rest and (message := self._refusal_of_path(rest, resolve)):
+                return message
         return ""
 
     def _refusal_of_path(self, path: str, resolve: Callable[[str], str]) -> str:
         # as written and with its links resolved: neither may lead to a place that is not allowed
         resolved = {os.path.normpath(path), resolve(path) if path.startswith("/") else os.path.normpath(path)}
-        if any(_is_below(one, self.closed) and not _is_below(one, self.opened) for one in resolved):
+        if any(
+            _is_below(resolved_place, self.closed) and not _is_below(resolved_place, self.opened)
+            for resolved_place in resolved
+        ):
             return "it is in the server's own directory, which holds its database and its tokens"
-        if "/" not in self.paths and not all(_is_below(one, self.paths) or _stays_inside(one) for one in resolved):
+        if "/" not in self.paths and not all(
+            _is_below(resolved_place, self.paths) or _stays_inside(resolved_place) for resolved_place in resolved
+        ):
             return f"it is below none of the directories that this server allows (SHOAL_ALLOWED_PATHS: {self.listed})"
         return ""
 
@@ -86,7 +91,7 @@ class AllowedPlaces:
         return ", ".join(self.paths)
 
     def contains_closed(self, directory: str) -> bool:
-        return any(_is_below(one, (directory,)) for one in self.closed)
+        return any(_is_below(closed_place, (directory,)) for closed_place in self.closed)
 
 
 EVERYWHERE = AllowedPlaces()
@@ -96,11 +101,11 @@ def check_places(spec: JobSpec, allowed: AllowedPlaces, resolve: Callable[[str],
     """Raises SpecError with every place in the spec that is not allowed."""
     problems = list(_packages(spec, allowed.pip))
     for path, place in _places_of(spec):
-        words = allowed.refusal(place, resolve)
-        if not words and path == _WORKING_DIR and allowed.contains_closed(resolve(place)):
-            words = "it contains the server's own directory, which holds its database and its tokens"
-        if words:
-            problems.append(SpecProblem(path=path, message=f"{path} {place!r}: {words}."))
+        message = allowed.refusal(place, resolve)
+        if not message and path == _WORKING_DIR and allowed.contains_closed(resolve(place)):
+            message = "it contains the server's own directory, which holds its database and its tokens"
+        if message:
+            problems.append(SpecProblem(path=path, message=f"{path} {place!r}: {message}."))
     if problems:
         raise SpecError(tuple(problems))
 
@@ -154,11 +159,11 @@ def _texts(section: Mapping[str, Any], name: str, keys: tuple[str, ...]) -> Iter
 
 
 def _is_below(path: str, directories: tuple[str, ...]) -> bool:
-    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in directories)
+    return any(path == directory or path.startswith(directory.rstrip("/") + "/") for directory in directories)
 
 
 def _stays_inside(path: str) -> bool:
-    """Whether a path is relative and stays inside the directory of the job's code."""
+    """Return whether a path is relative and stays inside the directory of the job's code."""
     return not path.startswith(("/", "~", "..")) and path != ""
 
 
@@ -166,7 +171,8 @@ _FILE = "file://"
 
 
 def is_relative(url: str) -> bool:
-    """Whether the meaning of a path depends on the process: on its working directory or, with `~`, on its user."""
+    """Return whether the meaning of a path depends on the process: on its working directory or, with `~`, on its
+    user."""
     if "::" in url:
         return False
     path = url.removeprefix(_FILE)

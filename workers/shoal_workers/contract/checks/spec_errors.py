@@ -76,7 +76,7 @@ def parse_spec(data: Any) -> JobSpec:
             _validate(
                 JobSpec, {key: data[key] for key in data if key in programs or key in _FOREIGN_KEYS}, "", problems
             )
-            raise SpecError(tuple(one for one in problems if one.path in data))
+            raise SpecError(tuple(problem for problem in problems if problem.path in data))
         problems.append(SpecProblem(path="stop", message=_NO_END))
         data = {**data, "stop": {"steps": 1}}  # the other keys are checked too
     spec = _validate(JobSpec, data, "", problems)
@@ -92,7 +92,7 @@ def parse_spec(data: Any) -> JobSpec:
             _validate(section, data.get(name, {}), name, problems)
     if not problems and spec is not None:
         problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
-        problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
+        problems.extend(SpecProblem(path=problem.path, message=problem.message) for problem in infeasible(spec))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
@@ -216,7 +216,7 @@ def _options(annotation: Any) -> list[Any]:
 
 
 def _element(options: list[Any]) -> type[BaseModel] | None:
-    """The model of the elements of a field that is a list of objects; None: it is no such list."""
+    """The model of the elements of a field that is a list of objects; None if it is no such list."""
     args = get_args(options[0]) if len(options) == 1 and get_origin(options[0]) is tuple else ()
     return args[0] if args and _is_model(args[0]) else None
 
@@ -237,20 +237,20 @@ def _by_path(
         if branch.is_object != isinstance(_value_at(data, branch.path), dict)
         and _Branch(branch.path, not branch.is_object) in tried
     }
-    found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
+    problems_by_path: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for place, detail in zip(places, details, strict=True):
         if unmeant.intersection(place.branches):
             continue
         either = bool(place.branches) and place.branches[-1] == _Branch(place.path, False)
-        if len(found) >= MAX_PROBLEMS and (either, place.path) not in found:
+        if len(problems_by_path) >= MAX_PROBLEMS and (either, place.path) not in problems_by_path:
             break  # a message with the nearest valid key takes up to a millisecond
-        texts = found.setdefault((either, place.path), [])
+        texts = problems_by_path.setdefault((either, place.path), [])
         text = _message(model, place, detail)
         if either and texts:  # plain alternatives, each with a message about the same value
             texts[0] = _joined(texts[0], text)
         else:
             texts.append(text)
-    return found
+    return problems_by_path
 
 
 def _joined(first: str, second: str) -> str:
@@ -337,8 +337,8 @@ _FOREIGN_KEYS = {
 
 
 def _unknown_key(place: _Place) -> str:
-    if place.owner is JobSpec and (words := _FOREIGN_KEYS.get(place.path[-1])):
-        return f"unknown key {shown(place.path[-1])}: {words}"
+    if place.owner is JobSpec and (message := _FOREIGN_KEYS.get(place.path[-1])):
+        return f"unknown key {shown(place.path[-1])}: {message}"
     return unknown_name("key", place.path[-1], place.owner.model_fields if place.owner else ())
 
 
@@ -359,7 +359,7 @@ _REF = "#/$defs/{model}"
 
 def job_spec_schema() -> dict[str, Any]:
     """The JSON Schema of a spec; each call makes a new document."""
-    sections = [one for pair in _SECTIONS.values() for one in pair]
+    sections = [rule for pair in _SECTIONS.values() for rule in pair]
     models: list[type[BaseModel]] = list(dict.fromkeys([JobSpec, LanguageModelConfig, *sections]))
     _, document = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     definitions = document["$defs"]

@@ -51,7 +51,7 @@ class LitDataShard(Shard):
     format = "a chunk of LitData"
 
     def __init__(self, path: Path, index: bytes | None = None) -> None:
-        """`index`: the content of `index.json`; None: it lies beside the chunk."""
+        """`index`: the content of `index.json`; None means it lies beside the chunk."""
         self._index = index
         super().__init__(path)
 
@@ -253,7 +253,7 @@ def _tagged(raw: bytes, at: int) -> tuple[Any, int]:
     if tag in (2, 3):
         return np.frombuffer(raw, "<i8" if tag == 2 else "<f8", num, at).tolist(), at + 8 * num
     if tag == 4:
-        return [bool(one) for one in raw[at : at + num]], at + num
+        return [bool(item) for item in raw[at : at + num]], at + num
     if tag == 1:
         texts = []
         for _ in range(num):

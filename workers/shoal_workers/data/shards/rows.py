@@ -141,11 +141,11 @@ def _row(table: Any, number: int) -> Sample:
 
 def _lines(content: Any) -> tuple[Any, Any]:
     """Where the lines with content begin and end."""
-    found = [
+    line_ends = [
         np.flatnonzero(np.frombuffer(content, np.uint8, min(_SCANNED_BYTES, len(content) - at), at) == 0x0A) + at
         for at in range(0, len(content), _SCANNED_BYTES)
     ]
-    ends = np.concatenate([*found, [len(content)]]).astype(np.int64)
+    ends = np.concatenate([*line_ends, [len(content)]]).astype(np.int64)
     starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
     # A line of a few bytes may be white space; longer ones are looked at when they are read.
     short = [

@@ -82,7 +82,7 @@ class ShardCache:
             raise self._unusable(error) from error
 
     def opened(self, name: str) -> Held | None:
-        """The whole shard, which stays until it is closed; None: it is not here."""
+        """The whole shard, which stays until it is closed; None if it is not here."""
         path = self._path(_WHOLE, name)
         try:
             descriptor = os.open(path, os.O_RDONLY)
@@ -99,7 +99,7 @@ class ShardCache:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the whole shard is here. It then counts as just used."""
+        """Return whether the whole shard is here. It then counts as just used."""
         try:
             os.utime(self._path(_WHOLE, name))
         except OSError:
@@ -122,7 +122,7 @@ class ShardCache:
             )
         try:
             with self._locked():
-                return self._claimed(name, num_bytes, {self._path(_WHOLE, one).name for one in keep})
+                return self._claimed(name, num_bytes, {self._path(_WHOLE, kept_name).name for kept_name in keep})
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -163,7 +163,7 @@ class ShardCache:
         if part.exists():
             return NoClaim.FETCHED_BY_OTHER
         excess = sum(entry.num_bytes for entry in entries) + num_bytes - self.max_bytes
-        for entry in sorted(entries, key=lambda one: one.used_ns):
+        for entry in sorted(entries, key=lambda claim: claim.used_ns):
             if excess <= 0:
                 break
             if entry.path.name.startswith(_WHOLE) and entry.path.name not in keep and self._deleted(entry.path):
@@ -192,8 +192,8 @@ class ShardCache:
         return True
 
     def _entries(self) -> Iterator[_Entry]:
-        with os.scandir(self.directory) as found:
-            for entry in found:
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
                 if entry.name.startswith((_PART, _WHOLE)):
                     with suppress(FileNotFoundError):  # `discard` takes no lock
                         stat = entry.stat()

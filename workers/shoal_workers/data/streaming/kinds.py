@@ -48,7 +48,7 @@ class ShardKind(Protocol):
         """`name`: the one in the store. Raises DataError if the file is damaged."""
 
     def by_ranges(self, shard: StoredShard) -> Sequence[Any] | None:
-        """None: a shard of this kind has to be read whole."""
+        """None if a shard of this kind has to be read whole."""
 
 
 class StoredFormat:

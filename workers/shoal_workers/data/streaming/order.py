@@ -172,14 +172,14 @@ class BlockOrder:
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
         """The numbers of the samples at these positions of the run."""
-        found: list[int] = []
+        samples: list[int] = []
         at = positions.start
         while at < positions.stop:
             block, offset = self._block_at(at, seed)
             num = min(positions.stop - at, block.ends[-1] - offset)
-            found += self._samples(block, offset, num)
+            samples += self._samples(block, offset, num)
             at += num
-        return found
+        return samples
 
     def block_at(self, position: int, seed: int) -> Block:
         return self._block_at(position, seed)[0]
@@ -224,11 +224,11 @@ class BlockOrder:
 
     def _samples(self, block: Block, offset: int, num: int) -> list[int]:
         places: Any = permuted(np.arange(offset, offset + num, dtype=np.uint64), block.ends[-1], block.key)
-        found = []
+        samples = []
         for place in places.tolist():
             at = bisect_right(block.ends, place)
-            found.append(self.sizes.first(block.shards[at]) + place - (block.ends[at - 1] if at else 0))
-        return found
+            samples.append(self.sizes.first(block.shards[at]) + place - (block.ends[at - 1] if at else 0))
+        return samples
 
 
 def _epoch(seed: int, epoch: int) -> int:

@@ -52,7 +52,7 @@ class Window:
         self._full_until = 0.0
 
     def next(self, now: float) -> int | None:
-        """Takes a shard, which then counts as being fetched; None: there is nothing to do before `wake_at`."""
+        """Takes a shard, which then counts as being fetched; None if there is nothing to do before `wake_at`."""
         if now < self._full_until:
             return None
         for shard in self.shards:
@@ -131,20 +131,20 @@ class Prefetching:
                     _log.warning("shards.not_fetched", extra={"error": str(error)})
             is_small = why is NoClaim.FULL and len(keep) <= self._window.num_present
             if is_small and self._is_first("shards.no_room"):
-                words = "cache_bytes is less than the shards of one block; samples are read singly"
-                _log.warning("shards.no_room", extra={"error": words})
+                message = "cache_bytes is less than the shards of one block; samples are read singly"
+                _log.warning("shards.no_room", extra={"error": message})
             with self._changed:
                 self._window.answered(shard, why, time.monotonic(), failed=failed)
                 self._changed.notify_all()
 
     def _is_first(self, event: str) -> bool:
-        """Whether the event is to be logged: each is logged once, while the data set is open."""
+        """Return whether the event is to be logged: each is logged once, while the data set is open."""
         with self._changed:
             is_new, self._logged = event not in self._logged, self._logged | {event}
         return is_new and not self._is_closed
 
     def _taken(self) -> tuple[int, list[int]] | None:
-        """Waits for a shard to fetch; None: it is closed."""
+        """Waits for a shard to fetch; None if it is closed."""
         with self._changed:
             while not self._is_closed:
                 now = time.monotonic()

@@ -46,7 +46,7 @@ T = TypeVar("T")
 class _Open:
     samples: Sequence[Any]
     held: Held | None
-    """None: a file that is not in the cache."""
+    """None if a file that is not in the cache."""
 
 
 class ShardReading:
@@ -64,7 +64,7 @@ class ShardReading:
         """
         Args:
             most_open: shards of which this process holds the local copies.
-            size_of: the number of samples that a shard must have; None: it is not known yet.
+            size_of: the number of samples that a shard must have; None if it is not known yet.
         """
         self._shards, self._kind, self._cache = shards, kind, cache
         self._most_open = most_open
@@ -122,12 +122,12 @@ class ShardReading:
         return len(self._local(shard) or self._by_ranges(shard) or self._fetched(shard))
 
     def has(self, shard: int) -> bool:
-        """Whether nothing is to be fetched for this shard."""
+        """Return whether nothing is to be fetched for this shard."""
         name = self._shards.name(shard)
         return not _is_stored(name) or self._cache.has(name)
 
     def fetch(self, shard: int, keep: Collection[int] = (), *, patience_s: float = _PATIENCE_S) -> NoClaim | None:
-        """Fetches the whole shard into the cache; or says why not. None: it is there now.
+        """Fetches the whole shard into the cache; or says why not. None if it is there now.
 
         Args:
             keep: shards that are not deleted for it.
@@ -138,7 +138,7 @@ class ShardReading:
         """
         name = self._shards.name(shard)
         num_bytes = self._length(shard, patience_s)
-        claim = self._cache.claim(name, num_bytes, [self._shards.name(one) for one in keep])
+        claim = self._cache.claim(name, num_bytes, [self._shards.name(kept_name) for kept_name in keep])
         if isinstance(claim, NoClaim):
             return claim
         try:
@@ -164,9 +164,9 @@ class ShardReading:
         """Gives everything back; a fetch on another thread ends with its present range."""
         self._is_closed = True
         with self._lock:
-            for one in self._open.values():
-                if one.held is not None:
-                    one.held.close()
+            for shard in self._open.values():
+                if shard.held is not None:
+                    shard.held.close()
             self._open.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -204,9 +204,9 @@ class ShardReading:
             while len(self._open) > self._most_open:
                 dropped.append(self._open.popitem(last=False)[1])
             self._tables.pop(shard, None)
-            for one in dropped:
-                if one.held is not None:
-                    one.held.close()  # a thread that still reads has it mapped
+            for dropped_shard in dropped:
+                if dropped_shard.held is not None:
+                    dropped_shard.held.close()  # a thread that still reads has it mapped
         return opened.samples
 
     def _by_ranges(self, shard: int) -> Sequence[Any] | None:

@@ -37,7 +37,7 @@ class ShardList:
     identity: str
     """Another one for other shards. The directory that all are in does not count: a copy elsewhere is the same data."""
     num_bytes: Callable[[int], int | None] = _unknown
-    """None: the store says it."""
+    """None if the store says it."""
     sizes: tuple[int, ...] | None = None
     """Samples of each shard, if there is an index."""
 
@@ -106,8 +106,8 @@ class _Index:
 
     def num_bytes(self, shard: int) -> int | None:
         """An index of LitData does not say how long a compressed file is."""
-        one = self.shards[shard]
-        return None if format_of(one.name) is ShardFormat.LITDATA else one.num_bytes
+        shard_info = self.shards[shard]
+        return None if format_of(shard_info.name) is ShardFormat.LITDATA else shard_info.num_bytes
 
 
 def of_function(name: Callable[[int], str], num_shards: int | None) -> ShardList:

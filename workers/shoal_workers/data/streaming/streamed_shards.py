@@ -108,19 +108,19 @@ class StreamedShards(Dataset[Any]):
         for index in indices:
             if not 0 <= index < self._sizes.num_samples:
                 raise IndexError(f"sample {index} of {self._sizes.num_samples}")
-        found = self._own_reader().reading.samples([self._sizes.locate(index) for index in indices])
-        return found if self._decode is None else [self._decode(sample) for sample in found]
+        samples = self._own_reader().reading.samples([self._sizes.locate(index) for index in indices])
+        return samples if self._decode is None else [self._decode(sample) for sample in samples]
 
     def samples_at(self, positions: range, seed: int) -> list[int]:
         """The samples at these positions of the run, which are then expected to be read; the shards after them are
         fetched ahead."""
-        found = self._order.samples_at(positions, seed)
-        if found:
+        samples = self._order.samples_at(positions, seed)
+        if samples:
             assert self._sizes is not None
             reader = self._own_reader()
-            reader.reading.expect([self._sizes.locate(sample) for sample in found])
+            reader.reading.expect([self._sizes.locate(sample) for sample in samples])
             reader.move(self._order, self._order.block_at(positions.start, seed), seed)
-        return found
+        return samples
 
     def close(self) -> None:
         """Gives the shards of the cache back, and waits for the threads, which end with what they are asking the store
@@ -193,7 +193,9 @@ class _Reader:
         place = (block.epoch, block.number, seed)
         if place != self._block:
             self._block = place
-            self._prefetching.move([one.shards for one in islice(order.blocks_from(block, seed), 1 + _BLOCKS_AHEAD)])
+            self._prefetching.move(
+                [next_block.shards for next_block in islice(order.blocks_from(block, seed), 1 + _BLOCKS_AHEAD)]
+            )
 
     def close(self) -> None:
         if self.pid == os.getpid():

@@ -166,8 +166,8 @@ class DoubleBufferedState:
     def _add(self, slot: LiveSlot) -> None:
         buffers = [parameter.buffers_in(slot) for parameter in self._moved]
         with torch.no_grad():
-            for parameter, one in zip(self._moved, buffers, strict=True):
-                one.flat[parameter.local.numel() :].zero_()  # FSDP's padding
+            for parameter, buffer in zip(self._moved, buffers, strict=True):
+                buffer.flat[parameter.local.numel() :].zero_()  # FSDP's padding
         slot.hold(self._moved_names | frozenset(self._copied_names))
         self._slots.append(slot)
         self._buffers.append(buffers)
@@ -216,7 +216,7 @@ class DoubleBufferedState:
         """Lays the slots out for the state's tensors, which have changed and all have room there."""
         plan = self._plan()
         known = {parameter.names[0] for parameter in self._moved}
-        movable = [one for one in self._movable({item.fqn for item in plan.items}) if one.names[0] in known]
+        movable = [member for member in self._movable({item.fqn for item in plan.items}) if member.names[0] in known]
         self._set_moved(movable, plan)
         slots, self._slots, self._buffers = self._slots, [], []
         for slot in slots:
@@ -233,7 +233,7 @@ class DoubleBufferedState:
         self._frozen_versions = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
-        return tuple(one._version for parameter in self._moved for one in parameter.watched)
+        return tuple(tensor._version for parameter in self._moved for tensor in parameter.watched)
 
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
@@ -254,10 +254,16 @@ class DoubleBufferedState:
             self._frozen_in.add(other)
         if optimizer is not None:
             moved = zip(self._moved, self._buffers[other], strict=True)
-            pairs = [(one.local_parameter, one.state, to) for one, to in moved]
-            optimizer.targets = {own: to.as_adamw() for own, state, to in pairs if own is not None and state}
+            pairs = [(member.local_parameter, member.state, to) for member, to in moved]
+            optimizer.targets = {
+                local_parameter: to.as_adamw()
+                for local_parameter, state, to in pairs
+                if local_parameter is not None and state
+            }
             optimizer.parameter_targets = {
-                own: to.parameter for own, state, to in pairs if own is not None and not state
+                local_parameter: to.parameter
+                for local_parameter, state, to in pairs
+                if local_parameter is not None and not state
             }
             # The update reads the tensors of the current buffer, so they are pointed to the other one only afterwards.
             self.update.step(lr_factor)
@@ -338,7 +344,7 @@ class DoubleBufferedState:
 
     def _copy_to(self, index: int, *, frozen: bool) -> None:
         """Copies the frozen parameters of the current slot, or all that is not frozen, to another one."""
-        chosen = [number for number, one in enumerate(self._moved) if one.is_frozen is frozen]
+        chosen = [number for number, member in enumerate(self._moved) if member.is_frozen is frozen]
         old, new = (
             [tensor for number in chosen for tensor in self._buffers[slot][number].tensors]
             for slot in (self._current, index)
@@ -373,7 +379,7 @@ class DoubleBufferedState:
                 local_parameter=local_parameter,
                 state=own_state,
             )
-            if moved.has_expected_layout and all(one in planned for one in moved.names):
+            if moved.has_expected_layout and all(member in planned for member in moved.names):
                 yield moved
 
 
@@ -407,13 +413,13 @@ class _MovedParameter:
     names: tuple[str, ...]
     """The names of the parameter and of its state."""
     record: Any
-    """FSDP's record of the parameter; None: it is whole."""
+    """FSDP's record of the parameter; None if it is whole."""
     parameter: nn.Parameter
     """The model's."""
     local: Tensor
     """Its local tensor; the parameter itself if it is whole."""
     local_parameter: nn.Parameter | None
-    """The optimizer's parameter; None: the optimizer does not have it, so it is frozen."""
+    """The optimizer's parameter; None if the optimizer does not have it, so it is frozen."""
     state: dict[str, Tensor]
     """Those of the parameter's shape."""
 
@@ -438,7 +444,7 @@ class _MovedParameter:
 
     @property
     def has_expected_layout(self) -> bool:
-        """Whether all of its tensors are laid out as this module assumes."""
+        """True if all of its tensors are laid out as this module assumes."""
         flat, tensors = self.memory, (*self.refers, *self.state.values())
         return (
             all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)

@@ -172,7 +172,7 @@ class GradientLog:
             # Its optimizer state begins, for which the buddy's copy has no room; the next whole copy has.
             self._break("a parameter has its first gradient")
             return
-        if moved := {name for name, (one, count) in self._frozen.items() if _num_changes(one) != count}:
+        if moved := {name for name, (entry, count) in self._frozen.items() if _num_changes(entry) != count}:
             self._changing |= moved
             self._break(f"{min(moved)} has changed, although the optimizer does not have it")
             return
@@ -192,7 +192,9 @@ class GradientLog:
             counters=self._counter_values(),
             counts=tuple(logged.count if id(logged) in present else 0 for logged in self._parameters),
             unused=tuple(
-                number for number, one in enumerate(self._parameters) if id(one) in sent and id(one) not in present
+                number
+                for number, parameter in enumerate(self._parameters)
+                if id(parameter) in sent and id(parameter) not in present
             ),
             changed=tuple((name, len(value)) for name, value in changed),
             extra_bytes=len(extra_json),
@@ -224,7 +226,7 @@ class GradientLog:
         self._store.close_log()
 
     def _prepare(self, plan: SavePlan) -> LogHead | None:
-        """Finds what a part of this plan consists of; None: this rank owns no part of the state."""
+        """Finds what a part of this plan consists of; None means this rank owns no part of the state."""
         if not plan.items:
             return None
         items = {item.fqn: item for item in plan.items}
@@ -232,17 +234,17 @@ class GradientLog:
         self._parameters, self._unlogged = [], []
         rows: list[tuple[str, int, tuple[int, ...]]] = []
         known: set[str] = set()
-        for index, name, own, parameter in self._update.named_parameters():
-            found = self._state_of(name, own)
-            if found is None or any(one not in items for one in found.names):
+        for index, name, local_parameter, parameter in self._update.named_parameters():
+            parameters = self._state_of(name, local_parameter)
+            if parameters is None or any(member not in items for member in parameters.names):
                 if f"model.{name}" in items:
                     self._unlogged.append(parameter)
                 continue
-            if any(items[one].dtype != torch.float32 for one in found.names):
+            if any(items[member].dtype != torch.float32 for member in parameters.names):
                 raise _Broken(f"{name} is {items[f'model.{name}'].dtype}; a gradient log needs float32 parameters")
-            self._parameters.append(_Logged(own, parameter, found.count, found.counters))
+            self._parameters.append(_Logged(local_parameter, parameter, parameters.count, parameters.counters))
             rows.append((name, index, items[f"model.{name}"].sizes))
-            known |= {*found.names, *(f"optim.{name}.{key}" for key in ("step", *found.counters))}
+            known |= {*parameters.names, *(f"optim.{name}.{key}" for key in ("step", *parameters.counters))}
         tensors = self._view.tensors()
         self._frozen = {
             name: (parameter, _num_changes(parameter))
@@ -261,17 +263,17 @@ class GradientLog:
         room += _COUNTER_BYTES * len(rows) * len(logged.counters)
         return head_of([], rows, commit_room=room, optimizer=logged)
 
-    def _state_of(self, name: str, own: nn.Parameter) -> _ParameterState | None:
+    def _state_of(self, name: str, local_parameter: nn.Parameter) -> _ParameterState | None:
         """Returns None if it has no optimizer state yet, although others may have."""
         optimizer = self._update.optimizer
-        state = optimizer.state.get(own, {})
+        state = optimizer.state.get(local_parameter, {})
         if self._update.logged is None:
             return _ParameterState(names_of(name), int(state["step"]), {}) if state else None
         if not state and any(optimizer.state.values()):
             return None
         if any(not isinstance(value, Tensor) for value in state.values()):
             raise _Broken("the optimizer's state has values that are not tensors")
-        shards = [key for key, value in state.items() if value.shape == own.shape]
+        shards = [key for key, value in state.items() if value.shape == local_parameter.shape]
         counters = {key: value for key, value in state.items() if key not in shards}
         if any(value.numel() != 1 for value in counters.values()):
             raise _Broken(f"the optimizer's state of {name} has another shape than the parameter")
@@ -279,8 +281,8 @@ class GradientLog:
 
     def _counter_types(self) -> tuple[tuple[str, str], ...]:
         kinds = {
-            tuple((key, str(value.dtype).removeprefix("torch.")) for key, value in one.counters.items())
-            for one in self._parameters
+            tuple((key, str(value.dtype).removeprefix("torch.")) for key, value in parameter.counters.items())
+            for parameter in self._parameters
         }
         if len(kinds) > 1:
             raise _Broken("the optimizer keeps other numbers for some parameters than for others")
@@ -290,14 +292,16 @@ class GradientLog:
         """Called before the update."""
         state = self._update.optimizer.state
         keys = self._parameters[0].counters if self._parameters else ()
-        return tuple((key, tuple(float(state[one.own][key]) for one in self._parameters)) for key in keys)
+        return tuple((key, tuple(float(state[parameter.own][key]) for parameter in self._parameters)) for key in keys)
 
     def _parts_to_send(self) -> list[memoryview]:
         if self._update.logged is not None and any(self._update.changed_settings()):
             raise _Broken("the optimizer's settings change while it trains")
-        found = [(one, gradient) for one in self._parameters if (gradient := one.gradient()) is not None]
-        self._present = [one for one, _ in found]
-        gradients = [gradient for _, gradient in found]
+        parts = [
+            (parameter, gradient) for parameter in self._parameters if (gradient := parameter.gradient()) is not None
+        ]
+        self._present = [part for part, _ in parts]
+        gradients = [gradient for _, gradient in parts]
         if any(gradient.dtype != torch.float32 or not gradient.is_contiguous() for gradient in gradients):
             raise _Broken("a gradient is not contiguous float32")
         self._entry_is_bf16 = False
@@ -323,8 +327,8 @@ class GradientLog:
 
 
 def _settings(group: dict[str, object]) -> LoggedGroup:
-    own = settings_of(group)
-    return LoggedGroup(beta1=own.beta1, beta2=own.beta2, eps=own.eps, weight_decay=own.weight_decay)
+    settings = settings_of(group)
+    return LoggedGroup(beta1=settings.beta1, beta2=settings.beta2, eps=settings.eps, weight_decay=settings.weight_decay)
 
 
 def _num_changes(parameter: Tensor) -> int:

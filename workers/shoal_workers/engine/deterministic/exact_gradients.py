@@ -233,15 +233,15 @@ class Slot:
     sums: Tensor
     """View of the accumulator: [world size, elements per rank with FSDP's padding]."""
     was_touched: bool = False
-    """Whether a micro-batch of this step had a gradient for it on this rank."""
+    """True if a micro-batch of this step had a gradient for it on this rank."""
 
     def pieces(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """`flat`: one real number for each of the whole parameter. Pieces of it, each with its part of the sums."""
         width = self.sums.shape[1]
         for rank, sums in enumerate(self.sums):
-            own = flat[rank * width : (rank + 1) * width]
-            for start in range(0, own.numel(), PIECE):
-                piece = own[start : start + PIECE]
+            local_piece = flat[rank * width : (rank + 1) * width]
+            for start in range(0, local_piece.numel(), PIECE):
+                piece = local_piece[start : start + PIECE]
                 yield piece, sums[start : start + piece.numel()]
 
     def clear_if_untouched(self) -> None:
@@ -267,13 +267,13 @@ def units_of(model: nn.Module) -> list[Unit]:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        found: list[tuple[nn.Module, str, DTensor]] = []
+        sharded: list[tuple[nn.Module, str, DTensor]] = []
         for owner, name, shard in _own_parameters(module):
             if shard.requires_grad and shard.numel() and id(shard) not in seen:
                 seen.add(id(shard))
-                found.append((owner, name, _checked(name, shard)))
-        if found:
-            units.append(_unit(module, found))
+                sharded.append((owner, name, _checked(name, shard)))
+        if sharded:
+            units.append(_unit(module, sharded))
     return units
 
 
@@ -297,13 +297,13 @@ def _checked(name: str, parameter: nn.Parameter) -> DTensor:
     return parameter
 
 
-def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Unit:
-    world_size = found[0][2].device_mesh.size()
-    device = found[0][2].to_local().device
-    widths = [numel_of_real(shard, chunk_numel(shard.shape, world_size)) for *_, shard in found]
+def _unit(module: nn.Module, units: list[tuple[nn.Module, str, DTensor]]) -> Unit:
+    world_size = units[0][2].device_mesh.size()
+    device = units[0][2].to_local().device
+    widths = [numel_of_real(shard, chunk_numel(shard.shape, world_size)) for *_, shard in units]
     sums = torch.zeros(world_size, sum(widths), dtype=torch.float64, device=device)
     views = torch.split(sums, widths, dim=1)
-    return Unit(module, [Slot(*one, view) for one, view in zip(found, views, strict=True)], sums)
+    return Unit(module, [Slot(*gradient, view) for gradient, view in zip(units, views, strict=True)], sums)
 
 
 def chunk_numel(shape: torch.Size, world_size: int) -> int:
@@ -343,7 +343,7 @@ def round_to_grid(values: Tensor, rung: int) -> Tensor:
 def rung_of(largest: float) -> int | None:
     """The rung for a step whose largest gradient element of any micro-batch, unweighted, is `largest`.
 
-    None: it is not finite, or above the range of fp32.
+    None if it is not finite, or above the range of fp32.
     """
     for rung in range(NUM_RUNGS):
         if largest < 2.0 ** (_LIMIT_BITS + _STEP_BITS * rung):  # false for nan

@@ -32,13 +32,15 @@ class Agreement:
 
 
 def agree(text: str | None, *, max_bytes: int, device: torch.device) -> Agreement:
-    """Compares the texts of all ranks: a collective. None: this rank has no text, and takes that of the others. A text
-    has at most `max_bytes` in UTF-8."""
-    own = _NOTHING if text is None else _digest(text)
+    """Compares the texts of all ranks: a collective. None if this rank has no text, and takes that of the others. A
+    text has at most `max_bytes` in UTF-8."""
+    digest = _NOTHING if text is None else _digest(text)
     rank = dist.get_rank()
     # The smallest negative is the negative of the largest: one all-reduce finds both ends.
     box = torch.tensor(
-        [own, _NOTHING if text is None else -own, _NOTHING if text is None else rank], dtype=torch.int64, device=device
+        [digest, _NOTHING if text is None else -digest, _NOTHING if text is None else rank],
+        dtype=torch.int64,
+        device=device,
     )
     dist.all_reduce(box, op=dist.ReduceOp.MIN)
     smallest, negative_largest, first = box.tolist()
@@ -47,12 +49,12 @@ def agree(text: str | None, *, max_bytes: int, device: torch.device) -> Agreemen
     is_common = smallest == -negative_largest
     if is_common and smallest == _digest(""):
         return Agreement("", first, is_common=True)
-    found = torch.zeros(max_bytes, dtype=torch.uint8, device=device)
+    buffer = torch.zeros(max_bytes, dtype=torch.uint8, device=device)
     if rank == first and text is not None:
         encoded = text.encode()
-        found[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
-    dist.broadcast(found, first)
-    return Agreement(bytes(found.tolist()).rstrip(b"\0").decode(), first, is_common=is_common)
+        buffer[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
+    dist.broadcast(buffer, first)
+    return Agreement(bytes(buffer.tolist()).rstrip(b"\0").decode(), first, is_common=is_common)
 
 
 def gather_texts(text: str, device: torch.device) -> list[str]:
@@ -64,12 +66,12 @@ def gather_texts(text: str, device: torch.device) -> list[str]:
     sizes = [int(length) for length in lengths]
     if not any(sizes):
         return [""] * world_size
-    own = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    local_text = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
     if encoded:
-        own[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device)
-    found = [torch.zeros_like(own) for _ in range(world_size)]
-    dist.all_gather(found, own)
-    return [bytes(one[:size].tolist()).decode() for one, size in zip(found, sizes, strict=True)]
+        local_text[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(device)
+    gathered = [torch.zeros_like(local_text) for _ in range(world_size)]
+    dist.all_gather(gathered, local_text)
+    return [bytes(size_tensor[:size].tolist()).decode() for size_tensor, size in zip(gathered, sizes, strict=True)]
 
 
 def _digest(text: str) -> int:

@@ -282,13 +282,13 @@ def _words(call: _Call) -> str:
 
 def _num_bytes(arguments: tuple[Any, ...]) -> int:
     """The bytes of the tensors in the first two arguments: one, a list, or a list of lists."""
-    return sum(_bytes_of(one) for one in arguments[:2])
+    return sum(_bytes_of(argument) for argument in arguments[:2])
 
 
-def _bytes_of(one: Any) -> int:
-    if isinstance(one, Tensor):
-        return one.numel() * one.element_size()
-    return sum(map(_bytes_of, one)) if isinstance(one, (list, tuple)) else 0
+def _bytes_of(tensor: Any) -> int:
+    if isinstance(tensor, Tensor):
+        return tensor.numel() * tensor.element_size()
+    return sum(map(_bytes_of, tensor)) if isinstance(tensor, (list, tuple)) else 0
 
 
 _OPERATIONS = {
@@ -320,7 +320,7 @@ def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Whether `error`, or an error that it was raised from, comes from a broken collective."""
+    """Return whether `error`, or an error that it was raised from, comes from a broken collective."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

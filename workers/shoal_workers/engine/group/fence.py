@@ -56,7 +56,7 @@ class GenerationFence:
 
     @property
     def is_raised(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
         return self._fence.is_fenced(self._generation)
 
     @property
@@ -65,7 +65,7 @@ class GenerationFence:
 
     @property
     def is_durable_requested(self) -> bool:
-        """Whether the requested yield needs a durable checkpoint."""
+        """True if the requested yield needs a durable checkpoint."""
         return self._fence.is_durable_requested(self._generation)
 
     def check(self) -> None:

@@ -161,20 +161,20 @@ class GlooSockets:
         return num_shut
 
     def are_all_closed(self) -> bool:
-        """Whether no connection of gloo is left: then nothing can be sent or received, so no buffer is written any
-        more."""
+        """Return whether no connection of gloo is left: then nothing can be sent or received, so no buffer is written
+        any more."""
         return next(self.connections(), None) is None
 
     def describe(self) -> list[str]:
         """Returns the remote address of each open connection, by local address."""
-        found = []
+        descriptions = []
         for connection in self.connections():
             try:
                 ends = _plain(connection.getsockname()), _plain(connection.getpeername())
             except OSError:
                 continue
-            found.append(" -> ".join(f"{host}:{port}" for host, port in ends))
-        return found
+            descriptions.append(" -> ".join(f"{host}:{port}" for host, port in ends))
+        return descriptions
 
     def connections(self) -> Iterator[socket.socket]:
         """The connections of this generation: duplicates, each closed before the next one is yielded."""
@@ -236,19 +236,19 @@ class LinkMeter:
     def links(self, connections: Iterable[socket.socket]) -> tuple[Link, ...]:
         now, now_mono = _counts(connections), time.monotonic()
         earlier = next((counts for at, counts in reversed(self._samples) if now_mono - at >= _COMPARED_S), {})
-        found = []
+        described = []
         for peer, counts in sorted(now.items()):
             before = earlier.get(peer, _Counts())
             sent, resent = counts.sent - before.sent, counts.resent - before.resent
-            found.append(Link(peer_ip=peer, rtt_s=counts.rtt_s, sent=max(0, sent), resent=max(0, resent)))
-        return tuple(found)
+            described.append(Link(peer_ip=peer, rtt_s=counts.rtt_s, sent=max(0, sent), resent=max(0, resent)))
+        return tuple(described)
 
 
 def _counts(connections: Iterable[socket.socket]) -> dict[str, _Counts]:
-    found: dict[str, _Counts] = {}
+    counts_by_peer: dict[str, _Counts] = {}
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
-        return found
+        return counts_by_peer
     for connection in connections:
         try:
             peer = str(connection.getpeername()[0]).removeprefix("::ffff:")
@@ -257,11 +257,11 @@ def _counts(connections: Iterable[socket.socket]) -> dict[str, _Counts]:
             continue
         if len(info) < _SIZE:  # an older kernel
             continue
-        counts = found.setdefault(peer, _Counts())
+        counts = counts_by_peer.setdefault(peer, _Counts())
         counts.rtt_s = max(counts.rtt_s, _word(info, _RTT) / 1e6)
         counts.sent += _word(info, _DATA_SENT)
         counts.resent += _word(info, _TOTAL_RESENT)
-    return found
+    return counts_by_peer
 
 
 def _word(info: bytes, offset: int) -> int:

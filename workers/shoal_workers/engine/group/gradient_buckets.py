@@ -101,7 +101,7 @@ class GradientBuckets:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a gradient is another one than was sent."""
+        """True if a gradient is another one than was sent."""
         return any(
             parameter.grad is not None if sent is None else not sent.is_still(parameter.grad)
             for bucket in self._buckets
@@ -110,7 +110,7 @@ class GradientBuckets:
 
     @property
     def is_rewritten(self) -> bool:
-        """Whether a gradient that was compared has changed without torch's knowledge."""
+        """True if a gradient that was compared has changed without torch's knowledge."""
         every = [
             sent for bucket in self._buckets for sent in bucket.sent if sent is not None and sent.value is not None
         ]

@@ -39,10 +39,10 @@ def address_towards(host: str, port: int) -> str | None:
     """Returns this host's own address on the route to another host, or None if its name is unknown or there is no
     route. Sends nothing."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:
         return None
-    for family, kind, protocol, _, address in found:
+    for family, kind, protocol, _, address in addresses:
         with socket.socket(family, kind, protocol) as probe:
             try:
                 # A datagram socket that connects only looks up the route; nothing is sent.
@@ -54,7 +54,7 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 def interface_of(address: str | None) -> str | None:
-    """The name of the interface that has this address; None: there is none."""
+    """The name of the interface that has this address; None if there is none."""
     if address is None:
         return None
     desired = ipaddress.ip_address(address.partition("%")[0])

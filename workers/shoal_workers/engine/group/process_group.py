@@ -71,7 +71,7 @@ class Group:
         self._on_connecting = on_connecting
         self._has_gradients = has_gradients
         self.gradients: dist.ProcessGroup | None = None
-        """All ranks once more, for sums that run beside other collectives; None: there is one rank, or no need."""
+        """All ranks once more, for sums that run beside other collectives; None if there is one rank, or no need."""
         self._rendezvous = Rendezvous(assignment, connections, check)
         self._sockets = GlooSockets()
         self._links = LinkMeter()

@@ -74,17 +74,17 @@ class NonFiniteCheck:
         self._replicas.compare_values_that_are_not_finite(step)
         generation = self._generation
         passes = [_pass(loss, squared_norm), *self._repeat(step, scale)]
-        own = torch.tensor(
-            [value for one in passes for value in (one.loss_bits, one.is_loss_finite, one.is_norm_finite)],
+        local = torch.tensor(
+            [value for flags in passes for value in (flags.loss_bits, flags.is_loss_finite, flags.is_norm_finite)],
             dtype=torch.int64,
             device=generation.device,
         )
-        found = [torch.zeros_like(own) for _ in range(generation.layout.world_size)]
-        dist.all_gather(found, own)
+        gathered = [torch.zeros_like(local) for _ in range(generation.layout.world_size)]
+        dist.all_gather(gathered, local)
         generation.check()
         by_rank = [
             [Pass(bits, bool(loss_ok), bool(norm_ok)) for bits, loss_ok, norm_ok in values.view(3, 3).tolist()]
-            for values in found
+            for values in gathered
         ]
         layout = generation.layout
         wrong = find_wrong_pass(by_rank, computes_whole_samples=layout.num_data_ranks == layout.world_size)

@@ -57,11 +57,11 @@ class Replay:
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
         self._gradients.reshard()
         # Bits are compared. nan has many patterns of bits, and gets one.
-        own = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
-        all_bits = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
-        dist.all_gather(all_bits, own)
+        local = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
+        all_bits = [torch.zeros_like(local) for _ in range(self._generation.layout.world_size)]
+        dist.all_gather(all_bits, local)
         self._generation.check()
-        odd_one = name_the_odd_one([found.tolist() for found in all_bits])
+        odd_one = name_the_odd_one([bits.tolist() for bits in all_bits])
         if odd_one is not None:
             self._accuse(odd_one, step + 1)
 
@@ -108,9 +108,9 @@ def name_the_odd_one(values: Sequence[Sequence[int]]) -> int | None:
         return None
     odd: set[int] = set()
     for owner in range(world_size):
-        found = {(owner - k) % world_size: values[(owner - k) % world_size][k] for k in range(_NUM_WITNESSES)}
-        for rank, value in found.items():
-            others = {other for witness, other in found.items() if witness != rank}
+        differing = {(owner - k) % world_size: values[(owner - k) % world_size][k] for k in range(_NUM_WITNESSES)}
+        for rank, value in differing.items():
+            others = {other for witness, other in differing.items() if witness != rank}
             if len(others) == 1 and value not in others:
                 odd.add(rank)
     return odd.pop() if len(odd) == 1 else None

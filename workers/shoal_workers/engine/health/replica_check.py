@@ -116,15 +116,15 @@ class ReplicaCheck:
     def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:
         generation = self._generation
         signed = [_signed(value) for value in sums.values()]
-        own = torch.tensor([*signed, *are_finite], device=generation.device)
-        found = [torch.zeros_like(own) for _ in range(generation.layout.world_size)]
-        dist.all_gather(found, own)
+        local = torch.tensor([*signed, *are_finite], device=generation.device)
+        gathered = [torch.zeros_like(local) for _ in range(generation.layout.world_size)]
+        dist.all_gather(gathered, local)
         generation.check()
         num_kinds = len(signed)
         difference = find_difference(
-            [values[:num_kinds].tolist() for values in found],
+            [values[:num_kinds].tolist() for values in gathered],
             self._groups,
-            are_finite=[values[num_kinds:].bool().tolist() for values in found],
+            are_finite=[values[num_kinds:].bool().tolist() for values in gathered],
         )
         if difference is None:
             if generation.rank == 0:
@@ -169,7 +169,7 @@ def find_difference(
     *,
     are_finite: Sequence[Sequence[bool]] | None = None,
 ) -> Difference | None:
-    """The ranks that differ within their group; None: all are equal.
+    """The ranks that differ within their group; None if all are equal.
 
     Args:
         values: [rank][kind of tensors].
@@ -238,8 +238,8 @@ def host_sum(tensor: Tensor) -> int:
     memory, outside the interpreter's lock and without threads of its own."""
     octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     length = octets.size // 8 * 8
-    words = octets[:length].view(np.uint64).sum(dtype=np.uint64)
-    return int(words) + int(octets[length:].sum(dtype=np.uint64))
+    octet_words = octets[:length].view(np.uint64).sum(dtype=np.uint64)
+    return int(octet_words) + int(octets[length:].sum(dtype=np.uint64))
 
 
 def _device_sum(tensor: Tensor) -> Tensor:
@@ -250,8 +250,8 @@ def _device_sum(tensor: Tensor) -> Tensor:
 
 
 def is_whole_on_tp(tensor: DTensor) -> bool:
-    """Whether every rank of tp holds the same part. FSDP2 lays out a parameter that tp does not split over the data
-    axes alone, so that its mesh has no tp at all."""
+    """Return whether every rank of tp holds the same part. FSDP2 lays out a parameter that tp does not split over the
+    data axes alone, so that its mesh has no tp at all."""
     names = tensor.device_mesh.mesh_dim_names or ()
     return TP not in names or tensor.placements[names.index(TP)].is_replicate()
 

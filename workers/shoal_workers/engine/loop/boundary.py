@@ -166,7 +166,7 @@ class StepBoundary:
         self._verdict: Verdict | None = None
         """That of the newest update of this step."""
         self._costs: tuple[float, float] | None = None
-        """What snapshots cost since the last step; None: no vote of this step has taken them."""
+        """What snapshots cost since the last step; None if no vote of this step has taken them."""
         self._saved_mono = time.monotonic()
         self._saving_s = 0.0
         self._store = store

@@ -42,7 +42,7 @@ class _Norm:
 
     @property
     def momentum(self) -> float | None:
-        """As the loop has set it last. None: its statistics are a cumulative average."""
+        """As the loop has set it last. None if its statistics are a cumulative average."""
         momentum: float | None = getattr(self.module, "momentum", None)
         return momentum
 
@@ -63,8 +63,8 @@ class _Buffer:
 
     @property
     def now(self) -> Tensor | None:
-        found = (module._buffers.get(key) for module, key in self.places)
-        return next((one for one in found if one is not self.home), self.home)
+        buffers = (module._buffers.get(key) for module, key in self.places)
+        return next((slot for slot in buffers if slot is not self.home), self.home)
 
     def has_changed(self, now: Tensor | None) -> bool:
         """Compares values, because torch does not count all writes."""
@@ -142,7 +142,7 @@ class LoopBuffers:
         self._pending = []
         if changed:
             calls = [totals[num + rank * width : num + (rank + 1) * width] for rank in range(self._world_size)]
-            num_calls = {id(norm): [int(own[i]) for own in calls] for i, norm in enumerate(self._norms)}
+            num_calls = {id(norm): [int(call[i]) for call in calls] for i, norm in enumerate(self._norms)}
             shares = [self._share(buffer, num_calls, weight).reshape(-1) for buffer in changed]
             flat = torch.cat(shares)
             if self._world_size > 1:
@@ -228,10 +228,10 @@ class LoopBuffers:
     def _take(self, buffer: _Buffer, now: Tensor | None, calls: Mapping[int, int]) -> None:
         home, norm = buffer.home, buffer.norm
         if now is None or now.shape != home.shape or now.dtype != home.dtype:
-            found = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
+            shape = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
             raise ValueError(
                 f"the forward pass changes the buffer {buffer.path.replace('/', '.')} from {home.dtype} "
-                f"{list(home.shape)} to {found}, and such changes cannot be added up. Give it its final shape when it "
+                f"{list(home.shape)} to {shape}, and such changes cannot be added up. Give it its final shape when it "
                 "is made, or register it with persistent=False if it is a cache."
             )
         base, value = as_sum(buffer.base), as_sum(now)

@@ -143,7 +143,7 @@ def _of_dataset(dataset: Any, wanted: Wanted, reader: Reader) -> Samples:
 
 def _of_loader(loader: DataLoader[Any], wanted: Wanted, reader: Reader) -> Samples:
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    if divided := next((one for one in samplers if isinstance(one, DistributedSampler)), None):
+    if divided := next((sampler for sampler in samplers if isinstance(sampler, DistributedSampler)), None):
         raise ValueError(
             f"run.batches(): the loader has a {type(divided).__name__}, which gives each rank its share, and Shoal "
             "divides the batches itself. Use a sampler of the whole data set, or shuffle=True."
@@ -204,8 +204,8 @@ def _streams(data: Any, wanted: Wanted, reader: Reader, source: int) -> Streams:
                 made[number] = data(number, num_streams)
             return made[number]
 
-        one = stream_of(min(reader.rank, num_streams - 1))
-        size = wanted.micro_size or _batch_size(one) or max(1, wanted.step_size // num_streams)
+        stream = stream_of(min(reader.rank, num_streams - 1))
+        size = wanted.micro_size or _batch_size(stream) or max(1, wanted.step_size // num_streams)
         plan = streams_for(wanted.step_size, size, num_streams, reader.world_size)
     else:
         _refuse(wanted, "num_streams", because="this is one stream. Give a function of (stream, num_streams)")
@@ -275,7 +275,7 @@ def _is_function(data: Any) -> bool:
 
 
 def is_stream(data: Any) -> bool:
-    """Whether the data can only be read on, so that its state is part of that of the loop."""
+    """Return whether the data can only be read on, so that its state is part of that of the loop."""
     if _is_function(data):
         return True
     if isinstance(data, DataLoader):

@@ -27,7 +27,7 @@ class Captured(BaseException):
 
 
 def is_capturing() -> bool:
-    """Whether `shoal.run` is to hand over its function, because a worker runs the file."""
+    """Return whether `shoal.run` is to hand over its function, because a worker runs the file."""
     return _state["is_capturing"]
 
 

@@ -86,7 +86,7 @@ class Gradients:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        """`group`: for these sums only; None: there is one rank."""
+        """`group`: for these sums only; None if there is one rank."""
         self._group = group
         self._plans: dict[int, _Plan] = {}
         self._now: list[_Update] = []
@@ -200,7 +200,7 @@ class Gradients:
         return plan.guesses.setdefault(len(self._now), _Guess())
 
     def _is_open(self) -> bool:
-        """Whether buckets of the expected update may be under way on any rank. Equal on all ranks."""
+        """Return whether buckets of the expected update may be under way on any rank. Equal on all ranks."""
         expected = self._expected()
         return expected is not None and expected.plan.buckets is not None and self._guess(expected.plan).is_quiet
 

@@ -40,7 +40,7 @@ class LoopProgram:
     """Training thread only.
 
     Args:
-        function: the loop; None: `spec.loop` names the file that has it.
+        function: the loop; None means `spec.loop` names the file that has it.
         host: this host's address.
     """
 

@@ -50,7 +50,7 @@ class MicroBatchWatch:
         if self._num_updates >= _WATCHED_UPDATES:
             return [0.0, 0.0]
         self._num_updates += 1
-        whole = [one for one in self._tracked.parameters() if not isinstance(one, DTensor)]
+        whole = [parameter for parameter in self._tracked.parameters() if not isinstance(parameter, DTensor)]
         number = float(hash(tuple(map(_mark, whole))) & _SMALL)
         return [number, number**2]
 
@@ -73,14 +73,14 @@ class MicroBatchWatch:
 
     def _refuse_untracked(self, optimizer: Optimizer) -> None:
         tensors = [*self._tracked.collect()[0].values()]
-        places = {one.data_ptr() for one in tensors if not isinstance(one, DTensor)}
+        places = {tensor.data_ptr() for tensor in tensors if not isinstance(tensor, DTensor)}
         missing = [
             one
             for group in optimizer.param_groups
             for one in group["params"]
             if one.requires_grad and one.numel() and not isinstance(one, DTensor) and one.data_ptr() not in places
         ]
-        copies = {_mark(one) for one in tensors if not isinstance(one, DTensor)} if missing else set()
+        copies = {_mark(tensor) for tensor in tensors if not isinstance(tensor, DTensor)} if missing else set()
         for parameter in missing:
             if _mark(parameter) not in copies:
                 raise ValueError(

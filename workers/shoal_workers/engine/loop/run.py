@@ -171,7 +171,7 @@ class Run:
         self.most_workers: int | None = None
         """Among how many the data can be divided; None before they are opened."""
         self.most_micro_batches: int | None = None
-        """How many a rank computes of those of a step; None: all. `shoal check` tries a loop with few of them."""
+        """How many a rank computes of those of a step; None means all. `shoal check` tries a loop with few of them."""
         seed_everything(randomness_seed(spec.seed, 0, 0))
 
     @property
@@ -184,7 +184,7 @@ class Run:
 
     @property
     def is_rank_zero(self) -> bool:
-        """Whether this is the rank that prints and writes files."""
+        """True if this is the rank that prints and writes files."""
         return self.rank == 0
 
     @property
@@ -243,8 +243,8 @@ class Run:
                 "worker has all of it. Wrap the model with run.wrap(model), or leave parallelism out."
             )
         restored = self._restore(tracked, recent)
-        own = RankData("", self._host)
-        when_all_have_restored(self._group, restored, own, dict)
+        host_data = RankData("", self._host)
+        when_all_have_restored(self._group, restored, host_data, dict)
         self._membership.position.reach(restored.step)
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
         tracked.unmarked = self._buffers.paths
@@ -409,8 +409,8 @@ class Run:
 
         Args:
             loss: mean over something, for example the tokens of the micro-batch.
-            weight: how many of it, for example the number of tokens. None: 1, and within `epochs` the micro-batch's
-                share of the samples of its step.
+            weight: how many of it, for example the number of tokens. None means 1, and within `epochs` the
+                micro-batch's share of the samples of its step.
         """
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
@@ -435,7 +435,7 @@ class Run:
         none. Returns the norm of the gradient before it was clipped.
 
         Args:
-            clip: the largest norm; None: any.
+            clip: the largest norm; None means any.
 
         Raises:
             NonFinite: on all ranks; nothing was updated.
@@ -672,8 +672,8 @@ class Run:
             extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes, loaded.remote_bytes
         else:
             assert assignment.restore_from is not None
-            found = fill({}, directory=assignment.restore_from)
-            tensors = tracked.targets(found.unread, found.extra["tree"])
+            filled = fill({}, directory=assignment.restore_from)
+            tensors = tracked.targets(filled.unread, filled.extra["tree"])
             extra = fill(tensors, directory=assignment.restore_from, advanced=self._advanced).extra
             num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
         tracked.restore(tensors, extra["tree"])
@@ -690,7 +690,7 @@ class Run:
     def _on_device(self, batch: Any) -> Any:
         if self.device.type == "cpu":
             return batch
-        return tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:
@@ -722,11 +722,11 @@ def _root(squares: float) -> float:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as finite numbers; one that is not finite is left out."""
-    found = {}
+    numbers = {}
     for name, value in metrics.items():
         if not is_metric_name(name):
             raise ValueError(f"run.log(): {name!r} is not the name of a metric. Use {suggested_name(name)!r}.")
         number = float(value)
         if torch.isfinite(torch.tensor(number)):
-            found[name] = number
-    return found
+            numbers[name] = number
+    return numbers

@@ -67,18 +67,21 @@ class LoaderOrder:
     def __init__(self, loader: DataLoader[Any], num_micro_batches: int, seed: int) -> None:
         self._batches: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         self._is_batched = loader.batch_sampler is not None
-        self._own = [one for one in (self._batches, getattr(self._batches, "sampler", None)) if one is not None]
+        self._own = [
+            source for source in (self._batches, getattr(self._batches, "sampler", None)) if source is not None
+        ]
         self._generators = [
-            one
-            for one in (loader.generator, *(getattr(own, "generator", None) for own in self._own))
-            if one is not None
+            generator
+            for generator in (loader.generator, *(getattr(reader, "generator", None) for reader in self._own))
+            if generator is not None
         ]
         self._num_micro_batches = num_micro_batches
         self._seed = seed
         self._epochs: dict[int, list[Any]] = {}
         self._length = len(self._epoch(0))
         known = all(
-            type(own).__module__.startswith((torch_samplers.__name__, "torch.", "torchdata.")) for own in self._own
+            type(reader).__module__.startswith((torch_samplers.__name__, "torch.", "torchdata."))
+            for reader in self._own
         )
         if not known and self._drawn(0) != self._epoch(0):
             raise ValueError(
@@ -114,8 +117,8 @@ class LoaderOrder:
 
     def _drawn(self, epoch: int) -> list[Any]:
         seed = randomness_seed(self._seed ^ _SEEDED, epoch, 0)
-        for own in self._own:
-            if callable(set_epoch := getattr(own, "set_epoch", None)):
+        for reader in self._own:
+            if callable(set_epoch := getattr(reader, "set_epoch", None)):
                 set_epoch(epoch)
         with torch.random.fork_rng(devices=[]):
             seed_everything(seed)

@@ -49,7 +49,7 @@ def wrapped(
     as it is.
 
     Args:
-        blocks: modules whose parameters are gathered together; None: the children of each ModuleList, and those of
+        blocks: modules whose parameters are gathered together; None means the children of each ModuleList, and those of
             each Sequential that consist of modules.
     """
     if not isinstance(spec.parallelism, ParallelismSpec) and layout.dp_shard == 1:
@@ -58,7 +58,7 @@ def wrapped(
     frees = None if layout.shard is ShardLevel.FULL else False
     chosen = set(default_shard_units(model) if blocks is None else blocks) - {model}
     if unknown := chosen - set(model.modules()):
-        names = ", ".join(sorted(type(one).__name__ for one in unknown))
+        names = ", ".join(sorted(type(parameter).__name__ for parameter in unknown))
         raise ValueError(
             f"run.wrap(blocks=...): {names} is no module of the model. Give modules that are inside of it."
         )
@@ -90,16 +90,23 @@ def begin_sums(modules: Iterable[nn.Module], optimizers: Mapping[str, Optimizer]
 
 
 def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether any of them is a part."""
+    """Return whether any of them is a part."""
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
 def sharded_parameters(optimizer: Optimizer) -> list[DTensor]:
-    return [one for group in optimizer.param_groups for one in group["params"] if isinstance(one, DTensor)]
+    return [
+        parameter for group in optimizer.param_groups for parameter in group["params"] if isinstance(parameter, DTensor)
+    ]
 
 
 def plain_parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"] if not isinstance(one, DTensor)]
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if not isinstance(parameter, DTensor)
+    ]
 
 
 class ShardedGradients:
@@ -107,7 +114,7 @@ class ShardedGradients:
 
     def __init__(self, optimizer: Optimizer, num_replicas: int) -> None:
         """`num_replicas`: how many ranks have the same part."""
-        gradients = (one.grad for one in sharded_parameters(optimizer) if one.grad is not None)
+        gradients = (parameter.grad for parameter in sharded_parameters(optimizer) if parameter.grad is not None)
         self.parts = [local_tensor(gradient) for gradient in gradients]
         self._num_replicas = num_replicas
 
@@ -134,7 +141,7 @@ def squares_of(gradients: Sequence[Tensor]) -> float:
 
 
 def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None:
-    """The dim along which a tensor is split over `mesh`; None: it is whole on every rank.
+    """The dim along which a tensor is split over `mesh`; None if it is whole on every rank.
 
     Raises:
         TypeError: it is on another mesh, or split in a way that cannot be kept.
@@ -145,7 +152,7 @@ def split_dim(tensor: DTensor, path: str, mesh: DeviceMesh | None) -> int | None
             f"{mesh}. {_WAY_OUT}"
         )
     *outer, last = tensor.placements
-    is_kept = all(isinstance(one, Replicate) for one in outer) and type(last) in (Shard, Replicate)
+    is_kept = all(isinstance(placement, Replicate) for placement in outer) and type(last) in (Shard, Replicate)
     if not is_kept:
         raise TypeError(f"run.track(): {path} is a DTensor with the placements {tensor.placements}. {_WAY_OUT}")
     return last.dim if isinstance(last, Shard) else None

@@ -51,13 +51,15 @@ class StreamPlan:
             return micro_batches_of_rank(self.num_micro_batches, rank, world_size)
         count = self.per_stream
         streams = micro_batches_of_rank(self.num_streams, rank, world_size)
-        return tuple(MicroBatch(one.index * count + at, one.weight) for one in streams for at in range(count))
+        return tuple(MicroBatch(stream.index * count + at, stream.weight) for stream in streams for at in range(count))
 
     def streams_of(self, rank: int, world_size: int) -> tuple[int, ...]:
         """The streams that a rank reads."""
         if self.is_shared:
             return (0,)
-        return tuple(one.index for one in micro_batches_of_rank(self.num_streams, rank, world_size) if one.weight)
+        return tuple(
+            stream.index for stream in micro_batches_of_rank(self.num_streams, rank, world_size) if stream.weight
+        )
 
     def stream_of(self, micro_batch: int) -> int:
         return 0 if self.is_shared else micro_batch // self.per_stream
@@ -67,7 +69,7 @@ class Stream:
     """One stream: what is read next is a function of its state."""
 
     def __init__(self, data: Any, micro_size: int, collate: Callable[[list[Any]], Any] | None) -> None:
-        """`collate`: for a stream of samples; None: the stream has a collate function of its own, or the default is
+        """`collate`: for a stream of samples; None if the stream has a collate function of its own, or the default is
         meant.
 
         Raises:
@@ -130,8 +132,8 @@ class Stream:
         raise ValueError(f"run.batches(): a whole epoch of {type(self._data).__name__} has nothing to read.")
 
     def _begin_epoch(self) -> None:
-        for one in (self._data, getattr(self._data, "dataset", None)):
-            if callable(set_epoch := getattr(one, "set_epoch", None)):
+        for data in (self._data, getattr(self._data, "dataset", None)):
+            if callable(set_epoch := getattr(data, "set_epoch", None)):
                 set_epoch(self._epoch)
 
 
@@ -255,19 +257,19 @@ class _Exchange:
     def gather(self, text: str) -> list[str]:
         if self._world_size == 1:
             return [text]
-        own = text.encode()
+        encoded = text.encode()
         while True:
             sent = torch.zeros(8 + self._capacity, dtype=torch.uint8)
-            fits = own[: self._capacity]
-            content = len(own).to_bytes(8, "little") + fits
+            fits = encoded[: self._capacity]
+            content = len(encoded).to_bytes(8, "little") + fits
             sent[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
             sent = sent.to(self._device)
             parts = [torch.empty_like(sent) for _ in range(self._world_size)]
             dist.all_gather(parts, sent)
             received = [part.cpu().numpy().tobytes() for part in parts]
-            lengths = [int.from_bytes(one[:8], "little") for one in received]
+            lengths = [int.from_bytes(tensor[:8], "little") for tensor in received]
             if max(lengths) <= self._capacity:
-                return [one[8 : 8 + length].decode() for one, length in zip(received, lengths, strict=True)]
+                return [tensor[8 : 8 + length].decode() for tensor, length in zip(received, lengths, strict=True)]
             self._capacity = 2 * max(lengths)
 
 
@@ -292,8 +294,8 @@ def _owner_of(data: Any) -> Stateful:
     )
 
 
-def _is_stateful(one: Any) -> bool:
-    return all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict"))
+def _is_stateful(candidate: Any) -> bool:
+    return all(callable(getattr(candidate, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def _checksum(batch: Any) -> int:

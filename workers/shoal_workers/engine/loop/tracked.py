@@ -40,12 +40,12 @@ class Tracked:
     """Training thread only. Raises TypeError for a state that cannot be kept."""
 
     def __init__(self, objects: Mapping[str, Stateful], mesh: DeviceMesh | None = None) -> None:
-        """`mesh`: that of the ranks, over which tensors may be split; None: no tensor may be."""
-        for name, one in objects.items():
+        """`mesh`: that of the ranks, over which tensors may be split; None if no tensor may be."""
+        for name, tracked in objects.items():
             for method in ("state_dict", "load_state_dict"):
-                if not callable(getattr(one, method, None)):
+                if not callable(getattr(tracked, method, None)):
                     raise TypeError(
-                        f"run.track({name}=...): {type(one).__name__} has no {method}(). Track objects that have "
+                        f"run.track({name}=...): {type(tracked).__name__} has no {method}(). Track objects that have "
                         "state_dict() and load_state_dict(), for example modules, optimizers and schedulers."
                     )
         self._objects = dict(objects)
@@ -56,18 +56,18 @@ class Tracked:
         """Names of tensors that `mark` leaves out: somebody else keeps their values."""
 
     def modules(self) -> dict[str, nn.Module]:
-        return {name: one for name, one in self._objects.items() if isinstance(one, nn.Module)}
+        return {name: tracked for name, tracked in self._objects.items() if isinstance(tracked, nn.Module)}
 
     def optimizers(self) -> dict[str, Optimizer]:
-        return {name: one for name, one in self._objects.items() if isinstance(one, Optimizer)}
+        return {name: tracked for name, tracked in self._objects.items() if isinstance(tracked, Optimizer)}
 
     def collect(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The live tensors by name, and the tree. The tensors share the memory of the objects' own."""
         tensors: dict[str, Tensor] = {}
         tree: dict[str, Any] = {}
-        for name, one in self._objects.items():
+        for name, tracked in self._objects.items():
             own: dict[str, Tensor] = {}
-            tree[name] = _flattened(one.state_dict(), name, own, self._mesh)
+            tree[name] = _flattened(tracked.state_dict(), name, own, self._mesh)
             self._known[name] = self._marked(own)
             tensors |= own
         return tensors, tree
@@ -96,23 +96,25 @@ class Tracked:
         modules and optimizers: torch counts the changes of each tensor, and the settings of an optimizer are few.
         `only_counted`: of these alone. Other objects may return copies, which differ although nothing has changed."""
         marks: list[object] = []
-        for name, one in self._objects.items():
-            if isinstance(one, nn.Module):
-                marks.append(_versions(self._tensors_of(name, one)))
-            elif isinstance(one, Optimizer):
-                settings = [[value for key, value in group.items() if key != "params"] for group in one.param_groups]
-                marks.append((_versions(self._tensors_of(name, one)), repr(settings)))
+        for name, tracked in self._objects.items():
+            if isinstance(tracked, nn.Module):
+                marks.append(_versions(self._tensors_of(name, tracked)))
+            elif isinstance(tracked, Optimizer):
+                settings = [
+                    [value for key, value in group.items() if key != "params"] for group in tracked.param_groups
+                ]
+                marks.append((_versions(self._tensors_of(name, tracked)), repr(settings)))
             elif not only_counted:
                 tensors: dict[str, Tensor] = {}
-                tree = json.dumps(_flattened(one.state_dict(), name, tensors, self._mesh))
+                tree = json.dumps(_flattened(tracked.state_dict(), name, tensors, self._mesh))
                 marks.append((_versions(tensors.values()), [tensor.data_ptr() for tensor in tensors.values()], tree))
         return marks
 
-    def _tensors_of(self, name: str, one: Stateful) -> tuple[Tensor, ...]:
+    def _tensors_of(self, name: str, stateful: Stateful) -> tuple[Tensor, ...]:
         if name not in self._known:
-            own: dict[str, Tensor] = {}
-            _flattened(one.state_dict(), name, own, self._mesh)
-            self._known[name] = self._marked(own)
+            tensors: dict[str, Tensor] = {}
+            _flattened(stateful.state_dict(), name, tensors, self._mesh)
+            self._known[name] = self._marked(tensors)
         return self._known[name]
 
     def _marked(self, own: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -127,7 +129,9 @@ class Tracked:
         owners = {
             f"{name}/state/{number}": parameter
             for name, optimizer in self.optimizers().items()
-            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
+            for number, parameter in enumerate(
+                parameter for group in optimizer.param_groups for parameter in group["params"]
+            )
         }
         targets = Targets(live, dims, owners, self._mesh)
         return {path: targets.memory(path, shape) for path, shape in shapes.items()}
@@ -143,8 +147,8 @@ class Tracked:
                 f"run.track() has {', '.join(sorted(self._objects))}, and the state to go on from has "
                 f"{', '.join(sorted(tree)) or 'nothing'}. Track the same names as the run that it is of."
             )
-        for name, one in self._objects.items():
-            one.load_state_dict(_restored(tree[name], tensors))
+        for name, tracked in self._objects.items():
+            tracked.load_state_dict(_restored(tree[name], tensors))
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:
@@ -162,10 +166,10 @@ def _flattened(value: Any, path: str, tensors: dict[str, Tensor], mesh: DeviceMe
     if isinstance(value, _PLAIN):
         return {"value": value} if not isinstance(value, float) else {"float": value.hex()}
     if isinstance(value, Mapping):
-        items = [(_key(key, path), _flattened(one, f"{path}/{key}", tensors, mesh)) for key, one in value.items()]
+        items = [(_key(key, path), _flattened(item, f"{path}/{key}", tensors, mesh)) for key, item in value.items()]
         return {"items": items}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_flattened(one, f"{path}/{i}", tensors, mesh) for i, one in enumerate(value)]}
+        return {type(value).__name__: [_flattened(item, f"{path}/{i}", tensors, mesh) for i, item in enumerate(value)]}
     raise TypeError(
         f"run.track(): {path.replace('/', '.')} is {type(value).__name__}, and a state consists of tensors, numbers, "
         "texts, lists and dicts. Return one of these from state_dict(), or do not track the object."
@@ -184,11 +188,11 @@ def _note_dims(node: Any, dims: dict[str, int]) -> None:
         case {"tensor": str(name), "dim": int(dim)}:
             dims[name] = dim
         case {"items": items}:
-            for _, one in items:
-                _note_dims(one, dims)
+            for _, item in items:
+                _note_dims(item, dims)
         case {"list": items} | {"tuple": items}:
-            for one in items:
-                _note_dims(one, dims)
+            for item in items:
+                _note_dims(item, dims)
 
 
 def _restored(node: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -200,11 +204,11 @@ def _restored(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"float": str(text)}:
             return float.fromhex(text)
         case {"items": items}:
-            return {key: _restored(one, tensors) for key, one in cast(Sequence[tuple[Any, Any]], items)}
+            return {key: _restored(item, tensors) for key, item in cast(Sequence[tuple[Any, Any]], items)}
         case {"list": items}:
-            return [_restored(one, tensors) for one in items]
+            return [_restored(item, tensors) for item in items]
         case {"tuple": items}:
-            return tuple(_restored(one, tensors) for one in items)
+            return tuple(_restored(item, tensors) for item in items)
     raise ValueError(f"not a node of a tracked state: {node!r}")
 
 
@@ -213,7 +217,8 @@ def text_of_state(state: Mapping[str, Any]) -> str:
     tensors: dict[str, Tensor] = {}
     tree = _flattened(state, "state", tensors)
     contents = {
-        name: [str(one.dtype).removeprefix("torch."), list(one.shape), _hex(one)] for name, one in tensors.items()
+        name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _hex(tensor)]
+        for name, tensor in tensors.items()
     }
     return json.dumps([tree, contents], allow_nan=False)
 

@@ -57,21 +57,21 @@ class Difference:
 def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, object]) -> dict[str, Variable]:
     """Those of the frames below `frame` and of the modules whose file lies below `directory`. `left_out`: objects by
     their id, which are not looked at."""
-    found: dict[str, Variable] = {}
+    variables: dict[str, Variable] = {}
     for file, names in _scopes(frame, directory):
         lines = _first_lines(file)
         for name, value in names.items():
             if (
                 name.startswith("__")
-                or name in found
+                or name in variables
                 or id(value) in left_out
                 or (callable(value) and not _has_state(value))
             ):
                 continue
             kind, values = _kind_of(value), values_of(value, directory, left_out)
             if values or kind == "iterator":
-                found[name] = Variable(f"{file.name}:{lines[name]}" if name in lines else file.name, kind, values)
-    return found
+                variables[name] = Variable(f"{file.name}:{lines[name]}" if name in lines else file.name, kind, values)
+    return variables
 
 
 def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None = None) -> Values:
@@ -134,7 +134,7 @@ def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[Path, dict[str,
 
 
 def is_below(file: Path, directory: Path) -> bool:
-    """Whether a file is part of the program, and no package that is installed below its directory."""
+    """Return whether a file is part of the program, and no package that is installed below its directory."""
     if not file.is_absolute() or not file.is_relative_to(directory):
         return False
     return not {"site-packages", ".venv", "dist-packages"} & set(file.relative_to(directory).parts)
@@ -201,13 +201,13 @@ class _Walk:
         elif isinstance(value, np.random.RandomState):
             self.values[path] = f"state {zlib.crc32(repr(value.get_state(legacy=False)).encode()):08x}"
         else:
-            for key, one in _parts(value, self._directory):
-                self.visit(one, f"{path}.{key}" if path else str(key), depth + 1)
+            for key, item in _parts(value, self._directory):
+                self.visit(item, f"{path}.{key}" if path else str(key), depth + 1)
 
 
 def _parts(value: Any, directory: Path) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
-        return [(key, one) for key, one in list(value.items()) if isinstance(key, (str, int, float))]
+        return [(key, item) for key, item in list(value.items()) if isinstance(key, (str, int, float))]
     if isinstance(value, (list, tuple, deque)):
         return list(enumerate(list(value)))
     if _has_state(value):

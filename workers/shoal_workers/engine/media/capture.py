@@ -68,7 +68,7 @@ class CapturedImage:
     """A copy of its values (a tensor, an array, or an image of PIL), or the path of its file."""
     note: str = ""
     index: int | None = None
-    """Which of the images of `content` it is; None: that is one image."""
+    """Which of the images of `content` it is; None if that is one image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Captured:
     buffer: Tensor | None = None
     """Memory of the copies, which goes back to `staging` when they have been stored."""
     is_copied: Any = None
-    """An event of the GPU, after which the copies in its memory are complete; None: there are none."""
+    """An event of the GPU, after which the copies in its memory are complete; None if there are none."""
 
 
 @dataclass(slots=True)
@@ -138,26 +138,26 @@ def capture(
     Raises:
         ValueError, TypeError: a name or a value cannot be logged; the message says which.
     """
-    found, plan = Captured(), _Plan()
-    _plan_images(found, plan, images or {})
-    _plan_histograms(found, plan, histogram or {})
-    for name, rows in _first(found, "table", table or {}):
-        found.tables.append(_table(found, name, rows))
-    for name, words in _first(found, "text", text or {}):
-        if not isinstance(words, str):
-            raise TypeError(f"text {name!r} is a {type(words).__name__}, and must be a str.")
-        found.texts.append((name, words[:MAX_TEXT_CHARS], len(words)))
-        found.num_bytes += min(len(words), MAX_TEXT_CHARS)
-    copies = _copied(found, plan.sources, staging or Staging())
+    captured, plan = Captured(), _Plan()
+    _plan_images(captured, plan, images or {})
+    _plan_histograms(captured, plan, histogram or {})
+    for name, rows in _first(captured, "table", table or {}):
+        captured.tables.append(_table(captured, name, rows))
+    for name, message in _first(captured, "text", text or {}):
+        if not isinstance(message, str):
+            raise TypeError(f"text {name!r} is a {type(message).__name__}, and must be a str.")
+        captured.texts.append((name, message[:MAX_TEXT_CHARS], len(message)))
+        captured.num_bytes += min(len(message), MAX_TEXT_CHARS)
+    copies = _copied(captured, plan.sources, staging or Staging())
     for name, what, index, note in plan.images:
-        found.images.append(CapturedImage(name, copies[what] if isinstance(what, int) else what, note, index))
+        captured.images.append(CapturedImage(name, copies[what] if isinstance(what, int) else what, note, index))
     for name, values, num_values in plan.tensors:
         sample = copies[values] if isinstance(values, int) else values
-        found.tensors.append(CapturedTensor(name, sample, num_values))
-    return found
+        captured.tensors.append(CapturedTensor(name, sample, num_values))
+    return captured
 
 
-def _first(found: Captured, kind: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _first(captured: Captured, kind: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """As many of the values as are kept, with valid names."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{kind} is a {type(values).__name__}, and must be a mapping from names to values.")
@@ -165,42 +165,42 @@ def _first(found: Captured, kind: str, values: Mapping[str, Any]) -> Iterable[tu
         if not is_metric_name(name):
             raise ValueError(f"{kind}: {name!r} is not a name. Use {suggested_name(name)!r}.")
     if len(values) > MAX_ITEMS:
-        found.notes.append(
+        captured.notes.append(
             f"{kind}: {len(values) - MAX_ITEMS} of {len(values)} were left out; a call keeps {MAX_ITEMS}"
         )
     return islice(values.items(), MAX_ITEMS)
 
 
-def _copied(found: Captured, sources: Sequence[Pixels], staging: Staging) -> list[Pixels]:
+def _copied(captured: Captured, sources: Sequence[Pixels], staging: Staging) -> list[Pixels]:
     """Copies in the order of the sources: those on the host in one buffer, those of a GPU in its memory."""
     starts, num_bytes = [], 0
-    for one in sources:
+    for source in sources:
         starts.append(num_bytes)
-        if not isinstance(one, Tensor) or one.device.type == "cpu":
-            num_bytes += -(-one.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if not isinstance(source, Tensor) or source.device.type == "cpu":
+            num_bytes += -(-source.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if not sources:
         return []
-    buffer = found.buffer = staging.take(num_bytes)
+    buffer = captured.buffer = staging.take(num_bytes)
     copies: list[Pixels] = []
     views: dict[torch.dtype, Tensor] = {}
     """The buffer, as values of each dtype."""
-    for one, start in zip(sources, starts, strict=True):
-        found.num_bytes += one.nbytes
-        if not isinstance(one, Tensor):
-            array: Array = np.ndarray(one.shape, one.dtype, buffer=buffer.numpy(), offset=start)
-            np.copyto(array, one)
+    for source, start in zip(sources, starts, strict=True):
+        captured.num_bytes += source.nbytes
+        if not isinstance(source, Tensor):
+            array: Array = np.ndarray(source.shape, source.dtype, buffer=buffer.numpy(), offset=start)
+            np.copyto(array, source)
             copies.append(array)
-        elif one.device.type == "cpu":
-            if one.dtype not in views:
-                views[one.dtype] = buffer.view(one.dtype)
-            place = views[one.dtype].as_strided(one.shape, _dense_strides(one.shape), start // one.itemsize)
-            copies.append(place.copy_(one))
+        elif source.device.type == "cpu":
+            if source.dtype not in views:
+                views[source.dtype] = buffer.view(source.dtype)
+            place = views[source.dtype].as_strided(source.shape, _dense_strides(source.shape), start // source.itemsize)
+            copies.append(place.copy_(source))
         else:
-            copies.append(torch.clone(one, memory_format=torch.contiguous_format))
-            if found.is_copied is None and one.device.type == "cuda":
-                found.is_copied = torch.Event("cuda")
-    if found.is_copied is not None:  # on the stream on which the training computes, behind the copies
-        found.is_copied.record()
+            copies.append(torch.clone(source, memory_format=torch.contiguous_format))
+            if captured.is_copied is None and source.device.type == "cuda":
+                captured.is_copied = torch.Event("cuda")
+    if captured.is_copied is not None:  # on the stream on which the training computes, behind the copies
+        captured.is_copied.record()
     return copies
 
 
@@ -211,13 +211,13 @@ def _dense_strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _plan_images(found: Captured, plan: _Plan, images: Mapping[str, Any]) -> None:
+def _plan_images(captured: Captured, plan: _Plan, images: Mapping[str, Any]) -> None:
     wanted: list[tuple[str, Any, int | None]] = []
-    """Name, value, and how many images it is; None: it is one."""
+    """Name, value, and how many images it is; None if it is one."""
     num_wanted = 0
-    for name, value in _first(found, "images", images):
+    for name, value in _first(captured, "images", images):
         if isinstance(value, (list, tuple)):
-            wanted += [(name, one, None) for one in value[: MAX_IMAGES + 1]]
+            wanted += [(name, image, None) for image in value[: MAX_IMAGES + 1]]
             num_wanted += len(value)
         elif len(getattr(value, "shape", ())) == 4:
             wanted.append((name, value, len(value)))
@@ -226,26 +226,26 @@ def _plan_images(found: Captured, plan: _Plan, images: Mapping[str, Any]) -> Non
             wanted.append((name, value, None))
             num_wanted += 1
     if num_wanted > MAX_IMAGES:
-        found.notes.append(
+        captured.notes.append(
             f"images: {num_wanted - MAX_IMAGES} of {num_wanted} were left out; a call keeps {MAX_IMAGES}"
         )
     num_kept = left = min(num_wanted, MAX_IMAGES)
     for name, value, several in wanted:
         num_taken = min(left, 1 if several is None else several)
         if num_taken:
-            _plan_image(found, plan, name, value, num_taken if several is not None else None, num_kept)
+            _plan_image(captured, plan, name, value, num_taken if several is not None else None, num_kept)
         left -= num_taken
 
 
-def _plan_image(found: Captured, plan: _Plan, name: str, value: Any, several: int | None, num_kept: int) -> None:
-    """`several`: so many of the images of an array with four dims; None: it is one image."""
+def _plan_image(captured: Captured, plan: _Plan, name: str, value: Any, several: int | None, num_kept: int) -> None:
+    """`several`: so many of the images of an array with four dims; None if it is one image."""
     if isinstance(value, (str, Path)):
         plan.images.append((name, Path(value), None, ""))
         return
     if hasattr(value, "getbands") and hasattr(value, "resize"):  # PIL, without an import of it
         content, num_bytes, note = _pil_image(value, MAX_COPIED_BYTES // num_kept)
         plan.images.append((name, content, None, note))
-        found.num_bytes += num_bytes
+        captured.num_bytes += num_bytes
         return
     values = _dense(f"image {name!r}", value, "an array, a tensor, an image of PIL or a path")
     if several is not None:
@@ -277,7 +277,7 @@ def is_channels_first(shape: tuple[int, ...], *, is_tensor: bool) -> bool:
 def _factor_of(values: Pixels, rows: int, channel: int | None, num_kept: int) -> int:
     """Every how many rows and columns one is copied. `rows`, `channel`: dims; that of the columns follows the rows."""
     item = values.itemsize
-    steps = values.stride() if isinstance(values, Tensor) else [one // item for one in values.strides]
+    steps = values.stride() if isinstance(values, Tensor) else [stride // item for stride in values.strides]
     channels = 1 if channel is None else values.shape[channel]
     apart = channel is not None and abs(steps[channel]) * item >= _LINE_BYTES
     step_bytes = max(1, min(abs(steps[rows]), abs(steps[rows + 1]))) * item
@@ -298,7 +298,7 @@ def _factor(
         size: rows and columns.
         pixel_lines: the part of a cache line from a pixel to its neighbour in memory, and the number of lines in which
             its channels are.
-        share: bytes and lines; None: lines do not count.
+        share: bytes and lines; None if lines do not count.
     """
     factor, (step, num_apart), (most_bytes, most_lines) = 1, pixel_lines, share
     while True:
@@ -347,14 +347,14 @@ def _local(tensor: Tensor) -> Tensor:
     return local_of(tensor)
 
 
-def _plan_histograms(found: Captured, plan: _Plan, values: Mapping[str, Any]) -> None:
+def _plan_histograms(captured: Captured, plan: _Plan, values: Mapping[str, Any]) -> None:
     sharers = max(1, min(len(values), MAX_ITEMS))
     most, most_listed = MAX_SAMPLE // sharers, MAX_LISTED // sharers
-    for name, value in _first(found, "histogram", values):
+    for name, value in _first(captured, "histogram", values):
         if isinstance(value, Sequence):
             listed = _listed(name, value, most_listed)
             plan.tensors.append((name, listed, len(value)))
-            found.num_bytes += 8 * len(listed)
+            captured.num_bytes += 8 * len(listed)
             continue
         numbers = _dense(f"histogram {name!r}", value, "a tensor, an array or a list of numbers")
         num_values = numbers.numel() if isinstance(numbers, Tensor) else numbers.size
@@ -399,7 +399,7 @@ def _thinned(values: Pixels, num_values: int, most: int) -> Pixels:
         stride = _starts(num_values, num_blocks, _BLOCK).step * ordered.itemsize
         return as_strided(ordered.reshape(-1), (num_blocks, _BLOCK), (stride, ordered.itemsize), writeable=False)
     left, fewer = num_values, max(1, most // 4)
-    for dim in sorted(range(len(values.shape)), key=lambda one: -values.shape[one]):
+    for dim in sorted(range(len(values.shape)), key=lambda dim: -values.shape[dim]):
         factor = min(values.shape[dim], math.ceil(left / fewer))
         if factor > 1:
             values = values[(*(slice(None),) * dim, slice(None, None, factor))]
@@ -411,7 +411,7 @@ def _strides(values: Pixels) -> Sequence[int]:
     return values.stride() if isinstance(values, Tensor) else values.strides
 
 
-def _table(found: Captured, name: str, rows: Any) -> CapturedTable:
+def _table(captured: Captured, name: str, rows: Any) -> CapturedTable:
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise TypeError(f"table {name!r} is a {type(rows).__name__}, and must be a list of rows.")
     if not rows:
@@ -431,14 +431,14 @@ def _table(found: Captured, name: str, rows: Any) -> CapturedTable:
         titles = tuple(f"column {number + 1}" for number in columns)
     of_cells = set(map(type, chain.from_iterable(cells)))
     if not of_cells <= _CONSTANT:
-        cells = _constant(found, name, cells)
+        cells = _constant(captured, name, cells)
     elif str in of_cells:
-        found.num_bytes += sum([len(cell) for row in cells for cell in row if cell.__class__ is str])
-    found.num_bytes += 8 * len(cells) * len(columns)
+        captured.num_bytes += sum([len(cell) for row in cells for cell in row if cell.__class__ is str])
+    captured.num_bytes += 8 * len(cells) * len(columns)
     return CapturedTable(name, titles, tuple(cells), len(rows))
 
 
-def _constant(found: Captured, name: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _constant(captured: Captured, name: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The same cells, where what could change is replaced by what it is now."""
     until, num_late, made = time.perf_counter() + _MAX_OTHER_S, 0, []
     for row in rows:
@@ -447,24 +447,24 @@ def _constant(found: Captured, name: str, rows: list[tuple[Any, ...]]) -> list[t
             kind = type(value)
             if kind is str:
                 cell = value
-                found.num_bytes += len(cell)
+                captured.num_bytes += len(cell)
             elif kind in _CONSTANT or isinstance(value, np.generic):
                 cell = value
             elif time.perf_counter() > until:
                 cell, num_late = f"({kind.__name__})", num_late + 1
             else:
-                cell = _as_it_is(found, value)
+                cell = _as_it_is(captured, value)
             cells.append(cell)
         made.append(tuple(cells))
     if num_late:
-        found.notes.append(
+        captured.notes.append(
             f"table {name}: {num_late} cells that are neither numbers nor texts were left out, because to copy them "
             "took too long"
         )
     return made
 
 
-def _as_it_is(found: Captured, value: Any) -> Any:
+def _as_it_is(captured: Captured, value: Any) -> Any:
     """What the value says now. A tensor on a GPU is not waited for."""
     if not isinstance(value, Tensor):
         return str(value)[:MAX_CELL_CHARS]
@@ -472,6 +472,6 @@ def _as_it_is(found: Captured, value: Any) -> Any:
         return f"tensor of {' x '.join(map(str, value.shape))}"
     if value.device.type == "cpu":
         return value.item()
-    if found.is_copied is None and value.device.type == "cuda":
-        found.is_copied = torch.Event("cuda")
+    if captured.is_copied is None and value.device.type == "cuda":
+        captured.is_copied = torch.Event("cuda")
     return value.detach().clone()

@@ -63,9 +63,12 @@ def _on_host(captured: Captured) -> Captured:
 
     return replace(
         captured,
-        images=[_single(one, moved(one.content)) for one in captured.images],
-        tensors=[replace(one, sample=moved(one.sample)) for one in captured.tensors],
-        tables=[replace(one, rows=tuple(tuple(map(moved, row)) for row in one.rows)) for one in captured.tables],
+        images=[_single(image, moved(image.content)) for image in captured.images],
+        tensors=[replace(tensor, sample=moved(tensor.sample)) for tensor in captured.tensors],
+        tables=[
+            replace(media_table, rows=tuple(tuple(map(moved, row)) for row in media_table.rows))
+            for media_table in captured.tables
+        ],
     )
 
 
@@ -74,7 +77,7 @@ def _single(image: CapturedImage, content: Any) -> CapturedImage:
 
 
 def image_file(image: CapturedImage) -> tuple[bytes, str, int | None, int | None]:
-    """The content of a file, its suffix, width and height (None: not known).
+    """The content of a file, its suffix, width and height (None means not known).
 
     Raises:
         ValueError: it is not an image that can be shown. OSError: the file cannot be read.
@@ -128,8 +131,8 @@ def table(captured: CapturedTable) -> MediaTable:
     return MediaTable(name=captured.name, columns=captured.columns, rows=rows, num_rows=captured.num_rows)
 
 
-def text(name: str, words: str, num_chars: int) -> MediaText:
-    return MediaText(name=name, text=words, num_chars=num_chars)
+def text(name: str, message: str, num_chars: int) -> MediaText:
+    return MediaText(name=name, text=message, num_chars=num_chars)
 
 
 def _cell(value: Any) -> str | bool | int | float | None:

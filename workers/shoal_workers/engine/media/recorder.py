@@ -169,10 +169,10 @@ class Recorder:
                 f"media: more than {MAX_CALLS} calls in one step; the rest is dropped. Log several values at once"
             )
 
-    def _say_once(self, words: str) -> None:
-        if words not in self._said:
-            self._said.add(words)
-            self._say(words)
+    def _say_once(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._say(message)
 
     def _write_all(self) -> None:
         try:
@@ -219,7 +219,7 @@ class Recorder:
         place.write(str(call.name), [data])
         files[str(call.name)] = len(data)
         self._kept[call.name] = files
-        self._remove(place, [one for one in self._kept if _is_replaced(one, call.name)])
+        self._remove(place, [item for item in self._kept if _is_replaced(item, call.name)])
         self._keep_limits(place)
         return True
 
@@ -247,9 +247,9 @@ class Recorder:
             held_s=call.held_s,
             dropped=dropped,
             images=tuple(images),
-            histograms=tuple(histogram(one) for one in captured.tensors),
-            tables=tuple(table(one) for one in captured.tables),
-            texts=tuple(text(*one) for one in captured.texts),
+            histograms=tuple(histogram(tensor) for tensor in captured.tensors),
+            tables=tuple(table(media_table) for media_table in captured.tables),
+            texts=tuple(text(*media_text) for media_text in captured.texts),
             notes=tuple(notes),
         )
 
@@ -272,18 +272,18 @@ class Recorder:
                 place.remove(file)
 
 
-def _is_replaced(one: RecordName, by: RecordName) -> bool:
-    return one.step == by.step and (one.attempt, one.generation) < (by.attempt, by.generation)
+def _is_replaced(record_name: RecordName, by: RecordName) -> bool:
+    return record_name.step == by.step and (record_name.attempt, record_name.generation) < (by.attempt, by.generation)
 
 
 def _found(place: Directory, rank: int) -> dict[RecordName, dict[str, int]]:
     """What this rank has in the storage already. Images without a record are those of a writer that was killed; the
     limits count them with their step."""
-    found: dict[RecordName, dict[str, int]] = {}
+    counts: dict[RecordName, dict[str, int]] = {}
     for file, num_bytes in place.files().items():
         stem = file.partition(".")[0]
         stem = stem.rpartition("-i")[0] if "-i" in stem else stem
         name = RecordName.parse(f"{stem}.json")
         if name is not None and name.rank == rank:
-            found.setdefault(name, {})[file] = num_bytes
-    return found
+            counts.setdefault(name, {})[file] = num_bytes
+    return counts

@@ -64,7 +64,7 @@ def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
 def build_undrawn(build: Callable[[], nn.Module]) -> tuple[nn.Module, Mapping[str, Distribution]] | None:
     """`build()`, and the distributions of the parameters that hold no values yet, by name.
 
-    A tied parameter has its first name. None: the model must be built in full, because the values of a parameter are
+    A tied parameter has its first name. None if the model must be built in full, because the values of a parameter are
     more than one distribution of all its elements, or because something else was drawn.
     """
     with _skipped_fills() as mode:
@@ -119,7 +119,7 @@ class _SkipFills(TorchDispatchMode):
         self._parameters: dict[int, Tensor] = {}
         """Tensors by their memory. They are kept so that the memory is not used again."""
         self._filled: dict[int, Distribution | None] = {}
-        """The tensors whose fill was skipped, by their memory. None: it is no distribution of all elements."""
+        """The tensors whose fill was skipped, by their memory. None if it is no distribution of all elements."""
         self._copies: dict[int, Tensor] = {}
         """Copies of parameters whose fill was skipped, by their memory: `copy.deepcopy` of a module makes parameters
         of them."""
@@ -146,13 +146,15 @@ class _SkipFills(TorchDispatchMode):
             self.used_undrawn = self._reached_others = True
 
     def is_left_outside_parameters(self, model: nn.Module) -> bool:
-        """Whether something that the model has beside its parameters depends on values that were not drawn."""
+        """Return whether something that the model has beside its parameters depends on values that were not drawn."""
         if self._reached_others:
             return True
-        parameters = {_memory(one) for one in model.parameters() if one.layout is torch.strided}
+        parameters = {_memory(parameter) for parameter in model.parameters() if parameter.layout is torch.strided}
         # In a list of modules, or an attribute of the task. Four references are of this method and of `_parameters`.
-        others = [one for memory, one in self._parameters.items() if memory in self._filled.keys() - parameters]
-        if any(sys.getrefcount(one) > 4 for one in others):
+        others = [
+            parameter for memory, parameter in self._parameters.items() if memory in self._filled.keys() - parameters
+        ]
+        if any(sys.getrefcount(other) > 4 for other in others):
             return True
         own = [value for module in model.modules() for value in (*module._buffers.values(), *_attributes(module))]
         return bool(self._copies.keys() - parameters) or self._has_undrawn(own)
@@ -212,9 +214,9 @@ class _SkipFills(TorchDispatchMode):
     def _stays_within(
         self, func: OpOverload[..., Any], result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Whether it has written such parameters only, and returned nothing but views of them."""
+        """Return whether it has written such parameters only, and returned nothing but views of them."""
         given = dict(zip((argument.name for argument in schema_of(func).arguments), args, strict=False)) | dict(kwargs)
-        written = [given.get(one.name) for one in schema_of(func).arguments if one.is_write]
+        written = [given.get(argument.name) for argument in schema_of(func).arguments if argument.is_write]
         leaves = [leaf for leaf in tree_leaves((result, written)) if leaf is not None]
         return bool(leaves) and all(self._has_undrawn(leaf) for leaf in leaves)
 
@@ -269,7 +271,7 @@ def _is_large(
     memory_format: torch.memory_format | None = None,
     **_: object,
 ) -> bool:
-    """Whether this is an ordinary tensor on the CPU, of several pages."""
+    """Return whether this is an ordinary tensor on the CPU, of several pages."""
     is_plain = layout in (None, torch.strided) and memory_format in (None, torch.contiguous_format)
     dtype = dtype or torch.get_default_dtype()
     return is_plain and str(device or "cpu") == "cpu" and prod(size) * dtype.itemsize >= _LARGE_BYTES

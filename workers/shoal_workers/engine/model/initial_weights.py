@@ -92,7 +92,9 @@ class InitialWeights:
         for names, value in _named_tensors(model):
             if considered is not None and id(value) not in considered:
                 continue
-            stored = next((one for name in names if (one := self._stored_name(name, renames)) is not None), None)
+            stored = next(
+                (stored_name for name in names if (stored_name := self._stored_name(name, renames)) is not None), None
+            )
             if stored is None:
                 missing += [names[0]] if id(value) in required else []
             elif (self._reader.tensors[stored].shape or (1,)) != tuple(value.shape):

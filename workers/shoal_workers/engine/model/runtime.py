@@ -48,7 +48,8 @@ class ModelRuntime:
     """Names of the whole model's parameters that need a gradient; the same on every rank."""
 
     def fits(self, assignment: Assignment) -> bool:
-        """Whether the next generation splits the state as this one did, so that only the groups are different."""
+        """Return whether the next generation splits the state as this one did, so that only the groups are
+        different."""
         return self.assembly.layout == assignment.layout and self.rank == assignment.rank
 
     def park(self) -> None:

@@ -82,12 +82,18 @@ def assemble(
     units = set(shard_units(model))
     hooked = hooked_parameters(model)
     is_plain = layout.shard is ShardLevel.NONE
-    originals = {} if is_plain else {name: ref(one) for name, one in model.named_parameters() if one.requires_grad}
+    originals = (
+        {}
+        if is_plain
+        else {name: ref(parameter) for name, parameter in model.named_parameters() if parameter.requires_grad}
+    )
     ties = find_ties(model, plan)
     refuse_mixed_cuts(model, plan, ties, tp=layout.tp, ep=layout.ep)
     precisions = apply_precisions(model, spec, plan)
     stages, shared = [Stage(0, model)], {}
-    has_buffers = any(not isinstance(one, Router) and any(True for _ in one.buffers(False)) for one in model.modules())
+    has_buffers = any(
+        not isinstance(module, Router) and any(True for _ in module.buffers(False)) for module in model.modules()
+    )
     if layout.pp > 1:
         whole = all_stages(model, plan, layout)
         shared = stages_with({index: stage.module for index, stage in whole.items()}, ties)
@@ -228,7 +234,9 @@ def make_plain(model: nn.Module, line: str) -> list[str]:
 
 def _give_dimension(module: nn.Module, given: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> None:
     """`given`: by id, each scalar and what took its place, so that ties stay ties."""
-    names = tuple(name for name, one in module._parameters.items() if one is not None and not one.ndim)
+    names = tuple(
+        name for name, parameter in module._parameters.items() if parameter is not None and not parameter.ndim
+    )
     for name in names:
         scalar = module._parameters[name]
         assert scalar is not None
@@ -289,7 +297,7 @@ def _overlapping(named: list[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, s
     )
     earlier: list[tuple[int, str, nn.Parameter]] = []
     for start, end, name, parameter in spans:
-        earlier = [one for one in earlier if one[0] > start]
+        earlier = [sibling for sibling in earlier if sibling[0] > start]
         for _, other, before in earlier:
             are_blocks = before.is_contiguous() and parameter.is_contiguous()
             if are_blocks or _places(before) & _places(parameter):

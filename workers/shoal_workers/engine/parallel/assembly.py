@@ -48,7 +48,7 @@ class Assembly:
     forward_passes: tuple[StageForward, ...] = ()
     """The forward pass of each part, if the model is split into stages."""
     context: ContextCall | None = None
-    """None: without a context axis."""
+    """None means without a context axis."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
     """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
     data_axes: tuple[DataAxis, ...] = ()
@@ -100,17 +100,17 @@ class Assembly:
 
     def shared_copies(self) -> list[SharedParameter]:
         """The trainable parameters of this rank that several stages have, in an order that all ranks agree on."""
-        own: dict[str, list[nn.Parameter]] = defaultdict(list)
+        copies_by_name: dict[str, list[nn.Parameter]] = defaultdict(list)
         for name, parameter in self.all_parameters():
             if name in self.shared and parameter.requires_grad:
-                own[name].append(parameter)
+                copies_by_name[name].append(parameter)
         return [
             SharedParameter(
                 name=name,
-                copies=tuple(own[name]),
+                copies=tuple(copies_by_name[name]),
                 ranks=tuple(sorted({owner_of(self.layout, stage, self.num_stages) for stage in self.shared[name]})),
             )
-            for name in sorted(own)
+            for name in sorted(copies_by_name)
         ]
 
     def named_tensors(self, *, with_reloaded: bool = False) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +139,9 @@ class Assembly:
     def live_tensors(self) -> Iterator[Tensor]:
         """All that `named_tensors` may name, and buffers that are not persistent."""
         for part in self.parts:
-            yield from (one for name, one in part.named_parameters() if self._name(name) not in self.reloaded)
+            yield from (
+                parameter for name, parameter in part.named_parameters() if self._name(name) not in self.reloaded
+            )
             yield from part.buffers()
 
     def reshard(self) -> None:

@@ -157,7 +157,9 @@ class CollectiveOrder:
             self._is_in_loss = False
 
     def used_parameters(self) -> set[int]:
-        return {id(one.sharded_param) for group in self._groups for one in group.fsdp_params if id(one) in self._used}
+        return {
+            id(param.sharded_param) for group in self._groups for param in group.fsdp_params if id(param) in self._used
+        }
 
     def run(self, kind: str, one_pass: Callable[[], T]) -> T | None:
         return one_pass() if self._passes is None else self._passes.run(kind, one_pass, self._reset)
@@ -191,7 +193,12 @@ class CollectiveOrder:
         versions, written = self._versions, self._written
         self._versions, self._written = {}, None
         return next(
-            (parameter_name(one) for one, version in versions.values() if gathered(one)._version != version), written
+            (
+                parameter_name(parameter)
+                for parameter, version in versions.values()
+                if gathered(parameter)._version != version
+            ),
+            written,
         )
 
     def any_deviated(self) -> bool:
@@ -207,8 +214,8 @@ class CollectiveOrder:
         self.is_whole, self._passes = True, None
         self._root.set_reshard_after_forward(False)
         for group in self._groups:
-            for one in group.fsdp_params:
-                one.sharded_param.grad = None
+            for param in group.fsdp_params:
+                param.sharded_param.grad = None
 
     def stay_whole(self) -> None:
         if not self.is_whole:
@@ -222,9 +229,9 @@ class CollectiveOrder:
         self._num_calls.clear()
         self._num_summed = 0
         for group in self._groups:
-            for one in group.fsdp_params:
+            for param in group.fsdp_params:
                 # `reset_iter_state` leaves these gradients, and the repeated pass would add to them without an error.
-                forget_gradients(one)
+                forget_gradients(param)
 
     def _hook(self) -> None:
         root = self._root
@@ -286,9 +293,9 @@ class CollectiveOrder:
         """A unit's forward begins. If it runs twice, or again in a backward pass, it has its gradients only when that
         pass has ended."""
         for group in groups:
-            for one in group.fsdp_params:
-                self._versions.setdefault(id(one), (one, gathered(one)._version))
-                self._marks[id(one)] = mark_of(gathered(one), is_hashed=self._is_hashed)
+            for param in group.fsdp_params:
+                self._versions.setdefault(id(param), (param, gathered(param)._version))
+                self._marks[id(param)] = mark_of(gathered(param), is_hashed=self._is_hashed)
         if torch.is_grad_enabled():
             again = 2 if is_in_backward() else 1
             for group in groups:
@@ -297,9 +304,9 @@ class CollectiveOrder:
     def _leave(self, groups: list[Any], *_: object) -> None:
         """A unit's forward ends, and its parameters are still there: looks for writes that torch does not count."""
         for group in groups:
-            for one in group.fsdp_params:
-                if self._marks[id(one)] != mark_of(gathered(one), is_hashed=self._is_hashed):
-                    self._written = parameter_name(one)
+            for param in group.fsdp_params:
+                if self._marks[id(param)] != mark_of(gathered(param), is_hashed=self._is_hashed):
+                    self._written = parameter_name(param)
 
     @property
     def _is_hashed(self) -> bool:
@@ -340,10 +347,10 @@ class CollectiveOrder:
 
     def _sum(self, group: Any) -> None:
         """FSDP's own `post_backward`: drops, keeps or sums the gradients of a unit."""
-        parameters = [one for one in group.fsdp_params if gathered(one) is not None]
-        for one in parameters:
-            if has_gradient(one):
-                self._used.add(id(one))
+        parameters = [param for param in group.fsdp_params if gathered(param) is not None]
+        for parameter in parameters:
+            if has_gradient(parameter):
+                self._used.add(id(parameter))
         if not parameters:  # level full: a unit that no pass has used
             mark_backward_done(group)
             return
@@ -402,7 +409,7 @@ class _Passes:
         self._known: dict[str, list[_Call]] = {}
         self._expected: list[_Call] | None = None
         self._now: list[_Call] | None = None
-        """The calls of the current pass; None: there is none."""
+        """The calls of the current pass; None if there is none."""
         self.has_deviated = False
 
     def run(self, kind: str, one_pass: Callable[[], T], reset: Callable[[], None]) -> T | None:

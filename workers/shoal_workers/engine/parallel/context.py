@@ -54,14 +54,14 @@ def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method
     """
     if mesh.size() == 1:
         return
-    found = matching(model, plan.attention)
-    if not found:
+    attentions = matching(model, plan.attention)
+    if not attentions:
         raise ValueError(
             f"plan.attention {plan.attention!r} names no module of the model; with cp {mesh.size()} attention would "
             f"see only 1 / {mesh.size()} of the tokens. Name the modules called with (queries, keys, values), or set "
             "parallelism.cp to 1."
         )
-    for _, module in found:
+    for _, module in attentions:
         core = _Core(mesh, method, getattr(module, "scale", None))
         # Not compiled: a wait inside a compiled graph could not be left.
         module.forward = torch.compiler.disable(core)  # type: ignore[no-untyped-call]

@@ -175,13 +175,13 @@ def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: Dev
     """Replace every parameter by this rank's part, as a DTensor."""
     if ep is None and tp is None:
         return
-    own = dict(module.named_parameters(recurse=False))
-    if below := [key for key, _ in module.named_parameters() if key not in own]:
+    parameters = dict(module.named_parameters(recurse=False))
+    if below := [key for key, _ in module.named_parameters() if key not in parameters]:
         raise ValueError(
             f"plan.experts: {name} has the parameter {below[0]!r} in a submodule. Stack the experts' weights in "
             "parameters of its own, with one slice per expert along dim 0, or set parallelism.ep and tp to 1."
         )
-    for key, parameter in own.items():
+    for key, parameter in parameters.items():
         cuts = [] if ep is None else [(ep, 0)]
         if tp is not None:
             cuts.append((tp, _hidden_dim(name, module, key)))

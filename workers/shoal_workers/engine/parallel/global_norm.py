@@ -75,7 +75,7 @@ class Exchange:
         flat = torch.zeros(3 + 2 * self._size, dtype=torch.float64, device=self._device)
         flat[:3] = torch.tensor([1.0, number, number**2], dtype=torch.float64)
         if not self.is_padding and parts:
-            flat[3 : 3 + sum(len(one) for one in parts)] = torch.cat([one.double() for one in parts])
+            flat[3 : 3 + sum(len(part) for part in parts)] = torch.cat([part.double() for part in parts])
         box = torch.cat([flat, flat.new_tensor([0.0 if self.is_padding else count])])
         all_reduce_small(box)
         ranks, numbers, squares = box[:3].tolist()
@@ -86,11 +86,11 @@ class Exchange:
                 "others are elsewhere. The model runs other blocks for other samples, and there is no mean of what "
                 "only some of them compute. Set batch.sync to micro_batch."
             )
-        found, at = [], 3
-        for one in parts:
-            found.append(box[at : at + len(one)])
-            at += len(one)
-        return float(box[-1]), found
+        summed, at = [], 3
+        for part in parts:
+            summed.append(box[at : at + len(part)])
+            at += len(part)
+        return float(box[-1]), summed
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class GlobalBatchNorm(BatchNorm):
     """A BatchNorm that in a training pass normalises over the global batch; else as torch's own."""
 
     exchange: ClassVar[Exchange | None] = None
-    """That of the pass which runs now in this process; None: none does, or it is no training."""
+    """That of the pass which runs now in this process; None if none does, or it is no training."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -214,13 +214,13 @@ def synchronise(model: nn.Module, line: str) -> nn.Module:
     Raises:
         TypeError: one has a forward of its own, or there is none.
     """
-    found = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    if not found:
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+    if not norms:
         raise TypeError(
             f"{line}: batch.sync is global, and the model has no BatchNorm, which is what it is about. Remove "
             "batch.sync: it costs memory."
         )
-    for module in found:
+    for module in norms:
         kind = type(module)
         if issubclass(kind, GlobalBatchNorm | LazyModuleMixin):
             continue

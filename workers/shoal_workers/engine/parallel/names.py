@@ -19,4 +19,4 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _fits(parts: list[str], expected: list[str]) -> bool:
-    return len(parts) == len(expected) and all(one in ("*", part) for part, one in zip(parts, expected, strict=True))
+    return len(parts) == len(expected) and all(name in ("*", part) for part, name in zip(parts, expected, strict=True))

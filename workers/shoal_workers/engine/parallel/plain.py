@@ -76,10 +76,10 @@ class PlainReplica:
         pass
 
     def add_up(self) -> None:
-        for one in self._named.values():
-            if one.grad is not None and one.grad.is_sparse:
-                one.grad = one.grad.to_dense()
-        self._used = {id(one) for one in self._named.values() if one.grad is not None}
+        for parameter in self._named.values():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+        self._used = {id(parameter) for parameter in self._named.values() if parameter.grad is not None}
         if self._buckets is not None:
             self._buckets.send()
             self._buckets.wait_for_sums()
@@ -116,4 +116,7 @@ class PlainReplica:
         if self._may_write:
             return {}
         is_hashed = self._num_steps <= HASHED_STEPS
-        return {name: (one._version, mark_of(one, is_hashed=is_hashed)) for name, one in self._named.items()}
+        return {
+            name: (parameter._version, mark_of(parameter, is_hashed=is_hashed))
+            for name, parameter in self._named.items()
+        }

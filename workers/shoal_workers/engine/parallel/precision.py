@@ -47,17 +47,17 @@ def apply_precisions(model: nn.Module, spec: JobSpec, plan: ParallelPlan) -> Pre
     if not spec.module_precision:
         return {}
     _refuse_unmatched(model, spec.module_precision)
-    found = _resolved(model, spec)
-    _refuse_shared(model, found)
+    precisions = _resolved(model, spec)
+    _refuse_shared(model, precisions)
     last = plan.last[-1] if plan.last else None
     for name, module in model.named_modules():
-        outer = found[_caller(model, name)] if name else found[name]
-        if found[name] is outer:
+        outer = precisions[_caller(model, name)] if name else precisions[name]
+        if precisions[name] is outer:
             continue
-        module.register_forward_pre_hook(_casts_inputs(compute_dtype(found[name])), with_kwargs=True)
+        module.register_forward_pre_hook(_casts_inputs(compute_dtype(precisions[name])), with_kwargs=True)
         if name != last:
             module.register_forward_hook(_casts_results(compute_dtype(outer)))
-    return {name: precision for name, precision in found.items() if precision is not spec.precision}
+    return {name: precision for name, precision in precisions.items() if precision is not spec.precision}
 
 
 def own_policies(
@@ -72,18 +72,18 @@ def own_policies(
 
 
 def _resolved(model: nn.Module, spec: JobSpec) -> dict[str, Precision]:
-    found = {"": spec.precision}
+    precisions = {"": spec.precision}
     for name, _ in model.named_modules(remove_duplicate=False):
         if not name:
             continue
-        own = {pattern: one for pattern, one in spec.module_precision.items() if fnmatchcase(name, pattern)}
-        if len(set(own.values())) > 1:
-            pairs = " and ".join(f"{pattern!r} ({one})" for pattern, one in own.items())
+        patterns = {pattern: dtype for pattern, dtype in spec.module_precision.items() if fnmatchcase(name, pattern)}
+        if len(set(patterns.values())) > 1:
+            pairs = " and ".join(f"{pattern!r} ({dtype})" for pattern, dtype in patterns.items())
             raise ValueError(
                 f"module_precision: the module {name!r} matches {pairs}. Write patterns of which one matches it."
             )
-        found[name] = next(iter(own.values()), found[name.rpartition(".")[0]])
-    return found
+        precisions[name] = next(iter(patterns.values()), precisions[name.rpartition(".")[0]])
+    return precisions
 
 
 def _caller(model: nn.Module, name: str) -> str:
@@ -105,14 +105,14 @@ def _refuse_unmatched(model: nn.Module, patterns: Mapping[str, Precision]) -> No
             )
 
 
-def _refuse_shared(model: nn.Module, found: Mapping[str, Precision]) -> None:
+def _refuse_shared(model: nn.Module, precisions: Mapping[str, Precision]) -> None:
     owners: dict[int, dict[Precision, str]] = defaultdict(dict)
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, parameter in module.named_parameters(recurse=False):
-            owners[id(parameter)].setdefault(found[name], f"{name}.{attribute}")
-    for one in owners.values():
-        if len(one) > 1:
-            texts = " and ".join(f"{name} ({precision})" for precision, name in one.items())
+            owners[id(parameter)].setdefault(precisions[name], f"{name}.{attribute}")
+    for owner in owners.values():
+        if len(owner) > 1:
+            texts = " and ".join(f"{name} ({precision})" for precision, name in owner.items())
             raise ValueError(
                 f"module_precision gives two types to one tied parameter: {texts}. A parameter is gathered in one "
                 "type: give both modules the same."
@@ -134,4 +134,6 @@ def _casts_results(dtype: torch.dtype) -> Any:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda one: one.to(dtype) if isinstance(one, Tensor) and one.dtype in _CASTABLE else one, values)
+    return tree_map(
+        lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype in _CASTABLE else value, values
+    )

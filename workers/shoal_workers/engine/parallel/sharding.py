@@ -102,7 +102,7 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 def keeps_gathered(layout: Layout) -> bool:
-    """Whether parameters stay whole from their first forward pass in a step to its last backward pass.
+    """Return whether parameters stay whole from their first forward pass in a step to its last backward pass.
 
     If they were resharded in between, zero-bubble schedules of torch 2.13 would compute wrong gradients without an
     error.
@@ -111,7 +111,7 @@ def keeps_gathered(layout: Layout) -> bool:
 
 
 def _reduces_once(layout: Layout) -> bool:
-    """Whether gradients stay whole until the last micro-batch of a step."""
+    """Return whether gradients stay whole until the last micro-batch of a step."""
     return layout.shard is ShardLevel.OPTIMIZER or layout.pp > 1
 
 
@@ -138,7 +138,7 @@ def _fully_shard(
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
     """The dim to split: not a dim that another axis has split, if another one divides evenly.
 
-    None: FSDP2's default, dim 0, which is the only dim that it can split unevenly."""
+    None if FSDP2's default, dim 0, which is the only dim that it can split unevenly."""
     if not isinstance(parameter, DTensor):
         return None
     taken = {placement.dim for placement in parameter.placements if isinstance(placement, Shard)}
@@ -248,7 +248,7 @@ class HookedParameter:
 
 def hooked_parameters(model: nn.Module) -> list[HookedParameter]:
     """Raises ValueError with the name of a parameter whose hook cannot have a result that is the same at any size."""
-    found = []
+    hooked = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if has_hooks_after_accumulation(parameter):
             raise ValueError(
@@ -258,8 +258,8 @@ def hooked_parameters(model: nn.Module) -> list[HookedParameter]:
             )
         hooks = gradient_hooks(parameter)
         if hooks:
-            found.append(HookedParameter(name, parameter, hooks))
-    return found
+            hooked.append(HookedParameter(name, parameter, hooks))
+    return hooked
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,18 +274,18 @@ def places_of(hooked: Sequence[HookedParameter], part: nn.Module) -> dict[Place,
     """Returns where the parameters of a part with hooks or attributes are, once all axes but data are applied.
 
     Raises ValueError for one that has been split."""
-    for one in hooked:
-        path, _, attribute = one.name.rpartition(".")
+    for place in hooked:
+        path, _, attribute = place.name.rpartition(".")
         owner = part
         for step in path.split(".") if path else ():
             owner = getattr(owner, step, owner)
         there = owner._parameters.get(attribute)
-        if there is not None and there is not one.parameter:
+        if there is not None and there is not place.parameter:
             raise ValueError(
-                f"{one.name} has a gradient hook and is split by the plan, so the hook would see a part of the "
+                f"{place.name} has a gradient hook and is split by the plan, so the hook would see a part of the "
                 "gradient. Take the hook away, or leave the module out of plan.tensor and plan.experts."
             )
-    hooks = {id(one.parameter): one.hooks for one in hooked}
+    hooks = {id(place.parameter): place.hooks for place in hooked}
     return {
         (id(module), name): Additions(hooks.get(id(parameter), ()), attributes)
         for module in part.modules()

@@ -109,10 +109,10 @@ class SplitOutput(Tensor):
     @staticmethod
     def __new__(cls, part: Tensor, split: Split, view: str) -> SplitOutput:
         shape = _shape_of(split.shape(part.shape), view)
-        found: SplitOutput = wrapper_tensor(
+        output: SplitOutput = wrapper_tensor(
             cls, shape, dtype=part.dtype, device=part.device, requires_grad=part.requires_grad
         )
-        return found
+        return output
 
     @classmethod
     def __torch_function__(
@@ -129,9 +129,9 @@ class SplitOutput(Tensor):
         first = args[0] if args else None
         own = first if name in _ON_PARTS and isinstance(first, SplitOutput) else None
         if own is not None and (not own._is_gathered or name in ("register_hook", "detach_")):
-            found = _ON_PARTS[name](func, own, args[1:], kwargs)
-            if found is not NotImplemented:
-                return found
+            result = _ON_PARTS[name](func, own, args[1:], kwargs)
+            if result is not NotImplemented:
+                return result
         return func(*tree_map(_whole_of, list(args)), **tree_map(_whole_of, kwargs))
 
     @classmethod
@@ -171,9 +171,9 @@ def split_output(part: Tensor, split: Split) -> Tensor:
 
 
 def _wrapped(part: Tensor, split: Split, view: str, of: SplitOutput | None) -> SplitOutput:
-    found: SplitOutput = _Wrap.apply(part, split, view)  # type: ignore[no-untyped-call]
-    found.part, found._split, found._view, found._of, found._whole = part, split, view, of, None
-    return found
+    output: SplitOutput = _Wrap.apply(part, split, view)  # type: ignore[no-untyped-call]
+    output.part, output._split, output._view, output._of, output._whole = part, split, view, of, None
+    return output
 
 
 class _Wrap(Function):
@@ -220,7 +220,7 @@ def _unviewed(tensor: Tensor, whole: torch.Size, view: str) -> Tensor:
 
 def _elementwise(func: Callable[..., Any], first: SplitOutput, others: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls it with numbers only: a tensor might have a gradient of its own, which would be that of a part."""
-    if any(isinstance(one, Tensor) for one in (*others, *kwargs.values())):
+    if any(isinstance(other, Tensor) for other in (*others, *kwargs.values())):
         return NotImplemented
     part = func(first.part, *others, **kwargs)
     if part is first.part:

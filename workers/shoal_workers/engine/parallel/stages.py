@@ -46,15 +46,15 @@ class Stage:
     index: int
     module: nn.Module
     forward_pass: StageForward | None = None
-    """None: the model is not split into stages."""
+    """None if the model is not split into stages."""
 
 
 def split_into_stages(model: nn.Module, plan: ParallelPlan, layout: Layout, pipeline_rank: int) -> list[Stage]:
     """The stages of one pipeline rank, in order. `model` must not be used afterwards: the stages share its modules."""
     stages = all_stages(model, plan, layout)
-    own = [stages[index] for index in stages_of(layout, pipeline_rank, len(stages))]
-    untie_parts([stage.module for stage in own])
-    return own
+    local_stages = [stages[index] for index in stages_of(layout, pipeline_rank, len(stages))]
+    untie_parts([stage.module for stage in local_stages])
+    return local_stages
 
 
 def all_stages(model: nn.Module, plan: ParallelPlan, layout: Layout) -> dict[int, Stage]:
@@ -64,8 +64,8 @@ def all_stages(model: nn.Module, plan: ParallelPlan, layout: Layout) -> dict[int
     stages = {}
     for index, size in enumerate(sizes):
         begin = sum(sizes[:index])
-        own, before, after = blocks[begin : begin + size], blocks[:begin], blocks[begin + size :]
-        forward_pass = StageForward(index, len(sizes), tuple(own), plan.last)
+        own_blocks, before, after = blocks[begin : begin + size], blocks[:begin], blocks[begin + size :]
+        forward_pass = StageForward(index, len(sizes), tuple(own_blocks), plan.last)
         if before:
             forward_pass.set_entrance(before[-1])
         earlier = {*before, *(plan.first if index else ())}
@@ -210,7 +210,9 @@ class StageForward:
     def install_hooks(self, module: nn.Module) -> None:
         """Applied after all axes, so that it runs before FSDP's own hook, which then sees what the module really
         gets."""
-        for own in {id(one): one for one in (module.get_submodule(name) for name in self._own)}.values():
+        for own in {
+            id(submodule): submodule for submodule in (module.get_submodule(name) for name in self._own)
+        }.values():
             own.register_forward_pre_hook(self._before_own, prepend=True, with_kwargs=True)
 
     def expect(self, generators: Generators, shape: torch.Size, dtype: torch.dtype, received: Handover | None) -> None:
@@ -378,7 +380,7 @@ def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _with_first(args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if args:
         return (value, *args[1:]), kwargs
-    return args, {name: value if number == 0 else one for number, (name, one) in enumerate(kwargs.items())}
+    return args, {name: value if number == 0 else argument for number, (name, argument) in enumerate(kwargs.items())}
 
 
 def _has_nan(values: Any) -> bool:

@@ -137,12 +137,12 @@ class _Cutter:
             index = tokens - first
             is_here = (index >= 0) & (index < rows.shape[0])
             # Tokens in other ranks' rows look up row 0, and contribute zeros to the sum below.
-            found = F.embedding(index.where(is_here, 0), rows)
+            embedded = F.embedding(index.where(is_here, 0), rows)
             if padding is not None:  # torch: this row gets no gradient
-                found = _scaled_gradient(found, tokens != padding)
+                embedded = _scaled_gradient(embedded, tokens != padding)
             if by_frequency:  # torch: of a token that occurs n times, each gradient counts 1 / n
-                found = _scaled_gradient(found, 1 / torch.bincount(tokens.flatten(), minlength=num_rows)[tokens])
-            return self._joined(found * is_here.unsqueeze(-1))
+                embedded = _scaled_gradient(embedded, 1 / torch.bincount(tokens.flatten(), minlength=num_rows)[tokens])
+            return self._joined(embedded * is_here.unsqueeze(-1))
 
         _replace(module, forward)
 
@@ -270,17 +270,19 @@ def checked_plan(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
 
 
 def cuts_sequence(plan: ParallelPlan) -> bool:
-    """Whether each rank has only a part of the sequence between the split layers."""
+    """Return whether each rank has only a part of the sequence between the split layers."""
     return not {TensorStyle.SEQUENCE, TensorStyle.GATHER}.isdisjoint(plan.tensor.values())
 
 
 def modules_of(model: nn.Module, plan: ParallelPlan, style: TensorStyle) -> set[str]:
     """Names of the modules with a style."""
-    return {name for pattern, one in plan.tensor.items() if one is style for name, _ in matching(model, pattern)}
+    return {
+        name for pattern, cut_style in plan.tensor.items() if cut_style is style for name, _ in matching(model, pattern)
+    }
 
 
 def is_below(name: str, owners: Collection[str]) -> bool:
-    """Whether a module is one of `owners`, or inside one."""
+    """Return whether a module is one of `owners`, or inside one."""
     return name in owners or any(prefix in owners for prefix in _prefixes(name))
 
 
@@ -294,10 +296,10 @@ def plain(module: nn.Module, kind: type[M], name: str, style: TensorStyle) -> M:
     where = f"plan.tensor gives {name!r} the style {str(style)!r}, which is for {kind.__name__}"
     if not isinstance(module, kind):
         raise TypeError(f"{where}; it is a {type(module).__name__}.")
-    if found := _difference(module, kind):
+    if reason := _difference(module, kind):
         raise ValueError(
             f"{where} as torch has it: the engine computes a part of it on each rank, and would drop the rest. This "
-            f"{type(module).__name__} {found}. Leave {name!r} out of plan.tensor (it is then computed whole), put the "
+            f"{type(module).__name__} {reason}. Leave {name!r} out of plan.tensor (it is then computed whole), put the "
             "rest into a module of its own around it, or set parallelism.tp to 1."
         )
     return module
@@ -360,7 +362,12 @@ def _with_tied_layers(model: nn.Module, plan: ParallelPlan) -> ParallelPlan:
             )
         for name, attribute in group:
             module = modules.get(name)
-            if name in cuts or name in further or module is None or any(module is modules.get(one) for one in cuts):
+            if (
+                name in cuts
+                or name in further
+                or module is None
+                or any(module is modules.get(tied_cut) for tied_cut in cuts)
+            ):
                 continue
             if attribute == "weight" and isinstance(module, nn.Linear) and TensorStyle.EMBEDDING in cuts.values():
                 further[name] = TensorStyle.HEAD
@@ -420,8 +427,12 @@ def _refuse_uncut_sequence(model: nn.Module, plan: ParallelPlan, cut: dict[str, 
     for name in gathers:
         if any(prefix in gathers for prefix in _prefixes(name)):
             raise ValueError(f"plan.tensor gives {name!r} the style 'gather' inside a module that has it already.")
-        splits_output = [one for one, style in cut.items() if style is not TensorStyle.COLUMN and is_below(one, {name})]
-        if not splits_output and not (plan.experts and any(is_below(one, {name}) for one in _experts(model, plan))):
+        splits_output = [
+            split for split, style in cut.items() if style is not TensorStyle.COLUMN and is_below(split, {name})
+        ]
+        if not splits_output and not (
+            plan.experts and any(is_below(expert, {name}) for expert in _experts(model, plan))
+        ):
             raise ValueError(
                 f"plan.tensor gives {name!r} the style 'gather', and no layer in it the style 'row', which would split "
                 "the sequence again. Give its last layer the style 'row', or use 'whole' to compute it on every rank."

@@ -61,11 +61,11 @@ def refuse_mixed_cuts(model: nn.Module, plan: ParallelPlan, ties: Mapping[str, s
         return
     cuts = _cuts(model, plan, tp=tp, ep=ep)
     for alias, owner in ties.items():
-        one, other = cuts.get(owner, _WHOLE), cuts.get(alias, _WHOLE)
-        if one != other:
+        cut, other = cuts.get(owner, _WHOLE), cuts.get(alias, _WHOLE)
+        if cut != other:
             raise ValueError(
                 f"{owner} and {alias} are one parameter, and plan.{'tensor' if tp > 1 else 'experts'} treats them "
-                f"differently: {owner} is {one}, {alias} is {other}. {_way_out(owner, alias, cuts)}"
+                f"differently: {owner} is {cut}, {alias} is {other}. {_way_out(owner, alias, cuts)}"
             )
 
 
@@ -78,26 +78,26 @@ def untie_parts(parts: Sequence[nn.Module]) -> None:
     for part in parts:
         clones: dict[int, nn.Module] = {}
         _own_modules(part, seen_modules, clones)
-        own: dict[int, nn.Parameter] = {}
+        parameters_by_id: dict[int, nn.Parameter] = {}
         for module in part.modules():
             for name, parameter in module._parameters.items():
                 if parameter is None or id(parameter) not in seen_parameters:
                     continue
-                if id(parameter) not in own:
+                if id(parameter) not in parameters_by_id:
                     fresh = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                    own[id(parameter)] = take_attributes(fresh, parameter)
-                module._parameters[name] = own[id(parameter)]
+                    parameters_by_id[id(parameter)] = take_attributes(fresh, parameter)
+                module._parameters[name] = parameters_by_id[id(parameter)]
         seen_modules.update(map(id, part.modules()))
         seen_parameters.update(map(id, part.parameters()))
 
 
 def stages_with(stages: Mapping[int, nn.Module], ties: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """First name -> the stages, of all of a pipeline, that have the parameter; of those that several have."""
-    found: dict[str, list[int]] = {}
+    stages_by_name: dict[str, list[int]] = {}
     for index, module in sorted(stages.items()):
         for name in dict.fromkeys(ties.get(name, name) for name, _ in module.named_parameters()):
-            found.setdefault(name, []).append(index)
-    return {name: tuple(indices) for name, indices in found.items() if len(indices) > 1}
+            stages_by_name.setdefault(name, []).append(index)
+    return {name: tuple(indices) for name, indices in stages_by_name.items() if len(indices) > 1}
 
 
 _WHOLE = "whole on every tp rank"

@@ -48,12 +48,12 @@ class GenerationEnd:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all ranks left after the same collective."""
+        """True if all ranks left after the same collective."""
         return self.kind in (ExitKind.FINISHED, ExitKind.YIELDED, ExitKind.NON_FINITE)
 
 
 def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: bool) -> GenerationEnd | None:
-    """The end that `error` means; None: it is not an error, and must be raised."""
+    """The end that `error` means; None if it is not an error, and must be raised."""
     if is_fenced or isinstance(error, Fenced):
         return GenerationEnd(ExitKind.INTERRUPTED)
     if isinstance(error, GroupBroken):

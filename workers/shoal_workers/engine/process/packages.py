@@ -45,7 +45,7 @@ class PackagesNotInstalled(RuntimeError):
 
 
 def add_packages(code: CodeSpec, note: Callable[[str], None], root: Path | None = None) -> Path | None:
-    """The directory that was added to `sys.path` and PYTHONPATH; None: the spec names no packages. Idempotent.
+    """The directory that was added to `sys.path` and PYTHONPATH; None if the spec names no packages. Idempotent.
 
     Raises:
         PackagesNotInstalled
@@ -79,9 +79,9 @@ def installed(code: CodeSpec, note: Callable[[str], None], root: Path) -> Path:
 
     with node_lock(directory.with_suffix(".lock"), wait) as say:
         if not directory.is_dir():
-            words = f"installing {', '.join(code.pip)}"
-            note(words)
-            say(words)
+            message = f"installing {', '.join(code.pip)}"
+            note(message)
+            say(message)
             _install(code, directory)
     return directory
 
@@ -92,10 +92,10 @@ def _install(code: CodeSpec, directory: Path) -> None:
     (work / "target").mkdir(parents=True)
     try:
         report, held = work / "report.json", work / "held.txt"
-        held.write_text("".join(f"{one}\n" for one in _imported()), encoding="utf-8")
+        held.write_text("".join(f"{module_name}\n" for module_name in _imported()), encoding="utf-8")
         _pip(code, ["--dry-run", "--report", str(report), "--constraint", str(held)], code.pip)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-        exact = [f"{one['metadata']['name']}=={one['metadata']['version']}" for one in found]
+        plan = json.loads(report.read_text(encoding="utf-8"))["install"]
+        exact = [f"{requirement['metadata']['name']}=={requirement['metadata']['version']}" for requirement in plan]
         if exact:
             _pip(code, ["--no-deps", "--target", str(work / "target")], exact)
         # In one step, because other workers take a directory of this name as complete.
@@ -153,7 +153,7 @@ def _words(code: CodeSpec, output: str) -> str:
 def _imported() -> list[str]:
     """NAME==VERSION of the distributions of which this process has imported something: it cannot use another one."""
     by_module = importlib.metadata.packages_distributions()
-    modules = {one.partition(".")[0] for one in list(sys.modules)}
+    modules = {module.partition(".")[0] for module in list(sys.modules)}
     names = {name for module in modules for name in by_module.get(module, ())}
     return sorted(f"{name}=={importlib.metadata.version(name)}" for name in names)
 

@@ -32,12 +32,12 @@ class Mask:
     """Value -> what is shown instead; the longest first, since one may contain another."""
 
     def add(self, secrets: Mapping[str, str]) -> None:
-        found = dict(self._values)
+        values = dict(self._values)
         for name, value in secrets.items():
             for part in {value, *value.splitlines()}:  # a key of several lines is printed line by line
                 if len(part.strip()) >= _SHORTEST:
-                    found[part] = f"[secret {name}]"
-        self._values = dict(sorted(found.items(), key=lambda item: -len(item[0])))
+                    values[part] = f"[secret {name}]"
+        self._values = dict(sorted(values.items(), key=lambda item: -len(item[0])))
 
     def __call__(self, text: str) -> str:
         for value, shown in self._values.items():

@@ -35,7 +35,7 @@ class Maps(Protocol):
 
 
 class _Counters(NamedTuple):
-    """What only grows, at one moment. None: not known."""
+    """What only grows, at one moment. None means not known."""
 
     at_mono: float
     cpu_s: float
@@ -167,8 +167,8 @@ def _space(path: str) -> tuple[int, int]:
     """Bytes and free bytes of the filesystem that holds the path, or the nearest parent of it that exists."""
     for part in (Path(path), *Path(path).parents):
         with contextlib.suppress(OSError):
-            found = os.statvfs(part)
-            return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            space = os.statvfs(part)
+            return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
     return 0, 0
 
 
@@ -209,13 +209,13 @@ def _counters(others: Collection[int]) -> _Counters:
         cpu_s=sum(os.times()[:2]) + sum(map(_cpu_s, others)),
         received_bytes=received,
         sent_bytes=sent,
-        read_bytes=sum(one[0] for one in disk if one) if disk[0] else None,
-        written_bytes=sum(one[1] for one in disk if one) if disk[0] else None,
+        read_bytes=sum(counters[0] for counters in disk if counters) if disk[0] else None,
+        written_bytes=sum(counters[1] for counters in disk if counters) if disk[0] else None,
     )
 
 
 def _rate(before: _Counters | None, now: _Counters, name: str) -> float | None:
-    """Growth of a counter per second; None: not known. 0 if it fell, because a process that counted has ended."""
+    """Growth of a counter per second; None means not known. 0 if it fell, because a process that counted has ended."""
     if before is None or now.at_mono <= before.at_mono:
         return None
     first, last = getattr(before, name), getattr(now, name)
@@ -235,7 +235,7 @@ def network_bytes(path: str = "/proc/self/net/dev") -> tuple[int | None, int | N
 
 
 def _disk_bytes(pid: int | str) -> tuple[int, int] | None:
-    """Bytes that a process has made the disks read and write; None: it has ended, or the kernel does not tell."""
+    """Bytes that a process has made the disks read and write; None if it has ended, or the kernel does not tell."""
     try:
         fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         return int(fields["read_bytes"]), int(fields["write_bytes"])

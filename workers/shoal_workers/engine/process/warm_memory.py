@@ -45,7 +45,7 @@ _SPREAD = 2
 
 
 def keep_freed_memory(model_bytes: int | None = None) -> None:
-    """Holds until the next call. `model_bytes`: the size of the whole model's parameters; None: not known yet."""
+    """Holds until the next call. `model_bytes`: the size of the whole model's parameters; None means not known yet."""
     if platform.libc_ver()[0] != "glibc":
         return
     is_small = model_bytes is not None and model_bytes <= _SMALL_MODEL_BYTES

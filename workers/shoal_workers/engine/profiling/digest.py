@@ -71,14 +71,14 @@ def digest(directory: Path) -> Digest:
     text = raw.read_text(encoding="utf-8")
     base = base_ns(text)
     steps = [((mark.begin_ns - base) / 1e3, (mark.end_ns - base) / 1e3) for mark in marks.steps]
-    found = read_events(events_of(text))
-    memory = memory_of(found, steps[0][0], max_points=_MAX_POINTS)
+    events = read_events(events_of(text))
+    memory = memory_of(events, steps[0][0], max_points=_MAX_POINTS)
     phases = [(mark.name, (mark.begin_ns - base) / 1e3, (mark.end_ns - base) / 1e3) for mark in marks.phases]
     named = [
         {"step": int(mark.name), "at_s": (at - steps[0][0]) / 1e6, "s": (end - at) / 1e6}
         for mark, (at, end) in zip(marks.steps, steps, strict=True)
     ]
-    timeline = {"steps": named, "devices": [asdict(one) for one in memory]}
+    timeline = {"steps": named, "devices": [asdict(sample) for sample in memory]}
     wanted = {
         marks.trace_name: with_phases(text, phases),
         marks.memory_name: json.dumps(timeline, separators=(",", ":")),
@@ -93,7 +93,7 @@ def digest(directory: Path) -> Digest:
             files.append(ProfileFile(name=name, bytes=size))
     return Digest(
         files=tuple(files),
-        unseen_s=tuple(unseen_communication(found, steps)),
+        unseen_s=tuple(unseen_communication(events, steps)),
         peak_bytes=memory[0].peak_bytes if memory else None,
         note="; ".join(notes),
     )
@@ -143,8 +143,8 @@ class Found:
 
 def base_ns(text: str) -> int:
     """Wall-clock time of the trace's zero, nanoseconds since the epoch; 0: its times are absolute."""
-    found = _BASE.search(text[:4096]) or _BASE.search(text[-4096:])
-    return int(found.group(1)) if found else 0
+    match = _BASE.search(text[:4096]) or _BASE.search(text[-4096:])
+    return int(match.group(1)) if match else 0
 
 
 def events_of(text: str) -> Iterator[dict[str, Any]]:
@@ -176,37 +176,37 @@ def with_phases(text: str, phases: Iterable[tuple[str, float, float]]) -> str:
 
 
 def read_events(events: Iterable[Mapping[str, Any]]) -> Found:
-    found = Found()
+    trace = Found()
     for event in events:
         name, args = event.get("name", ""), event.get("args", {})
         if name == "[memory]":
             device = (int(args.get("Device Type", _CPU)), int(args.get("Device Id", 0)))
             change, total = int(args.get("Bytes", 0)), int(args.get("Total Allocated", 0))
-            found.memory.setdefault(device, []).append((float(event["ts"]), change, total))
+            trace.memory.setdefault(device, []).append((float(event["ts"]), change, total))
         elif event.get("ph") == "X" and "dur" in event:
             window = float(event["ts"]), float(event["ts"]) + float(event["dur"])
             if event.get("cat") == "kernel":
                 is_collective = any(word in name.lower() for word in _COLLECTIVE_KERNELS)
-                (found.collectives if is_collective else found.kernels).append(window)
+                (trace.collectives if is_collective else trace.kernels).append(window)
             elif name in _WAITS:
-                found.waits.append(window)
-    return found
+                trace.waits.append(window)
+    return trace
 
 
-def unseen_communication(found: Found, steps: Sequence[Window]) -> list[float]:
+def unseen_communication(events: Found, steps: Sequence[Window]) -> list[float]:
     """Seconds of exposed communication in each step that the engine's clock has not counted: on a GPU those in which
     only kernels of collectives run, elsewhere those of waits in native code."""
-    if found.collectives or found.kernels:
-        exposed = _without(_union(found.collectives), _union(found.kernels))
+    if events.collectives or events.kernels:
+        exposed = _without(_union(events.collectives), _union(events.kernels))
     else:
-        exposed = _union(found.waits)
-    return [sum(_overlap(one, step) for one in exposed) / 1e6 for step in steps]
+        exposed = _union(events.waits)
+    return [sum(_overlap(interval, step) for interval in exposed) / 1e6 for step in steps]
 
 
-def memory_of(found: Found, began_us: float, *, max_points: int) -> list[Memory]:
+def memory_of(events: Found, began_us: float, *, max_points: int) -> list[Memory]:
     """The timeline of each device, GPUs first; at most `max_points` points each."""
     made = []
-    for (kind, number), changes in sorted(found.memory.items(), reverse=True):
+    for (kind, number), changes in sorted(events.memory.items(), reverse=True):
         changes = sorted(changes)
         is_relative = kind == _CPU
         levels, level = [], 0
@@ -227,7 +227,7 @@ def memory_of(found: Found, began_us: float, *, max_points: int) -> list[Memory]
 def _highest(levels: Sequence[tuple[float, int]], max_points: int) -> list[tuple[float, int]]:
     """The highest of each of `max_points` runs of equally many levels."""
     size = -(-len(levels) // max_points)
-    return [max(levels[at : at + size], key=lambda one: one[1]) for at in range(0, len(levels), size)]
+    return [max(levels[at : at + size], key=lambda pair: pair[1]) for at in range(0, len(levels), size)]
 
 
 def _union(windows: Iterable[Window]) -> list[Window]:
@@ -258,8 +258,8 @@ def _without(windows: Sequence[Window], others: Sequence[Window]) -> list[Window
     return left
 
 
-def _overlap(one: Window, other: Window) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+def _overlap(window: Window, other: Window) -> float:
+    return max(0.0, min(window[1], other[1]) - max(window[0], other[0]))
 
 
 if __name__ == "__main__":

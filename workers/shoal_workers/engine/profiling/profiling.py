@@ -130,21 +130,21 @@ class Profiling:
         """Runs on the writer thread. The table is kept even if the files cannot be."""
         remove_abandoned()
         directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        times, found, notes = tuple(recording.times), None, [note]
+        times, digest_found, notes = tuple(recording.times), None, [note]
         try:
             recording.save(
                 directory,
                 trace_name=f"trace-rank{rank}-g{generation}.json.gz",
                 memory_name=f"memory-rank{rank}-g{generation}.json.gz",
             )
-            found = _digest(directory)
-            times = corrected(times, found.unseen_s)
-            notes.append(found.note)
-            keep(self._root, recording.request.number, directory, found.files)
+            digest_found = _digest(directory)
+            times = corrected(times, digest_found.unseen_s)
+            notes.append(digest_found.note)
+            keep(self._root, recording.request.number, directory, digest_found.files)
         except Exception as error:
             _log.warning("profile.files_lost", exc_info=True)
             notes.append(f"no files: {type(error).__name__}: {error}")
-            found = found.model_copy(update={"files": ()}) if found is not None else None
+            digest_found = digest_found.model_copy(update={"files": ()}) if digest_found is not None else None
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         self._outbox.report(
@@ -153,8 +153,8 @@ class Profiling:
                 number=recording.request.number,
                 rank=rank,
                 times=times,
-                files=found.files if found is not None else (),
-                peak_bytes=found.peak_bytes if found is not None else None,
+                files=digest_found.files if digest_found is not None else (),
+                peak_bytes=digest_found.peak_bytes if digest_found is not None else None,
                 held_s=recording.held_s,
                 note="; ".join(text for text in notes if text)[:500],
             )
@@ -188,7 +188,7 @@ def corrected(times: Sequence[StepTimes], unseen_s: Sequence[float]) -> tuple[St
     Args:
         unseen_s: for each step, see `digest.unseen_communication`.
     """
-    return tuple(_moved(one, extra_s) for one, extra_s in zip(times, unseen_s, strict=True))
+    return tuple(_moved(time_s, extra_s) for time_s, extra_s in zip(times, unseen_s, strict=True))
 
 
 def _moved(times: StepTimes, extra_s: float) -> StepTimes:

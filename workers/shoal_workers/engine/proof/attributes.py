@@ -101,7 +101,7 @@ def carry(values: Mapping[Place, Content], owners: Mapping[str, object]) -> None
 
 
 def far_number(content: Content) -> Content | None:
-    """Another number, which any condition on it would tell from this one; None: it is no number."""
+    """Another number, which any condition on it would tell from this one; None if it is no number."""
     value = content.value
     if isinstance(value, bool):
         return Content(not value, None)
@@ -118,7 +118,7 @@ class Content:
 
     value: Any
     inside: Any
-    """A copy of the values of a tensor, array or generator; or of each item what it contains. None: only the value's
+    """A copy of the values of a tensor, array or generator; or of each item what it contains. None if only the value's
     identity counts."""
 
     def is_same(self, now: Any) -> bool:
@@ -226,7 +226,7 @@ def _contents(cell: CellType) -> Any:
 
 
 def _has_module_of(value: Any, own: Collection[int], depth: int = 0) -> bool:
-    """Whether a module of the model is in it."""
+    """Return whether a module of the model is in it."""
     if isinstance(value, nn.Module):
         return any(id(module) in own for module in value.modules())
     is_container = type(value) in _CONTAINERS and len(value) <= _MAX_ITEMS and depth < _MAX_DEPTH

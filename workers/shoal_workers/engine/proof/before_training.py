@@ -52,11 +52,11 @@ def proof_of(generation: Generation, group: Group) -> LayoutProof | None:
     if proof.outcome is ProofOutcome.REFUSED:
         raise LayoutRefused(proof)
     if proof.outcome is ProofOutcome.UNPROVEN:
-        words = f"the layout {generation.layout.describe()} was not proven: {proof.words}"
+        message = f"the layout {generation.layout.describe()} was not proven: {proof.words}"
         if demand is ProofDemand.REQUIRED:
-            raise LayoutRefused(proof.model_copy(update={"words": words}))
+            raise LayoutRefused(proof.model_copy(update={"words": message}))
         if generation.rank == 0:
-            generation.outbox.log_text(f"{words}. It is used because the spec fixes it.")
+            generation.outbox.log_text(f"{message}. It is used because the spec fixes it.")
     return proof
 
 
@@ -100,8 +100,8 @@ def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
     with suppress(OSError, ValueError):
         file = _file(spec, layout)
         if file is not None:
-            found = LayoutProof.model_validate_json(file.read_text())
-            return found.model_copy(update={"is_cached": True, "layout": layout})
+            proof = LayoutProof.model_validate_json(file.read_text())
+            return proof.model_copy(update={"is_cached": True, "layout": layout})
     return None
 
 

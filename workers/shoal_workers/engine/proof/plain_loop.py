@@ -70,7 +70,7 @@ class PlainLoop:
         attach_task_state(task.instance, model, layout)
         self._members = None if task.alternation is None else task.alternation.members(trained)
         self._optimizer = build_update(task, Assembly(layout, (model,)), generation.spec, groups).optimizer
-        self._state = next((one for one in model.modules() if isinstance(one, TaskState)), None)
+        self._state = next((module for module in model.modules() if isinstance(module, TaskState)), None)
 
     def step(self, step: int) -> PlainStep:
         model, settings = self._model, self._generation.spec.optimizer

@@ -134,8 +134,8 @@ def prove(generation: Generation, from_rank_0: Callable[[str], str]) -> LayoutPr
             try:
                 smaller = shrunk(generation.task.build_model, generation.plan, layout)
             except TooLarge as error:
-                words = f"the model is too large: {error}"
-                return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=words)
+                message = f"the model is too large: {error}"
+                return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=message)
     except TaskFailed:
         if layout.planned_axes:
             raise
@@ -263,7 +263,7 @@ class _Proof:
                 steps = self._run_whole()
             except TaskFailed as error:
                 failure = error
-        odd = [name for one in steps for name in _FINITE if not math.isfinite(one.numbers[name])]
+        odd = [name for step in steps for name in _FINITE if not math.isfinite(step.numbers[name])]
         text = self._from_rank_0("failed" if failure is not None else " ".join(odd[:1]))
         self.attributes.set_back()
         if text == "failed" and self._layout.planned_axes:
@@ -358,7 +358,7 @@ class _Proof:
         return self._answer(ProofOutcome.REFUSED, words)
 
     def _differing(self, expected: PlainStep, found: _Step) -> tuple[str, str, float] | None:
-        """What differs in a step, the module and by how much; None: nothing."""
+        """What differs in a step, the module and by how much; None means nothing."""
         name = max(found.gradients, key=lambda one: found.gradients[one], default="")
         difference = found.gradients.get(name, 0.0)
         module = name.rpartition(".")[0]
@@ -408,7 +408,11 @@ class _Proof:
         with found.recorded(*side.runtime.assembly.parts):
             side.gradients.run(0)
         everyone = self._gathered(first_differing(expected, found, generation.meshes, self.tolerance))
-        return min((one for one in everyone if one is not None), key=lambda one: one.number, default=None)
+        return min(
+            (difference for difference in everyone if difference is not None),
+            key=lambda difference: difference.number,
+            default=None,
+        )
 
     def _gathered(self, value: T) -> list[T]:
         everyone: list[T] = [value] * self._layout.world_size
@@ -430,10 +434,10 @@ class _Proof:
                 raise
             if error.report.error_class is not ErrorClass.PLAIN:
                 raise
-            words = f"{self._name} cannot be computed: {_cause(error)}"
-            if self._layout.tp > 1 and cuts_sequence(self.generation.plan) and _SIZES in words:
-                words += _PARTS_OF_THE_SEQUENCE
-            raise LayoutRefused(self._answer(ProofOutcome.REFUSED, words)) from error
+            message = f"{self._name} cannot be computed: {_cause(error)}"
+            if self._layout.tp > 1 and cuts_sequence(self.generation.plan) and _SIZES in message:
+                message += _PARTS_OF_THE_SEQUENCE
+            raise LayoutRefused(self._answer(ProofOutcome.REFUSED, message)) from error
 
     def _role(self, module: str) -> str:
         """What the plan says of a module."""
@@ -446,12 +450,12 @@ class _Proof:
         return f"the layout {self._layout.describe()}"
 
     def _answer(
-        self, outcome: ProofOutcome, words: str = "", *, module: str = "", difference: float = 0.0
+        self, outcome: ProofOutcome, message: str = "", *, module: str = "", difference: float = 0.0
     ) -> LayoutProof:
         finite = difference if math.isfinite(difference) else 1.0
         small = "" if self._smaller is None else f"a copy with {len(self._smaller.kept)} blocks"
         return LayoutProof(
-            layout=self._layout, outcome=outcome, words=words, module=module, difference=finite, shrunk=small
+            layout=self._layout, outcome=outcome, words=message, module=module, difference=finite, shrunk=small
         )
 
 
@@ -484,7 +488,7 @@ class _Step:
     """This rank's part of the state."""
 
     def is_same(self, other: _Step) -> bool:
-        """Whether the results are those of another run on this rank, up to rounding."""
+        """Return whether the results are those of another run on this rank, up to rounding."""
         if self.tensors.keys() != other.tensors.keys() or len(self.local_gradients) != len(other.local_gradients):
             return False
         pairs = [*zip(self.local_gradients, other.local_gradients, strict=True)]
@@ -671,7 +675,7 @@ def differences(
 
 
 def _slices(parameter: Tensor) -> tuple[slice, ...] | None:
-    """The part of the whole parameter that this rank has; None: it is not known."""
+    """The part of the whole parameter that this rank has; None if it is not known."""
     box = box_of(parameter)
     if box is None:
         return None
@@ -706,7 +710,11 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     """Every further name of a parameter that needs a gradient -> its first one."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     everywhere = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(one)] for name, one in everywhere if first[id(one)] != name and one.requires_grad}
+    return {
+        name: first[id(parameter)]
+        for name, parameter in everywhere
+        if first[id(parameter)] != name and parameter.requires_grad
+    }
 
 
 def _cause(error: TaskFailed) -> str:
@@ -724,10 +732,10 @@ def _percent(difference: float) -> str:
     return f"{100 * difference:.2g} %" if difference < 1 else f"{100 * difference:.0f} %"
 
 
-def _relative(expected: float, found: float) -> float:
-    if expected == found or (math.isnan(expected) and math.isnan(found)):
+def _relative(expected: float, actual: float) -> float:
+    if expected == actual or (math.isnan(expected) and math.isnan(actual)):
         return 0.0
-    difference = abs(found - expected) / (abs(expected) + 1e-6)
+    difference = abs(actual - expected) / (abs(expected) + 1e-6)
     return difference if math.isfinite(difference) else math.inf
 
 
@@ -785,7 +793,7 @@ class Shrunk:
 def shrunk(
     build: Callable[[], nn.Module], plan: ParallelPlan, layout: Layout, *, largest: int = LARGEST
 ) -> Shrunk | None:
-    """What is left out of a model that is too large to be proven whole; None: nothing. Needs no communication.
+    """What is left out of a model that is too large to be proven whole; None means nothing. Needs no communication.
 
     Raises:
         TooLarge: it cannot be made smaller, or not enough.
@@ -905,19 +913,19 @@ class Differing:
 
 
 def first_differing(whole: Outputs, split: Outputs, meshes: Meshes, tolerance: float = TOLERANCE) -> Differing | None:
-    """The first one on this rank; None: no output that can be compared differs."""
+    """The first one on this rank; None if no output that can be compared differs."""
     for number, (name, expected) in enumerate(whole.by_name.items()):
         if name not in split.by_name:
             continue
-        found = difference_of(expected, split.by_name[name], meshes)
-        if found is not None and not found <= tolerance:
-            return Differing(number, name, found)
+        difference = difference_of(expected, split.by_name[name], meshes)
+        if difference is not None and not difference <= tolerance:
+            return Differing(number, name, difference)
     return None
 
 
 def difference_of(whole: Tensor, split: Tensor, meshes: Meshes) -> float | None:
-    """Relative, of the part that this rank has; None: it is not known which part that is."""
-    own = local_tensor(split)
+    """Relative, of the part that this rank has; None if it is not known which part that is."""
+    local_part = local_tensor(split)
     if isinstance(split, DTensor):
         box = box_of(split)
         if box is None or tuple(split.shape) != tuple(whole.shape):
@@ -925,9 +933,9 @@ def difference_of(whole: Tensor, split: Tensor, meshes: Meshes) -> float | None:
         slices = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
         parts = [whole[slices]]
     else:
-        parts = list(_parts(whole, tuple(own.shape), meshes))
-    found = [_relative_norm(part, own) for part in parts if part.shape == own.shape]
-    return min(found, default=None)
+        parts = list(_parts(whole, tuple(local_part.shape), meshes))
+    norms = [_relative_norm(part, local_part) for part in parts if part.shape == local_part.shape]
+    return min(norms, default=None)
 
 
 def _parts(whole: Tensor, shape: tuple[int, ...], meshes: Meshes) -> Iterator[Tensor]:
@@ -955,7 +963,7 @@ def _cuts(whole: Tensor, meshes: Meshes, tp: int) -> Iterator[Tensor]:
             yield whole.chunk(tp, dim)[meshes.tp.get_local_rank()]
 
 
-def _relative_norm(expected: Tensor, found: Tensor) -> float:
-    difference = torch.linalg.vector_norm((expected.double() - found.double()).flatten())
+def _relative_norm(expected: Tensor, part: Tensor) -> float:
+    difference = torch.linalg.vector_norm((expected.double() - part.double()).flatten())
     scale = torch.linalg.vector_norm(expected.double().flatten())
     return float(difference / scale) if scale > 0 else float(difference)

@@ -52,7 +52,7 @@ class Restored:
     weight_changes: tuple[InForce, ...] = ()
     """Changes of a mixture's weights that took effect before; equal on all ranks."""
     frees_source: bool = False
-    """Whether this rank no longer needs what it was restored from; it is freed once all ranks say so."""
+    """True if this rank no longer needs what it was restored from; it is freed once all ranks say so."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.num_bytes} {self.remote_bytes} {int(self.frees_source)}"
@@ -99,19 +99,19 @@ def restore(
         if store is None:
             reason = "this worker has no snapshot store"
             raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
-        found: Loaded | Filled
-        found = loaded = store.load(tensors, source, check=membership.check, optional=optional)
+        restored_from: Loaded | Filled
+        restored_from = loaded = store.load(tensors, source, check=membership.check, optional=optional)
         num_bytes, remote_bytes = loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:
         assert assignment.restore_from is not None
-        found = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
-        read = (tensor for name, tensor in tensors.items() if name not in found.absent)
+        restored_from = fill(tensors, directory=assignment.restore_from, optional=optional, advanced=_noted(membership))
+        read = (tensor for name, tensor in tensors.items() if name not in restored_from.absent)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in read), 0
     num_more = 0
-    if grown := grown_state(state.update, found.unread):
+    if grown := grown_state(state.update, restored_from.unread):
         num_more = _read_more(membership, {name: state.view.tensors()[name] for name in grown}, store)
-    state.update.drop_state(found.absent)
-    extra = {**found.extra, "optimizer_values": _plain_values(found)}
+    state.update.drop_state(restored_from.absent)
+    extra = {**restored_from.extra, "optimizer_values": _plain_values(restored_from)}
     step, note = apply_extra(extra, state.update, is_own=is_own)
     if note and membership.rank == 0:
         membership.outbox.log_text(note)
@@ -143,16 +143,16 @@ def _read_more(membership: Membership, tensors: dict[str, Tensor], store: Snapsh
     return sum(local_tensor(tensor).nbytes for tensor in tensors.values())
 
 
-def _plain_values(found: Loaded | Filled) -> dict[str, object]:
+def _plain_values(restored_from: Loaded | Filled) -> dict[str, object]:
     """The optimizer's values that are not tensors: each rank has saved those of its own parameters."""
     values: dict[str, object] = {}
-    for extra in (*found.other_extras, found.extra):
+    for extra in (*restored_from.other_extras, restored_from.extra):
         values |= extra.get("optimizer_values", {})
     return values
 
 
 def _is_of_another_job(assignment: Assignment, origin: ContinueFrom | None) -> bool:
-    """Whether the state is that of the job which this one goes on from."""
+    """Return whether the state is that of the job which this one goes on from."""
     return origin is not None and assignment.restore_snapshot is None and assignment.restore_from == origin.url
 
 
@@ -201,12 +201,12 @@ def when_all_have_restored(
         DataDiffers: on every rank alike, ranks read different data.
         FormFailed, Fenced: as `Group.form`.
     """
-    found = AllRestored.parse(group.decide("restored", f"{restored}\n{own}", _sum_up))
-    if found.differing_rank is not None:
+    all_restored = AllRestored.parse(group.decide("restored", f"{restored}\n{own}", _sum_up))
+    if all_restored.differing_rank is not None:
         texts = group.gather("data", json.dumps([str(own), dict(parts())]))
         data, all_parts = zip(*map(json.loads, texts), strict=True)
-        raise difference([RankData.parse(text) for text in data], all_parts, found.differing_rank)
-    return found
+        raise difference([RankData.parse(text) for text in data], all_parts, all_restored.differing_rank)
+    return all_restored
 
 
 def _sum_up(texts: Sequence[str]) -> str:
@@ -214,9 +214,9 @@ def _sum_up(texts: Sequence[str]) -> str:
     pairs = [text.split("\n") for text in texts]
     all_restored = [Restored.parse(restored) for restored, _ in pairs]
     decision = AllRestored(
-        num_bytes=sum(one.num_bytes for one in all_restored),
-        remote_bytes=sum(one.remote_bytes for one in all_restored),
+        num_bytes=sum(restored.num_bytes for restored in all_restored),
+        remote_bytes=sum(restored.remote_bytes for restored in all_restored),
         differing_rank=differing_rank([RankData.parse(data) for _, data in pairs]),
-        frees_source=all(one.frees_source for one in all_restored),
+        frees_source=all(restored.frees_source for restored in all_restored),
     )
     return str(decision)

@@ -77,13 +77,13 @@ class Saver:
         self._changed = threading.Condition()
         self._in_flight: _Save | None = None
         self._stalled: _Save | None = None
-        """Whether its writer thread was left behind and has not returned yet."""
+        """True if its writer thread was left behind and has not returned yet."""
         self._last: tuple[CheckpointName, SavedPart | SaveFailed] | None = None
         self._committed = (0, 0, "")
         """Generation, step and error of the last commit that was noted."""
 
     def owns(self, url: str | None) -> bool:
-        """Whether a checkpoint is one of this job, and not of the one that it goes on from."""
+        """Return whether a checkpoint is one of this job, and not of the one that it goes on from."""
         return url is not None and url.rstrip("/").rpartition("/")[0] == self._root
 
     def save(
@@ -175,7 +175,7 @@ class Saver:
             self._writer.close()
 
     def _commit_error(self, name: CheckpointName) -> str | None:
-        """Why `name` could not be committed, empty if it is; None: nothing was noted within a short slice of time."""
+        """Why `name` could not be committed, empty if it is; None if nothing was noted within a short slice of time."""
         this = (name.generation, name.step)
         with self._changed:
             self._changed.wait_for(lambda: self._committed[:2] == this, timeout=_SLICE_S)

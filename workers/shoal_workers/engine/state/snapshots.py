@@ -99,7 +99,7 @@ class Snapshots:
 
     @property
     def lacks_memory(self) -> bool:
-        """Whether this rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
+        """True if this rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
         return self._lacks_memory
 
     @property
@@ -340,19 +340,19 @@ class Snapshots:
 
     def _report_difference(self) -> None:
         """A rank of which this one is the buddy has sent a copy that differs from the replay of its gradients."""
-        found = self._store.take_difference() if self._store is not None else None
-        if found is None or found.generation != self._assignment.generation:
+        first = self._store.take_difference() if self._store is not None else None
+        if first is None or first.generation != self._assignment.generation:
             return
-        own, names = self._assignment.rank, ", ".join(found.names[:3])
+        own, names = self._assignment.rank, ", ".join(first.names[:3])
         self._outbox.report(
             ReplicaMismatch(
-                generation=found.generation,
-                step=found.step,
+                generation=first.generation,
+                step=first.step,
                 at=time.time(),
-                ranks=(found.rank, own),
+                ranks=(first.rank, own),
                 is_certain=False,
-                message=f"after step {found.step}, the state of rank {found.rank} differs from what its buddy, rank "
-                f"{own}, has replayed from its gradients, in {len(found.names)} tensors ({names}); one is wrong",
+                message=f"after step {first.step}, the state of rank {first.rank} differs from what its buddy, rank "
+                f"{own}, has replayed from its gradients, in {len(first.names)} tensors ({names}); one is wrong",
             )
         )
 
@@ -514,7 +514,7 @@ class BuddyCopies:
 
     @property
     def are_lacking(self) -> bool:
-        """Whether copies are expected, and none is whole yet: after the loss of a node the snapshot before is
+        """True if copies are expected, and none is whole yet: after the loss of a node the snapshot before is
         needed."""
         return self._are_expected and self.whole_step is None
 

@@ -176,7 +176,7 @@ class StateView:
         """Returns the same dict as in the last call if its tensors are still the live ones. It shares their memory."""
         live = list(self._live())
         # an assignment to `data` keeps the object and changes its memory
-        identity = (*map(id, live), *(one.data_ptr() for one in live if not isinstance(one, DTensor)))
+        identity = (*map(id, live), *(tensor.data_ptr() for tensor in live if not isinstance(tensor, DTensor)))
         known = self._known.get(self._buffer)
         if known is None or known.identity != identity:
             known = self._known[self._buffer] = _Known(identity, live, tensors_of(self._assembly, self._update))

@@ -46,16 +46,18 @@ class Averaging(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         assert closure is None
-        updated = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
+        updated = [
+            parameter for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         # Out of the state meanwhile: some optimizers take an empty state for a sign of the first update.
         averages: list[Tensor] = []
-        for one in updated:
-            average = self.state[one].pop(EMA, None) if one in self.state else None
-            averages.append(one.detach().clone() if average is None else average)
+        for parameter in updated:
+            average = self.state[parameter].pop(EMA, None) if parameter in self.state else None
+            averages.append(parameter.detach().clone() if average is None else average)
         self.inner.step()
-        for one, average in zip(updated, averages, strict=True):
-            average.lerp_(one, 1 - self._decay)
-            self.state[one][EMA] = average
+        for parameter, average in zip(updated, averages, strict=True):
+            average.lerp_(parameter, 1 - self._decay)
+            self.state[parameter][EMA] = average
 
 
 @contextmanager
@@ -78,19 +80,19 @@ def averaged_weights(assembly: Assembly, averages: Iterable[tuple[Tensor, Tensor
     kept_memory: list[tuple[Any, Tensor]] = []
     try:
         for parameter, average in pairs:
-            own = local_of(parameter) if isinstance(parameter, DTensor) else parameter
+            local = local_of(parameter) if isinstance(parameter, DTensor) else parameter
             record, values = records.get(id(parameter)), average
-            if record is not None and (flat := shard_memory(record)).data_ptr() == own.data_ptr():
+            if record is not None and (flat := shard_memory(record)).data_ptr() == local.data_ptr():
                 padded = _padded(average, flat)
                 kept_memory.append((record, flat))
                 set_shard_memory(record, padded)
-                values = padded[: average.numel()].view(own.shape)
-            kept.append((own, own.data))
-            own.data = values
+                values = padded[: average.numel()].view(local.shape)
+            kept.append((local, local.data))
+            local.data = values
         yield
     finally:
-        for own, values in kept:
-            own.data = values
+        for local, values in kept:
+            local.data = values
         for record, flat in kept_memory:
             set_shard_memory(record, flat)
 

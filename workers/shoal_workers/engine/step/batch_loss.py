@@ -66,22 +66,24 @@ class BatchLoss:
         parts: dict[int, tuple[Tensor, ...]] = {}
         for micro_batch in self._own:
             generation.check()
-            found = self._axis.run("embedding", lambda one=micro_batch: self._embed(step, one, batches))  # type: ignore[misc]
-            if found is not None and micro_batch.weight:
-                parts[micro_batch.index] = found
+            embedded = self._axis.run("embedding", lambda embedded=micro_batch: self._embed(step, embedded, batches))  # type: ignore[misc]
+            if embedded is not None and micro_batch.weight:
+                parts[micro_batch.index] = embedded
         if self._axis.any_deviated():
             raise OrderVaries
-        embeddings = self._exchanged(parts, found)
+        embeddings = self._exchanged(parts, embedded)
         seed_everything(randomness_seed(generation.spec.seed, step, generation.spec.batch.num_micro_batches))
         with generation.user_code:
-            leaves = [one.requires_grad_() for one in embeddings if one.is_floating_point()]
-            self._loss = generation.task.batch_loss([one.flatten(0, 1) for one in embeddings])
+            leaves = [embedding.requires_grad_() for embedding in embeddings if embedding.is_floating_point()]
+            self._loss = generation.task.batch_loss([embedding.flatten(0, 1) for embedding in embeddings])
             self._gradients = torch.autograd.grad(self._loss.loss, leaves, allow_unused=True)
 
     def of(self, batch: Any, micro_batch: MicroBatch) -> Returned:
         """What stands for the loss of a micro-batch: it has the value of the step's loss, and the gradient of the
         micro-batch's part of it. Called after `prepare`, where the task's `loss` would be called."""
-        embeddings = [one for one in self._generation.task.embed(self._model, batch) if one.is_floating_point()]
+        embeddings = [
+            tensor for tensor in self._generation.task.embed(self._model, batch) if tensor.is_floating_point()
+        ]
         inner = torch.stack(
             [
                 (embedding.to(gradient.dtype) * gradient[micro_batch.index]).sum()
@@ -106,16 +108,18 @@ class BatchLoss:
         """By embedding, those of all micro-batches. One rank has each and the others zeros, so every sum is exact."""
         assert like is not None
         dense = self._generation.meshes.dense
-        found = []
-        for number, one in enumerate(like):
-            dtype = torch.promote_types(one.dtype, torch.float32) if one.is_floating_point() else one.dtype
+        tensors = []
+        for number, template in enumerate(like):
+            dtype = (
+                torch.promote_types(template.dtype, torch.float32) if template.is_floating_point() else template.dtype
+            )
             whole = torch.zeros(
-                (self._generation.spec.batch.num_micro_batches, *one.shape), dtype=dtype, device=one.device
+                (self._generation.spec.batch.num_micro_batches, *template.shape), dtype=dtype, device=template.device
             )
             for index, embeddings in parts.items():
                 whole[index] = embeddings[number]
             for axis in range(dense.ndim):
                 if dense.size(axis) > 1:
                     dist.all_reduce(whole, group=dense.get_group(axis))
-            found.append(whole)
-        return found
+            tensors.append(whole)
+        return tensors

@@ -68,7 +68,7 @@ class _Read:
     number: int
     batch: Any = None
     states: Tensor | None = None
-    """None: nothing was drawn."""
+    """None if nothing was drawn."""
     failed: str = ""
 
 
@@ -127,7 +127,7 @@ class BatchReaders:
     def ask(self, order: _Order) -> bool:
         """Returns False if there is no reader."""
         while self._readers:
-            reader = min(self._readers, key=lambda one: len(one.asked))
+            reader = min(self._readers, key=lambda reader: len(reader.asked))
             try:
                 reader.connection.send(order)
             except OSError:
@@ -209,7 +209,7 @@ class Stream:
         self._noted = False
 
     def get(self, key: Key) -> tuple[Any] | None:
-        """The batch, with the generators as reading leaves them; None: the training thread has to read it.
+        """The batch, with the generators as reading leaves them; None if the training thread has to read it.
 
         That is so for what is read a second time, out of order, or what a reader could not read.
         """

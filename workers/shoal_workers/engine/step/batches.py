@@ -38,7 +38,7 @@ class Batches:
     ) -> None:
         """
         Args:
-            ahead: reads ahead; None: the training thread reads.
+            ahead: reads ahead; None if the training thread reads.
             first_look: called with the first micro-batch of step 0, and with what it is if it is read again.
         """
         self._first_look = first_look
@@ -125,7 +125,7 @@ class Batches:
 def training_batches(generation: Generation) -> Batches:
     """Those of the training in one generation."""
     task, spec = generation.task, generation.spec
-    own = [one.index for one in generation.own_micro_batches()]
+    own = [micro_batch.index for micro_batch in generation.own_micro_batches()]
     if task.has_batch_loss:
         own *= 2  # each is read once for its embeddings, and once for its gradient
 

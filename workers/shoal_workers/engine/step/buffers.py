@@ -64,7 +64,7 @@ class _Norm:
 
     @property
     def momentum(self) -> float | None:
-        """Weight of the newest batch in the statistics; None: they are a cumulative average."""
+        """Weight of the newest batch in the statistics; None if they are a cumulative average."""
         momentum: float | None = getattr(self.module, "momentum", None)
         return momentum
 
@@ -92,7 +92,7 @@ class _Slot:
     """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode."""
     pending: Tensor | None = None
     is_missed: bool = False
-    """Whether it was found changed too late to say by which micro-batch."""
+    """True if it was found changed too late to say by which micro-batch."""
 
     @property
     def is_lendable(self) -> bool:
@@ -101,7 +101,7 @@ class _Slot:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the buffer has changed in this pass, or is known to change."""
+        """True if the buffer has changed in this pass, or is known to change."""
         return self.is_known or self.is_missed or self.total is not None or bool(self.values)
 
     @property
@@ -119,8 +119,8 @@ class _Slot:
     def found(self) -> Tensor | None:
         """What its places have now: what was put in place of a tensor, if anything was."""
         before = self.home if self.lent is None else self.lent
-        found = [module._buffers.get(key) for module, key in self.places]
-        return next((one for one in found if one is not before), before)
+        buffers = [module._buffers.get(key) for module, key in self.places]
+        return next((slot for slot in buffers if slot is not before), before)
 
 
 class StepBuffers:
@@ -227,8 +227,8 @@ class StepBuffers:
             ValueError: one changes that is in several stages of a pipeline.
         """
         layout, rank = self._generation.layout, self._generation.rank
-        own = [slot.name for slot in self._slots if slot.has_changed]
-        texts = gather_texts("\n".join(own), self._generation.device)
+        changed_names = [slot.name for slot in self._slots if slot.has_changed]
+        texts = gather_texts("\n".join(changed_names), self._generation.device)
         by_name = {slot.name: slot for slot in self._slots}
         with self._generation.user_code:
             for other, text in enumerate(texts):
@@ -239,8 +239,8 @@ class StepBuffers:
                             "own. Move it into a block, or into a module of plan.first or plan.last; or set "
                             "parallelism.pp to 1."
                         )
-                    for one in [slot] if slot.norm is None else slot.norm.slots:
-                        one.is_known = True
+                    for buffer_slot in [slot] if slot.norm is None else slot.norm.slots:
+                        buffer_slot.is_known = True
         self._has_agreed, self.has_met_others = True, False
 
     @torch.no_grad()
@@ -294,11 +294,11 @@ class StepBuffers:
     def _take(self, micro_batch: MicroBatch, part: int, slots: Sequence[_Slot]) -> None:
         for module, key in self._registered:
             self._note_cache(part, module, key)
-        found = {id(slot): slot.found() for slot in slots}
-        changed = self._changed(slots, found)
-        calls = self._calls(changed, found)
+        buffers = {id(slot): slot.found() for slot in slots}
+        changed = self._changed(slots, buffers)
+        calls = self._calls(changed, buffers)
         for slot in changed:
-            now, slot.lent = found[id(slot)], None
+            now, slot.lent = buffers[id(slot)], None
             if now is None or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
                 self._note_other_shape(slot, now)
                 continue
@@ -315,7 +315,7 @@ class StepBuffers:
                     change *= micro_batch.weight * self._share
                 slot.total = change if slot.total is None else slot.total.add_(change)
 
-    def _changed(self, slots: Sequence[_Slot], found: dict[int, Tensor | None]) -> list[_Slot]:
+    def _changed(self, slots: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> list[_Slot]:
         """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or
         none."""
         is_thorough = self._num_passes <= _THOROUGH_PASSES
@@ -324,18 +324,18 @@ class StepBuffers:
             for slot in slots
             if not slot.is_known
             and (
-                (now := found[id(slot)]) is not (slot.home if slot.lent is None else slot.lent)
+                (now := buffers[id(slot)]) is not (slot.home if slot.lent is None else slot.lent)
                 or now is None
                 or now._version != slot.version
                 or (slot.lent is not None and (is_thorough or slot.is_small))
             )
         ]
-        differs = _differ([(found[id(slot)], slot.home, slot.lent is None) for slot in compared])
-        chosen = {id(slot) for slot, one in zip(compared, differs, strict=True) if one}
+        differs = _differ([(buffers[id(slot)], slot.home, slot.lent is None) for slot in compared])
+        chosen = {id(slot) for slot, is_different in zip(compared, differs, strict=True) if is_different}
         chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.slots}
         return [slot for slot in slots if slot.is_known or id(slot) in chosen]
 
-    def _calls(self, changed: Sequence[_Slot], found: dict[int, Tensor | None]) -> dict[int, int]:
+    def _calls(self, changed: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> dict[int, int]:
         """How often each norm was called, by its counter if it has one."""
         norms = {id(slot.norm): slot.norm for slot in changed if slot.norm is not None}
         counted = [
@@ -344,7 +344,9 @@ class StepBuffers:
             if norm.counter is not None
         ]
         calls = {
-            key: int(any(_differ([(found[id(slot)], slot.home, False) for slot in norm.slots if id(slot) in found])))
+            key: int(
+                any(_differ([(buffers[id(slot)], slot.home, False) for slot in norm.slots if id(slot) in buffers]))
+            )
             for key, norm in norms.items()
             if norm.counter is None
         }
@@ -362,8 +364,8 @@ class StepBuffers:
         data_rank = layout.data_rank(generation.rank)
         calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=device)
         if norms:
-            own = [sum(number for _, _, number in norm.slots[0].values) for norm in norms]
-            calls[data_rank] = torch.tensor(own, device=device)
+            counts = [sum(number for _, _, number in norm.slots[0].values) for norm in norms]
+            calls[data_rank] = torch.tensor(counts, device=device)
         integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
         reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
         # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
@@ -372,7 +374,7 @@ class StepBuffers:
         shares = [_total(slot) for slot in reals]
         folds = []
         for number, norm in enumerate(norms):
-            all_calls = [int(one) for one in calls[:, number].tolist()]
+            all_calls = [int(count) for count in calls[:, number].tolist()]
             fold = _Fold(norm, sum(all_calls), sum(all_calls[data_rank + 1 :]))
             folds.append(fold)
             shares += [fold.share(slot) for slot in norm.slots]
@@ -506,7 +508,9 @@ class StepBuffers:
         value = module._buffers.get(key)
         if value is None:
             return
-        prefix = next((name for name, one in self._assembly.parts[part].named_modules() if one is module), "")
+        prefix = next(
+            (name for name, submodule in self._assembly.parts[part].named_modules() if submodule is module), ""
+        )
         name = f"{prefix}.{key}" if prefix else key
         if key not in module._non_persistent_buffers_set:
             raise ValueError(
@@ -560,7 +564,7 @@ class _Fold:
         """Returns this rank's summand."""
         home, momentum = as_sum(slot.home), self.norm.momentum
         total = torch.zeros_like(home)
-        for _, now, number in sorted(slot.values, key=lambda one: one[0]):
+        for _, now, number in sorted(slot.values, key=lambda entry: entry[0]):
             if momentum is None:
                 total += (self._before + number) * as_sum(now) - self._before * home
             else:
@@ -581,8 +585,8 @@ class _Fold:
 
 
 def folds(module: nn.Module) -> bool:
-    """Whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own is not
-    known."""
+    """Return whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own
+    is not known."""
     forward = type(module).forward
     return forward is BatchNorm.forward or forward is InstanceNorm.forward
 
@@ -594,7 +598,7 @@ def _described(slot: _Slot) -> str:
 
 def _class_of(module: nn.Module) -> str:
     """Returns the name of a module's class, in front of which FSDP2 puts one of its own."""
-    return next(one.__name__ for one in type(module).__mro__ if not issubclass(one, FSDPModule))
+    return next(base.__name__ for base in type(module).__mro__ if not issubclass(base, FSDPModule))
 
 
 def _is_real(tensor: Tensor) -> bool:
@@ -627,8 +631,8 @@ def _total(slot: _Slot) -> Tensor:
 
 
 def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
-    """Whether the values of each two tensors differ. The third says that both may share their memory, so that a version
-    was the only witness. It waits once for all tensors of a GPU."""
+    """Return whether the values of each two tensors differ. The third says that both may share their memory, so that a
+    version was the only witness. It waits once for all tensors of a GPU."""
     known: list[bool | Tensor] = []
     for now, before, is_shared in pairs:
         if now is None or now.shape != before.shape or now.dtype != before.dtype or (is_shared and now is before):
@@ -638,10 +642,14 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
             known.append(not torch.equal(now, before) and bool(_unequal(now, before)))
         else:
             known.append(_unequal(now, before))
-    waited = iter(torch.stack(found).tolist() if (found := [one for one in known if isinstance(one, Tensor)]) else [])
-    return [next(waited) if isinstance(one, Tensor) else one for one in known]
+    waited = iter(
+        torch.stack(tensors).tolist()
+        if (tensors := [known_slot for known_slot in known if isinstance(known_slot, Tensor)])
+        else []
+    )
+    return [next(waited) if isinstance(known_slot, Tensor) else known_slot for known_slot in known]
 
 
 def _unequal(now: Tensor, before: Tensor) -> Tensor:
-    """Whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
+    """Return whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
     return ((now != before) & ~((now != now) & (before != before))).any()

@@ -100,7 +100,7 @@ def why_not_elementwise(optimizer: Optimizer) -> str:
 
 
 def is_held(optimizer: Optimizer) -> bool:
-    """Whether other code refers to its groups or its state."""
+    """Return whether other code refers to its groups or its state."""
     if sys.getrefcount(optimizer.state) > 2 or sys.getrefcount(optimizer.param_groups) > 2:  # attribute, argument
         return True
     return any(sys.getrefcount(group) > 3 for group in optimizer.param_groups)  # and the variable of the loop
@@ -121,8 +121,8 @@ def _tried(optimizer: Optimizer) -> str:
     except _No as reason:
         return f"the optimizer {name} is not elementwise: {reason}"
     except (Exception, SystemExit) as error:
-        found = f"{type(error).__name__}: {error}"
-        return f"the optimizer {name} is not known to be elementwise: its trial ended with {found}"
+        message = f"{type(error).__name__}: {error}"
+        return f"the optimizer {name} is not known to be elementwise: its trial ended with {message}"
     finally:
         # A trial may draw numbers (Python's own are not watched), and a worker that has a cached result runs none.
         torch.set_rng_state(states[0])
@@ -146,7 +146,7 @@ class _Trial:
                 cut[1] -= 1
             self._tensors[group].append(self._drawn(cut, dtype))
         self._gradients = [
-            [[self._drawn(one.shape, one.dtype) * scale for one in group] for group in self._tensors]
+            [[self._drawn(tensor.shape, tensor.dtype) * scale for tensor in group] for group in self._tensors]
             for scale in itertools.islice(itertools.cycle(_SCALES), num_steps + 1)
         ]
 
@@ -161,12 +161,12 @@ class _Trial:
         _refuse_other_attributes(whole, again, "changes with its steps and is not in its state")
         if in_pieces:
             self._compare_pieces(whole)
-        for one, other in zip(_parameters(whole), _parameters(again), strict=True):
-            again.state[other] = copy.deepcopy(dict(whole.state.get(one, {})))
+        for parameter, other in zip(_parameters(whole), _parameters(again), strict=True):
+            again.state[other] = copy.deepcopy(dict(whole.state.get(parameter, {})))
         for optimizer in (whole, again):
             self._steps(optimizer, self._gradients[-1:])
-        for own, other in zip(_parameters(whole), _parameters(again), strict=True):
-            if not _are_same_bits(own, other):
+        for first, other in zip(_parameters(whole), _parameters(again), strict=True):
+            if not _are_same_bits(first, other):
                 raise _No("its step depends on more than gradients, values, state and settings")
 
     def _made(self, tensors: Sequence[Sequence[Tensor]]) -> Optimizer:
@@ -179,17 +179,17 @@ class _Trial:
     def _steps(self, optimizer: Optimizer, gradients: Sequence[Sequence[Sequence[Tensor]]]) -> None:
         rates = [group["lr"] for group in settings_of_groups(self._original)]
         for number, step in enumerate(gradients, 1):
-            for group, rate, own in zip(optimizer.param_groups, rates, step, strict=True):
+            for group, rate, group_step in zip(optimizer.param_groups, rates, step, strict=True):
                 group["lr"] = rate * (number / len(gradients))
-                for parameter, gradient in zip(group["params"], own, strict=True):
+                for parameter, gradient in zip(group["params"], group_step, strict=True):
                     parameter.grad = gradient.clone()
             optimizer.step()
             self._refuse_state(optimizer)
 
     def _refuse_state(self, optimizer: Optimizer) -> None:
-        own = set(_parameters(optimizer))
+        parameter_ids = set(_parameters(optimizer))
         for parameter, state in optimizer.state.items():
-            if parameter not in own:
+            if parameter not in parameter_ids:
                 raise _No("it has a state that belongs to no parameter")
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape != parameter.shape and value.numel() != 1:
@@ -198,17 +198,17 @@ class _Trial:
     def _compare_pieces(self, whole: Optimizer) -> None:
         for piece in (_first_rows, _last_rows, _no_rows, _first_columns):
             cut = self._made([[piece(tensor) for tensor in group] for group in self._tensors])
-            self._steps(cut, [[[piece(one) for one in group] for group in step] for step in self._gradients[:-1]])
-            for one, own in zip(_parameters(whole), _parameters(cut), strict=True):
-                state, other = whole.state.get(one, {}), cut.state.get(own, {})
-                if not own.numel():
+            self._steps(cut, [[[piece(tensor) for tensor in group] for group in step] for step in self._gradients[:-1]])
+            for parameter, parameter_whole in zip(_parameters(whole), _parameters(cut), strict=True):
+                state, other = whole.state.get(parameter, {}), cut.state.get(parameter_whole, {})
+                if not parameter_whole.numel():
                     continue
                 if state.keys() != other.keys():
                     raise _No("it has another state for a piece of a parameter")
-                pairs = [(one, own), *((value, other[key]) for key, value in state.items())]
-                for value, found in pairs:
-                    expected = piece(value) if isinstance(value, Tensor) and value.shape == one.shape else value
-                    if not _is_close(expected, found):
+                pairs = [(parameter, parameter_whole), *((value, other[key]) for key, value in state.items())]
+                for value, measured in pairs:
+                    expected = piece(value) if isinstance(value, Tensor) and value.shape == parameter.shape else value
+                    if not _is_close(expected, measured):
                         raise _No("a piece of a parameter gets other values than in the whole one")
 
     def _drawn(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -267,9 +267,9 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _refuse_other_attributes(one: Optimizer, other: Optimizer, what: str) -> None:
+def _refuse_other_attributes(optimizer: Optimizer, other: Optimizer, what: str) -> None:
     """Raises _No if attributes differ that are neither state nor settings, or cannot be compared."""
-    values, others = vars(one), vars(other)
+    values, others = vars(optimizer), vars(other)
     for name in values.keys() | others.keys():
         if name in _NO_ATTRIBUTES:
             continue
@@ -287,17 +287,21 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _are_same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+def _are_same_bits(tensor: Tensor, other: Tensor) -> bool:
+    return (
+        tensor.shape == other.shape
+        and tensor.dtype == other.dtype
+        and torch.equal(tensor.nan_to_num(), other.nan_to_num())
+    )
 
 
-def _is_close(one: object, other: object) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return _is_same(one, other)
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _is_close(value: object, other: object) -> bool:
+    if not isinstance(value, Tensor) or not isinstance(other, Tensor):
+        return _is_same(value, other)
+    if value.shape != other.shape or value.dtype != other.dtype:
         return False
-    tolerance = 1e-3 if one.dtype in (torch.float32, torch.complex64) else 0.05 if one.itemsize == 2 else 1e-6
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True)
+    tolerance = 1e-3 if value.dtype in (torch.float32, torch.complex64) else 0.05 if value.itemsize == 2 else 1e-6
+    return torch.allclose(value, other, rtol=tolerance, atol=tolerance * 1e-2, equal_nan=True)
 
 
 def _first_rows(tensor: Tensor) -> Tensor:

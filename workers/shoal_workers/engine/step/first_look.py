@@ -56,12 +56,12 @@ def is_same(batch: Any, again: Any) -> bool:
     return len(tree_leaves(batch)) == len(tree_leaves(again)) and all(_is_same_leaf(*pair) for pair in pairs)
 
 
-def _is_same_leaf(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and bool(torch.isclose(one, other, rtol=0, atol=0, equal_nan=True).all())
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    return not isinstance(one, str | bytes | int | float | bool) or one == other
+def _is_same_leaf(leaf: Any, other: Any) -> bool:
+    if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+        return leaf.shape == other.shape and bool(torch.isclose(leaf, other, rtol=0, atol=0, equal_nan=True).all())
+    if isinstance(leaf, np.ndarray) and isinstance(other, np.ndarray):
+        return leaf.dtype == other.dtype and leaf.tobytes() == other.tobytes()
+    return not isinstance(leaf, str | bytes | int | float | bool) or leaf == other
 
 
 def remarks_on_batch(batch: Any) -> Iterator[str]:

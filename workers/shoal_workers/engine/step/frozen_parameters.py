@@ -44,7 +44,7 @@ class FrozenParameters:
     def begin(self) -> None:
         """Called before the passes of a step."""
         if self._parameters:
-            self._counts = [count_of(one) for one in self._parameters]
+            self._counts = [count_of(parameter) for parameter in self._parameters]
             self._before = [Mark.of(self._parameters[number]) for number in self._chosen]
 
     def check(self) -> None:
@@ -54,7 +54,7 @@ class FrozenParameters:
             TaskFailed: the task has changed one.
         """
         counts = zip(self._counts, self._parameters, strict=False)  # before the first step there are no counts
-        changed = {number for number, (count, one) in enumerate(counts) if count_of(one) != count}
+        changed = {number for number, (count, parameter) in enumerate(counts) if count_of(parameter) != count}
         marks = zip(self._chosen, self._before, strict=False)
         changed |= {number for number, mark in marks if not mark.is_same(Mark.of(self._parameters[number]))}
         self._before = []  # no storage is kept alive longer than a step
@@ -91,10 +91,10 @@ class Mark:
 
     @classmethod
     def of(cls, parameter: Tensor) -> Mark:
-        own = local_of(parameter) if isinstance(parameter, DTensor) else parameter
-        flat = own.detach().reshape(-1)
+        local = local_of(parameter) if isinstance(parameter, DTensor) else parameter
+        flat = local.detach().reshape(-1)
         samples = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].clone().view(torch.uint8)
-        return cls((parameter.untyped_storage(), own.untyped_storage()), samples)
+        return cls((parameter.untyped_storage(), local.untyped_storage()), samples)
 
     def is_same(self, now: Mark) -> bool:
         storages = zip(self.storages, now.storages, strict=True)

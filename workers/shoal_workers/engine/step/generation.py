@@ -68,7 +68,7 @@ class Generation(Membership):
     remarks: Remarks = field(default_factory=Remarks)
     """Remarks on the task, for the job's log."""
     readers: BatchReaders | None = None
-    """Read samples ahead; None: the training thread reads them."""
+    """Read samples ahead; None if the training thread reads them."""
 
     @property
     def user_code(self) -> UserCode:

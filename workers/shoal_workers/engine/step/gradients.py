@@ -287,9 +287,9 @@ class _Updated:
             return
         with generation.user_code:
             self._members = self._alternation.members(trained)
-        for one, own in self._members.items():
-            self._metrics[one] = task.metrics(device, writes_log=writes_log, of_steps=True)
-            self._others[one] = {
+        for parameter, own in self._members.items():
+            self._metrics[parameter] = task.metrics(device, writes_log=writes_log, of_steps=True)
+            self._others[parameter] = {
                 id(parameter): parameter for name, parameter in assembly.all_parameters() if name not in own
             }
 
@@ -307,7 +307,7 @@ class _Updated:
         return self._members.get(self._name(step), self._trained)
 
     def is_first(self, step: int) -> bool:
-        """Whether the step is the first one that updates these parameters."""
+        """Return whether the step is the first one that updates these parameters."""
         return step == 0 if self._alternation is None else self._alternation.is_first(step)
 
 
@@ -315,8 +315,8 @@ class PartialGradients:
     """Sums the partial gradients of one generation."""
 
     def __init__(self, assembly: Assembly, meshes: Meshes) -> None:
-        found = (module._parameters[name] for module, name in assembly.partial)
-        self._partial = [parameter for parameter in found if parameter is not None]
+        partial = (module._parameters[name] for module, name in assembly.partial)
+        self._partial = [parameter for parameter in partial if parameter is not None]
         self._tp = meshes.tp.get_group() if meshes.tp is not None else None
         self._pp = meshes.pp.get_group() if meshes.pp is not None else None
         self._shared = _groups(assembly.shared_copies())
@@ -342,13 +342,13 @@ class PartialGradients:
 
     def _over_stages(self, group: dist.ProcessGroup) -> None:
         """Every rank adds the same summands in the same order, so that all copies keep the same bits."""
-        own = [_flat(shared.parameters) for shared in self._shared]
-        found = [
+        flats = [_flat(shared.parameters) for shared in self._shared]
+        gathered = [
             [flat if rank == group.rank() else torch.empty_like(flat) for rank in shared.ranks]
-            for shared, flat in zip(self._shared, own, strict=True)
+            for shared, flat in zip(self._shared, flats, strict=True)
         ]
         exchange = []
-        for shared, summands in zip(self._shared, found, strict=True):
+        for shared, summands in zip(self._shared, gathered, strict=True):
             for rank, summand in zip(shared.ranks, summands, strict=True):
                 if rank != group.rank():
                     peer = dist.get_global_rank(group, rank)
@@ -357,7 +357,7 @@ class PartialGradients:
         if exchange:
             for work in dist.batch_isend_irecv(exchange):
                 work.wait()
-        for shared, summands in zip(self._shared, found, strict=True):
+        for shared, summands in zip(self._shared, gathered, strict=True):
             flat = summands[0]
             for summand in summands[1:]:
                 flat = flat + summand
@@ -375,8 +375,8 @@ class _Group:
 def _groups(shared: Sequence[SharedParameter]) -> list[_Group]:
     """The groups in an order that all their ranks agree on."""
     groups: dict[tuple[tuple[int, ...], str], list[SharedParameter]] = defaultdict(list)
-    for one in shared:
-        groups[one.ranks, str(one.copies[0].dtype)].append(one)
+    for parameter in shared:
+        groups[parameter.ranks, str(parameter.copies[0].dtype)].append(parameter)
     return [_Group(ranks, tuple(parameters)) for (ranks, _), parameters in sorted(groups.items(), key=lambda i: i[0])]
 
 
@@ -396,7 +396,9 @@ def _flat(parameters: Sequence[SharedParameter]) -> Tensor:
 
 
 def _spread_to_copies(flat: Tensor, parameters: Sequence[SharedParameter]) -> None:
-    *pieces, is_there = torch.split(flat, [*(local(one.copies[0]).numel() for one in parameters), len(parameters)])
+    *pieces, is_there = torch.split(
+        flat, [*(local(copied.copies[0]).numel() for copied in parameters), len(parameters)]
+    )
     for shared, piece, count in zip(parameters, pieces, is_there.tolist(), strict=True):
         for parameter in shared.copies if count else ():
             if parameter.grad is None:
@@ -454,7 +456,8 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def clip_factor(total_norm: float, max_norm: float | None) -> float:
-    """What all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`. None: they are not clipped."""
+    """What all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`. None if they are not
+    clipped."""
     return 1.0 if max_norm is None else min(1.0, max_norm / (total_norm + _EPS))
 
 

@@ -55,7 +55,7 @@ class LossScale:
     num_finite: int = 0
     """Finite steps since the scale last changed."""
     weight: float | None = None
-    """A power of two near the mean weight of a micro-batch; 1: losses are means; None: not known yet."""
+    """A power of two near the mean weight of a micro-batch; 1: losses are means; None means not known yet."""
 
     @classmethod
     def first(cls, policy: ScalePolicy) -> Self:
@@ -107,7 +107,7 @@ def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> Sca
 
 
 def needs_loss_scale(*precisions: Precision) -> bool:
-    """Whether gradients pass through fp16, if they pass through these."""
+    """Return whether gradients pass through fp16, if they pass through these."""
     return Precision.FP16 in precisions
 
 
@@ -126,7 +126,7 @@ class Scaling:
         return 1.0 if self._state is None else self._state.scale / (self._state.weight or 1.0)
 
     def restore(self, saved: dict[str, Any] | None) -> None:
-        """Continue with what `to_json` returned. None: the state was saved by a run that needed no scale."""
+        """Continue with what `to_json` returned. None if the state was saved by a run that needed no scale."""
         if self._state is not None and saved is not None:
             self._state = LossScale.from_json(saved)
 
@@ -139,8 +139,8 @@ class Scaling:
         return self._state.weight != 1
 
     def update(self, *, is_finite: bool) -> ScaleVerdict | None:
-        """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. None: there is no
-        scale."""
+        """Called after each step whose loss is finite; `is_finite`: its gradients are finite as well. None if there is
+        no scale."""
         if self._state is None:
             return None
         verdict = after_step(self._state, is_finite=is_finite, policy=self._policy)

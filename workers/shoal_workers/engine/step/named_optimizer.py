@@ -56,7 +56,7 @@ def _arguments(settings: OptimizerSpec, kind: type[Optimizer]) -> dict[str, Any]
     if named is not None:
         return {"lr": settings.lr, **given}
     taken = inspect.signature(kind).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+    if any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in taken.values()):
         return given
     if unknown := given.keys() - taken.keys():
         has = ", ".join(name for name in list(taken)[1:] if name not in ("lr", "weight_decay")) or "none"

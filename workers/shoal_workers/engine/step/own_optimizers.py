@@ -146,16 +146,16 @@ def _step_local(
     states: list[dict[str, Any]],
     settings: Mapping[str, Any],
 ) -> None:
-    own = [nn.Parameter(local(parameter).detach()) for parameter in parameters]
-    for parameter, part in zip(parameters, own, strict=True):
+    local_parameters = [nn.Parameter(local(parameter).detach()) for parameter in parameters]
+    for parameter, part in zip(parameters, local_parameters, strict=True):
         assert parameter.grad is not None
         part.grad = local(parameter.grad)
-    optimizer = kind(own, **settings)
-    for part, state in zip(own, states, strict=True):
+    optimizer = kind(local_parameters, **settings)
+    for part, state in zip(local_parameters, states, strict=True):
         if state:
             optimizer.state[part] = {key: local(value) for key, value in state.items()}
     optimizer.step()
-    for parameter, part, state in zip(parameters, own, states, strict=True):
+    for parameter, part, state in zip(parameters, local_parameters, states, strict=True):
         for key, value in optimizer.state[part].items():
             if key not in state:
                 is_sharded = isinstance(parameter, DTensor) and value.ndim and value.shape == part.shape

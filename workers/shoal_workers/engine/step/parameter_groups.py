@@ -35,8 +35,8 @@ class ParameterGroup:
 def freeze(model: nn.Module, settings: OptimizerSpec) -> None:
     """Switches off the gradients of frozen groups, before the model is split. ValueError if one matches nothing."""
     named = dict(model.named_parameters())
-    if settings.groups and (words := unmatched(settings.groups, list(named))):
-        raise ValueError(words)
+    if settings.groups and (message := unmatched(settings.groups, list(named))):
+        raise ValueError(message)
     for name, parameter in named.items():
         number = group_of(settings.groups, name)
         if number is not None and settings.groups[number].frozen:
@@ -62,31 +62,31 @@ def default_groups(named: Iterable[tuple[str, Tensor]], settings: OptimizerSpec)
 def _groups(
     named: Iterable[tuple[str, Tensor]], settings: OptimizerSpec, embeddings: set[int]
 ) -> Iterator[ParameterGroup]:
-    own: dict[int | None, list[tuple[str, Tensor]]] = defaultdict(list)
+    members_by_group: dict[int | None, list[tuple[str, Tensor]]] = defaultdict(list)
     for name, parameter in named:
         if parameter.requires_grad:
-            own[group_of(settings.groups, name)].append((name, parameter))
+            members_by_group[group_of(settings.groups, name)].append((name, parameter))
     rules: list[tuple[int | None, OptimizerGroup | None]] = [*enumerate(settings.groups), (None, None)]
     for number, group in rules:
         if group is not None and group.frozen:
             continue
         rate = _rate(group, settings)
         decay = None if group is None else group.weight_decay
-        members = own[number]
+        members = members_by_group[number]
         if settings.name == MUON:
             allowed = None if group is None else group.muon
             matrices = {
                 name
-                for name, one in members
-                if one.ndim == 2 and (allowed if allowed is not None else id(one) not in embeddings)
+                for name, tensor in members
+                if tensor.ndim == 2 and (allowed if allowed is not None else id(tensor) not in embeddings)
             }
             yield ParameterGroup(
                 tuple(name for name, _ in members if name in matrices),
                 {"lr": rate, "weight_decay": settings.weight_decay if decay is None else decay, "is_muon": True},
             )
-            members = [(name, one) for name, one in members if name not in matrices]
+            members = [(name, tensor) for name, tensor in members if name not in matrices]
         for has_decay in (True, False):
-            names = tuple(name for name, one in members if (one.ndim >= 2) is has_decay)
+            names = tuple(name for name, tensor in members if (tensor.ndim >= 2) is has_decay)
             own_decay = (settings.weight_decay if has_decay else 0.0) if decay is None else decay
             yield ParameterGroup(names, {"lr": rate, **_decay(settings, own_decay)})
 
@@ -109,7 +109,9 @@ def parameters_in(groups: Sequence[ParameterGroup], named: Iterable[tuple[str, n
     by_name: dict[str, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in named:
         by_name[name].append(parameter)
-    return [{"params": [one for name in group.names for one in by_name[name]], **group.settings} for group in groups]
+    return [
+        {"params": [tensor for name in group.names for tensor in by_name[name]], **group.settings} for group in groups
+    ]
 
 
 class NoParameters(Optimizer):
@@ -137,5 +139,7 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> list[ParameterGroup]:
 def regroup(optimizer: Optimizer, groups: list[ParameterGroup], assembly: Assembly) -> None:
     """Give an optimizer of this rank's stages the groups of the whole model, in place. Some may have no parameter
     here."""
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    optimizer.param_groups[:] = parameters_in(groups, (row for row in assembly.all_parameters() if id(row[1]) in own))
+    group_by_id = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    optimizer.param_groups[:] = parameters_in(
+        groups, (row for row in assembly.all_parameters() if id(row[1]) in group_by_id)
+    )

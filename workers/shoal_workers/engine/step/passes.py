@@ -68,10 +68,10 @@ class LocalPasses:
         self._user_code = generation.user_code
         self._own = own = generation.own_micro_batches()
         self._is_one_pass = generation.spec.batch.sync is BatchSync.GLOBAL
-        """Whether all of them are one pass, because BatchNorm normalises over the global batch."""
-        self._real = tuple(one.index for one in own if one.weight) or (own[0].index,)
+        """True if all of them are one pass, because BatchNorm normalises over the global batch."""
+        self._real = tuple(micro_batch.index for micro_batch in own if micro_batch.weight) or (own[0].index,)
         if self._is_one_pass:
-            self._own = (MicroBatch(self._real[0], sum(one.weight for one in own)),)
+            self._own = (MicroBatch(self._real[0], sum(micro_batch.weight for micro_batch in own)),)
         (self._model,) = assembly.parts
         self._frozen = [(name, one) for name, one in assembly.named_parameters() if not one.requires_grad]
         (self._axis,) = assembly.data_axes
@@ -243,6 +243,6 @@ def share_of(generation: Generation, returned: Returned, weight: float = 1.0) ->
     if returned.weight is None:
         metrics = {name: value * weight * generation.layout.loss_share for name, value in returned.metrics.items()}
         return Share(loss, metrics)
-    own = returned.weight * weight * generation.layout.loss_share
+    share = returned.weight * weight * generation.layout.loss_share
     # A mean over nothing is nan, and must not spoil those of the other micro-batches.
-    return Share(loss, {name: (value * own).where(own != 0, 0) for name, value in returned.metrics.items()}, own)
+    return Share(loss, {name: (value * share).where(share != 0, 0) for name, value in returned.metrics.items()}, share)

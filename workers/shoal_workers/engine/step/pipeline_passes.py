@@ -90,8 +90,8 @@ class PipelinePasses:
         weights = [micro_batch.weight / num for micro_batch in self._own]
         with self._user_code:
             self._fed[:] = [
-                _Fed(*self._called(step, one, batches), weight=weight, scale=scale)
-                for one, weight in zip(self._own, weights, strict=True)
+                _Fed(*self._called(step, micro_batch, batches), weight=weight, scale=scale)
+                for micro_batch, weight in zip(self._own, weights, strict=True)
             ]
             schedule = self._schedule = self._schedule or self._make_schedule(self._fed[0].call)
             for stage in self._stages:

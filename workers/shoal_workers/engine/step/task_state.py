@@ -23,7 +23,7 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def has_declared_state(task: object) -> bool:
-    """Whether the task has `state_dict` and `load_state_dict` of its own."""
+    """Return whether the task has `state_dict` and `load_state_dict` of its own."""
     methods = (getattr(task, name, None) for name in ("state_dict", "load_state_dict"))
     return not isinstance(task, nn.Module) and all(map(callable, methods))
 
@@ -78,24 +78,24 @@ class TaskState(nn.Module):
             raise ValueError("state_dict() of the task returns less than before the first step. Return the same names.")
 
     def _leaves(self, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             name = f"{path}__{key}".replace(".", "_").removeprefix("__")
-            if isinstance(one, (dict, list, tuple)):
-                yield from self._leaves(one, name)
-            elif isinstance(one, Tensor) or type(one) in _DTYPES:
-                yield name, one
-            elif not isinstance(one, (str, type(None))):
+            if isinstance(item, (dict, list, tuple)):
+                yield from self._leaves(item, name)
+            elif isinstance(item, Tensor) or type(item) in _DTYPES:
+                yield name, item
+            elif not isinstance(item, (str, type(None))):
                 raise ValueError(
-                    f"state_dict() of the task returns {type(one).__name__} as {name.replace('__', '.')!r}. It may "
+                    f"state_dict() of the task returns {type(item).__name__} as {name.replace('__', '.')!r}. It may "
                     "return tensors, numbers, texts, lists and dicts."
                 )
 
     def _filled(self, value: Any, path: str) -> Any:
         """The tree with the values of the buffers."""
         if isinstance(value, dict):
-            return {key: self._filled(one, f"{path}__{key}") for key, one in value.items()}
+            return {key: self._filled(item, f"{path}__{key}") for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(self._filled(one, f"{path}__{index}") for index, one in enumerate(value))
+            return type(value)(self._filled(item, f"{path}__{index}") for index, item in enumerate(value))
         buffer = self._buffers.get(path.replace(".", "_").removeprefix("__"))
         if buffer is None:
             return value

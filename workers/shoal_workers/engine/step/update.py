@@ -80,9 +80,11 @@ class Update:
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
         }
         self._owners = named | {
-            id(own): named[id(parameter)] for own, parameter in local_parameters if id(parameter) in named
+            id(local_parameter): named[id(parameter)]
+            for local_parameter, parameter in local_parameters
+            if id(parameter) in named
         }
-        self._own = {id(parameter): own for own, parameter in local_parameters}
+        self._own = {id(parameter): local_parameter for local_parameter, parameter in local_parameters}
         self._tied_copies = list(assembly.tied_copies())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
@@ -106,9 +108,9 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         with torch.no_grad():
-            for own, parameter in self._local_parameters:
+            for local_parameter, parameter in self._local_parameters:
                 gradient = parameter.grad
-                own.grad = None if gradient is None else local(gradient)
+                local_parameter.grad = None if gradient is None else local(gradient)
         self._step_watched()
         self._rates = [group["lr"] for group in self.optimizer.param_groups]  # step() may divide by a counter
         self.optimizer.zero_grad(set_to_none=True)
@@ -135,7 +137,7 @@ class Update:
 
     @property
     def keeps_tensors(self) -> bool:
-        """Whether it may have copied parameters when it was made, and no checkpoint holds the copies."""
+        """True if it may have copied parameters when it was made, and no checkpoint holds the copies."""
         return any(isinstance(value, Tensor) and value.numel() > 1 for _, value in self._unsaved())
 
     def _unsaved(self) -> Iterator[tuple[str, object]]:
@@ -214,7 +216,9 @@ class Update:
             lost = ", ".join(sorted({name for group in changed for name in group}))
             numbers = f"{len(changed)} parameter groups before, {len(self._built)} now"
             return f"the optimizer has {numbers}: what the run itself had changed in them ({lost}) is lost" * bool(lost)
-        self._set_settings([restored(built, own) for built, own in zip(self._built, changed, strict=True)])
+        self._set_settings(
+            [restored(built, changed_settings) for built, changed_settings in zip(self._built, changed, strict=True)]
+        )
         return ""
 
     def restore_old_settings(self, saved: Sequence[Mapping[str, Any]]) -> str:
@@ -224,8 +228,10 @@ class Update:
             self._set_settings(self._built)
             return ""
         pairs = list(zip(self._built, saved, strict=False))
-        self._set_settings([{**built, **own} for built, own in pairs])
-        names = ", ".join(sorted({name for built, own in pairs for name in differing(built, own)}))
+        self._set_settings([{**built, **changed_settings} for built, changed_settings in pairs])
+        names = ", ".join(
+            sorted({name for built, changed_settings in pairs for name in differing(built, changed_settings)})
+        )
         return f"the optimizer keeps {names} of the checkpoint, which an earlier version has written" * bool(names)
 
     def _set_settings(self, settings: Sequence[Mapping[str, Any]]) -> None:
@@ -239,38 +245,47 @@ class Update:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether it updates each element of the local shards on its own, and nothing else refers to its tensors."""
+        """True if it updates each element of the local shards on its own, and nothing else refers to its tensors."""
         return self.double_buffered is not None or self._is_rebuilt
 
     @property
     def is_built_in(self) -> bool:
-        """Whether `default_update` made it, over local shards."""
+        """True if `default_update` made it, over local shards."""
         return isinstance(self.optimizer, AdamW) and bool(self._local_parameters) and not self._is_rebuilt
 
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
-        by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
+        by_own: dict[int, Tensor] = {
+            id(local_parameter): parameter for local_parameter, parameter in self._local_parameters
+        }
         for index, group in enumerate(self.optimizer.param_groups):
-            for own in group["params"]:
-                if id(own) in self._owners:
-                    yield index, self._owners[id(own)][0], own, by_own.get(id(own), own)
+            for parameter_of_group in group["params"]:
+                if id(parameter_of_group) in self._owners:
+                    yield (
+                        index,
+                        self._owners[id(parameter_of_group)][0],
+                        parameter_of_group,
+                        by_own.get(id(parameter_of_group), parameter_of_group),
+                    )
 
     def frozen_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and parameter of those of the model that the optimizer does not have; without tied copies."""
         updated = {id(parameter) for _, _, _, parameter in self.named_parameters()}
-        own = {id(parameter) for parameter, _ in self._local_parameters}
+        local_ids = {id(parameter) for parameter, _ in self._local_parameters}
         for key, (name, parameter) in self._owners.items():
-            if key not in own and key not in updated:
+            if key not in local_ids and key not in updated:
                 yield name, parameter
 
     def averages(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameters of the model, tied copies too, each with the average of this rank's part of it, if it has one."""
         if not isinstance(self.optimizer, Averaging):
             return
-        by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
-        for own, state in self.optimizer.state.items():
+        by_own: dict[int, Tensor] = {
+            id(local_parameter): parameter for local_parameter, parameter in self._local_parameters
+        }
+        for local_parameter, state in self.optimizer.state.items():
             if isinstance(average := state.get(EMA), Tensor):
-                yield by_own.get(id(own), own), local(average)
+                yield by_own.get(id(local_parameter), local_parameter), local(average)
 
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's parameter that shares its memory with a parameter of the model."""
@@ -336,7 +351,7 @@ class Update:
 
     @property
     def _may_grow(self) -> bool:
-        """Whether it may make more state in a later update than in its first: those of torch and Shoal do not."""
+        """True if it may make more state in a later update than in its first: those of torch and Shoal do not."""
         optimizer = self.optimizer.inner if isinstance(self.optimizer, Averaging) else self.optimizer
         known = type(optimizer).__module__.startswith(("torch.optim", own_optimizers.__name__))
         return not known and not self.is_built_in
@@ -347,15 +362,15 @@ class Update:
         if not self._may_grow:
             return False
         for parameter, state in self.optimizer.state.items():
-            found, owner = self._owners.get(id(parameter), ("", parameter))
-            if found == name and key not in state:
+            fqn, owner = self._owners.get(id(parameter), ("", parameter))
+            if fqn == name and key not in state:
                 whole = shape == tuple(owner.shape)
                 state[key] = torch.zeros_like(parameter, dtype=dtype) if whole else torch.zeros(shape, dtype=dtype)
                 return True
         return False
 
     def may_lack_state(self, name: str) -> bool:
-        """Whether a parameter can be without optimizer state; else a source must have its state."""
+        """Return whether a parameter can be without optimizer state; else a source must have its state."""
         return name not in self._stateful
 
     def state(self) -> Iterator[tuple[str, str, object]]:
@@ -394,7 +409,9 @@ class Update:
                     state[key] = plain_values.get(f"{name}.{key}", value)
         if self._may_grow:
             states = {
-                self._owners[id(one)][0]: own for one, own in self.optimizer.state.items() if id(one) in self._owners
+                self._owners[id(one)][0]: local_parameter
+                for one, local_parameter in self.optimizer.state.items()
+                if id(one) in self._owners
             }
             for full_name, value in plain_values.items():
                 name, _, key = full_name.rpartition(".")
@@ -428,7 +445,7 @@ def build_update(
     task: LoadedTask, assembly: Assembly, spec: JobSpec, groups: list[ParameterGroup] | None = None
 ) -> Update:
     """The task's own optimizer over the model's parameters, or the one that the spec names. `groups`: of the whole
-    model; None: those of the plain AdamW, or of a task's optimizer that sees all parameters itself."""
+    model; None means those of the plain AdamW, or of a task's optimizer that sees all parameters itself."""
     if not task.has_optimizer and spec.optimizer.is_built_in:
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
@@ -497,8 +514,8 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
     except (ValueError, TypeError) as error:
         raise _NotElementwise(f"the optimizer cannot be made again: {error}") from None
     if any(
-        not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(own, {}))
-        for own, parameter in local_parameters
+        not _is_same_state(optimizer.state.get(parameter, {}), rebuilt.state.get(local_parameter, {}))
+        for local_parameter, parameter in local_parameters
     ):
         raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
     return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
@@ -514,10 +531,10 @@ def _described(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> tupl
         return None, f"the optimizer cannot be made again on another node: {error}"
 
 
-def _is_same_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
+def _is_same_state(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return state.keys() == other.keys() and all(
         torch.equal(local(value), other[key]) if isinstance(value, Tensor) else value == other[key]
-        for key, value in one.items()
+        for key, value in state.items()
     )
 
 
@@ -536,14 +553,18 @@ def default_update(
         for name, parameter in assembly.all_parameters():
             if not parameter.requires_grad:
                 continue
-            own = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
-            local_parameters.append((own, parameter))
-            named.append((name, own))
+            local_parameter = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
+            local_parameters.append((local_parameter, parameter))
+            named.append((name, local_parameter))
     if groups is None:
         groups = default_groups(assembly.named_parameters(), settings)
     optimizer, why = adamw(parameters_in(groups, named), settings, deterministic=deterministic), ""
     if not isinstance(optimizer, DoubleBufferedAdamW):
-        why = "optimizer.fused is true" if all(own.is_cpu for _, own in named) else "the state is on a GPU"
+        why = (
+            "optimizer.fused is true"
+            if all(local_parameter.is_cpu for _, local_parameter in named)
+            else "the state is on a GPU"
+        )
     return Update(assembly, optimizer, local_parameters, not_logged=why)
 
 
@@ -627,7 +648,7 @@ def differing(built: Group, saved: Group) -> tuple[str, ...]:
 
 def is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or (
-        isinstance(value, list | tuple) and all(isinstance(one, _PLAIN) for one in value)
+        isinstance(value, list | tuple) and all(isinstance(item, _PLAIN) for item in value)
     )
 
 

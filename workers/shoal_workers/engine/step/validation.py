@@ -99,11 +99,11 @@ class Validation:
 
     def _requests(self, first: Key) -> Iterator[Request]:
         """What this rank reads, from its first micro-batch with this key on."""
-        own = [
+        requests = [
             Request((0, part.start), tuple(self._order[part.start : part.stop]), self._seed(part))
             for part, _ in self._slices
         ]
-        return itertools.dropwhile(lambda request: request.key != first, own)
+        return itertools.dropwhile(lambda request: request.key != first, requests)
 
     def _seed(self, samples: range) -> int:
         return randomness_seed(self._generation.spec.seed ^ _STREAM, 0, samples.start)
@@ -162,5 +162,5 @@ def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: 
     """
     whole = [range(first, min(first + micro_size, num_samples)) for first in range(0, num_samples, micro_size)]
     rounds = -(-len(whole) // world_size)
-    own = [(samples, len(samples)) for samples in whole[rank::world_size]]
-    return own + [(whole[0], 0)] * (rounds - len(own))
+    slices = [(samples, len(samples)) for samples in whole[rank::world_size]]
+    return slices + [(whole[0], 0)] * (rounds - len(slices))

@@ -107,7 +107,7 @@ class Verdict:
     arrived_steps: tuple[float, ...] = ()
     """The value in each rank's ballot, by rank."""
     log_lag: int | None = None
-    """The lag of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
+    """The lag of the rank that is furthest behind; None if not every rank with a buddy has a log in force."""
     log_s: float = 0.0
     """Mean of all ranks."""
     data_s: tuple[float, ...] = ()
@@ -141,8 +141,8 @@ def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
     figures = [0.0] * (_NUM_FIGURES * world_size)
     costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
-    own = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
-    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = own
+    local_figures = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
+    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = local_figures
     words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
     head = _head if ballot.squared_norm.device.type == "cpu" else _head_on_device
     parts = [head(ballot, words, _NUM_FIGURES * (rank + 1) - 1 - len(figures)), ballot.uses, ballot.metrics]

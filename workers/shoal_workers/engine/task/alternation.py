@@ -35,7 +35,7 @@ class OptimizerState:
     """What a task gets of one of its optimizers. A function of the step alone."""
 
     is_updated: bool
-    """Whether this step updates its parameters: only its loss is computed."""
+    """True if this step updates its parameters: only its loss is computed."""
     num_updates: int
     """Completed updates."""
 
@@ -68,7 +68,7 @@ class Alternation:
             if name in served:
                 batch, served = batch + 1, set()
             served.add(name)
-            places.append(Place(name, batch, sum(one.name == name for one in places)))
+            places.append(Place(name, batch, sum(place.name == name for place in places)))
         self._round = tuple(places)
         self._num_batches = batch + 1
 
@@ -88,16 +88,16 @@ class Alternation:
     def num_steps(self, num_batches: int) -> int:
         """Steps until `num_batches` batches have served all of their updates."""
         rounds, rest = divmod(num_batches, self._num_batches)
-        return rounds * len(self._round) + sum(one.batch < rest for one in self._round)
+        return rounds * len(self._round) + sum(turn.batch < rest for turn in self._round)
 
     def is_first(self, step: int) -> bool:
-        """Whether this is the first update of its optimizer."""
+        """Return whether this is the first update of its optimizer."""
         return step < len(self._round) and not self._round[step].earlier
 
     def optimizers(self, step: int) -> Mapping[str, OptimizerState]:
         """What `training_step` gets as its third argument."""
         number, place = divmod(step, len(self._round))
-        done = Counter(one.name for one in self._round[:place])
+        done = Counter(turn.name for turn in self._round[:place])
         return MappingProxyType(
             {
                 name: OptimizerState(name == self._round[place].name, number * self._per_round[name] + done[name])
@@ -113,11 +113,15 @@ class Alternation:
         """
         names = tuple(parameters)
         owners = {
-            one: [name for name, own in self._patterns.items() if any(fnmatchcase(one, pattern) for pattern in own)]
-            for one in names
+            member: [
+                name for name, own in self._patterns.items() if any(fnmatchcase(member, pattern) for pattern in own)
+            ]
+            for member in names
         }
-        found = {name: frozenset(one for one in names if name in owners[one]) for name in self._patterns}
-        for name, own in found.items():
+        members_by_name = {
+            name: frozenset(member for member in names if name in owners[member]) for name in self._patterns
+        }
+        for name, own in members_by_name.items():
             if not own:
                 patterns = " and ".join(map(repr, self._patterns[name]))
                 near = difflib.get_close_matches(self._patterns[name][0].replace("*", ""), names, n=3, cutoff=0.3)
@@ -136,7 +140,7 @@ class Alternation:
                     f"the parameter {one!r} belongs to none of the optimizers {', '.join(self._patterns)}, so it would "
                     "never be updated. Add its name to a pattern in optimizers, or set requires_grad_(False)."
                 )
-        return found
+        return members_by_name
 
     def loss_of(self, returned: Any, step: int, where: str) -> Any:
         """What `training_step` has returned for the optimizer of this step; a function is called. `where`: its place.
@@ -161,7 +165,7 @@ class Alternation:
 
 
 def alternation_of(task: object) -> Alternation | None:
-    """The alternation that a task declares; None: it has no `training_step`.
+    """The alternation that a task declares; None if it has no `training_step`.
 
     Raises:
         TypeError: it is declared in another form.
@@ -192,20 +196,20 @@ def _patterns(name: Any, value: Any, kind: str) -> tuple[str, ...]:
             f"{kind}.optimizers has the name {name!r}, and the loss of its updates is the metric loss_NAME. Use a "
             "short name of letters, digits and _ that begins with a letter."
         )
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
-    if not found or not all(isinstance(one, str) for one in found):
+    patterns = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError(
             f"{kind}.optimizers[{name!r}] is {value!r}. Give it a pattern of parameters' names, or a list of them, "
             'such as "discriminator.*".'
         )
-    return found
+    return patterns
 
 
 def _updates(value: Any, patterns: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    found = tuple(value) if isinstance(value, list | tuple) else ()
-    if not found or set(found) != set(patterns):
+    updates = tuple(value) if isinstance(value, list | tuple) else ()
+    if not updates or set(updates) != set(patterns):
         raise TypeError(
             f"{kind}.updates is {value!r}. It is the order of a round, a list in which each name of optimizers "
             f"({', '.join(map(repr, patterns))}) stands at least once."
         )
-    return found
+    return updates

@@ -56,7 +56,7 @@ def parts_of(dataset: Any) -> dict[str, str]:
 
 
 def differing_rank(ranks: Sequence[RankData]) -> int | None:
-    """The first rank that reads other data than most ranks do (than rank 0, if there is no majority); None: all read
+    """The first rank that reads other data than most ranks do (than rank 0, if there is no majority); None if all read
     the same."""
     counts = Counter(rank.content_hash for rank in ranks)
     if len(counts) == 1:

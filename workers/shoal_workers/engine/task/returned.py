@@ -46,7 +46,7 @@ class Returned:
     """Scalars of a floating-point type on the loss's device, without a graph; by name, ascending."""
     weight: Tensor | None = None
     """Float64 scalar on the loss's device: how much the micro-batch counts, and `loss` is a sum. On a GPU, nan in place
-    of a weight that is not allowed: `Metrics.weight` refuses it. None: `loss` is a mean."""
+    of a weight that is not allowed: `Metrics.weight` refuses it. None if `loss` is a mean."""
 
 
 def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") -> Returned:
@@ -62,7 +62,7 @@ def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") 
         raise TypeError(f"{where} must return a scalar tensor, the mean over the micro-batch; it returned {_a(value)}.")
     loss, *rest = value or (None,)
     metrics: Mapping[Any, Any] = rest.pop() if rest and isinstance(rest[-1], Mapping) else {}
-    if len(rest) > 1 or len(value) < 2 or not all(isinstance(one, Tensor | Real) for one in rest):
+    if len(rest) > 1 or len(value) < 2 or not all(isinstance(item, Tensor | Real) for item in rest):
         parts = " and ".join(_a(part) for part in value[:4])
         raise TypeError(
             f"{where} returned a tuple of {len(value)} values: {parts}. Return a scalar tensor, the mean over the "
@@ -77,7 +77,7 @@ def read_returned(value: Any, function: Callable[..., Any], name: str = "loss") 
         )
     _refuse_names(metrics, where)
     scalars = {key: _scalar(key, metrics[key], loss, where) for key in sorted(metrics)}
-    return Returned(loss, scalars, *(_weight(one, loss, where) for one in rest))
+    return Returned(loss, scalars, *(_weight(item, loss, where) for item in rest))
 
 
 def place_of(function: Callable[..., Any]) -> str:
@@ -111,27 +111,27 @@ def _weight(value: Tensor | Real, loss: Tensor, where: str) -> Tensor:
                 f"{where} returned a weight that depends on the model's parameters. No gradient flows through a "
                 "weight: detach() it, or compute it from the batch."
             )
-        own = _whole(value).double().reshape(())
+        weight = _whole(value).double().reshape(())
     else:
-        own = torch.full((), float(value), dtype=torch.float64)
-    if own.is_cpu and not 0 <= float(own) < math.inf:
-        raise ValueError(f"{where} returned the weight {float(own):g}. {_COUNTS}")
-    return own.where((own >= 0) & own.isfinite(), math.nan).to(loss.device)
+        weight = torch.full((), float(value), dtype=torch.float64)
+    if weight.is_cpu and not 0 <= float(weight) < math.inf:
+        raise ValueError(f"{where} returned the weight {float(weight):g}. {_COUNTS}")
+    return weight.where((weight >= 0) & weight.isfinite(), math.nan).to(loss.device)
 
 
 def _whole(value: Tensor) -> Tensor:
-    own = value.detach()
-    return own.full_tensor() if isinstance(own, DTensor) else own
+    detached = value.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 def _scalar(name: str, value: Any, loss: Tensor, where: str) -> Tensor:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
-        own = _whole(value)
-        if own.dtype in _HALF:
-            own = own.float()
-        elif not own.is_floating_point():
-            own = own.double()
-        return own.reshape(()).to(loss.device)
+        scalar = _whole(value)
+        if scalar.dtype in _HALF:
+            scalar = scalar.float()
+        elif not scalar.is_floating_point():
+            scalar = scalar.double()
+        return scalar.reshape(()).to(loss.device)
     if isinstance(value, Real):
         return torch.full((), float(value), dtype=torch.float64, device=loss.device)
     shown = _a(value) if value is None or isinstance(value, Tensor) else f"{_a(value)}, {reprlib.repr(value)}"
@@ -161,7 +161,7 @@ class Share:
     metrics: Mapping[str, Tensor] | None
     """None if another rank of the pipeline computes them."""
     weight: Tensor | None = None
-    """None: `loss` is a mean, or another rank of the pipeline computes it."""
+    """None if `loss` is a mean, or another rank of the pipeline computes it."""
 
     @property
     def form(self) -> tuple[str, ...] | None:
@@ -188,7 +188,7 @@ class Metrics:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether losses are sums, with weights. Called after `agree`."""
+        """True if losses are sums, with weights. Called after `agree`."""
         return self._agreed[0] == _WEIGHTED
 
     @property
@@ -207,16 +207,16 @@ class Metrics:
         Raises:
             ValueError: forms or names differ between micro-batches, ranks or steps.
         """
-        own = next((share.form for share in shares if share.form is not None), None)
+        form = next((share.form for share in shares if share.form is not None), None)
         if self._form is None:
-            found = agree(
-                None if own is None else _SEPARATOR.join(own),
+            answer = agree(
+                None if form is None else _SEPARATOR.join(form),
                 max_bytes=len(_WEIGHTED) + MAX_METRICS * (MAX_NAME_CHARS + 1),
                 device=self._device,
             )
-            self._form = tuple(found.text.split(_SEPARATOR))
-            if own is not None and own != self._form:
-                self._refuse(own, f"and on rank {found.rank}")
+            self._form = tuple(answer.text.split(_SEPARATOR))
+            if form is not None and form != self._form:
+                self._refuse(form, f"and on rank {answer.rank}")
         for share in shares:
             if share.form is not None and share.form != self._form:
                 self._refuse(share.form, "and for the micro-batches before")

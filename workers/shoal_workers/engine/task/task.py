@@ -123,11 +123,11 @@ class LoadedTask:
         self.remarks: list[str] = []
         """Sentences about the data for the job's log, after `open_data`."""
         self.validation_data: Dataset | None = None
-        """None: there is none, or the job does not validate."""
+        """None if there is none, or the job does not validate."""
         self._train_data: Dataset | None = None
         self._has_buckets = False
         self.alternation: Alternation | None = alternation_of(task)
-        """None: each step updates all parameters with `loss`."""
+        """None means each step updates all parameters with `loss`."""
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
@@ -138,7 +138,7 @@ class LoadedTask:
 
     def collate(self, samples: list[Any]) -> Any:
         """The batch of a micro-batch's samples, or of its buckets'."""
-        if any(isinstance(one, Bucket) for one in samples):
+        if any(isinstance(sample, Bucket) for sample in samples):
             samples = [sample for bucket in samples for sample in bucket]
         return self._collate(samples)
 
@@ -160,28 +160,34 @@ class LoadedTask:
         function = self._task.training_step
         returned = function(model, batch, self.alternation.optimizers(step))
         value = self.alternation.loss_of(returned, step, self.line_of("training_step"))
-        found = read_returned(value, function, "training_step")
-        loss = found.loss.detach().double().reshape(())
-        mean = loss if found.weight is None else loss / found.weight
-        return replace(found, metrics={**found.metrics, METRIC.format(self.alternation.name(step)): mean})
+        training_returned = read_returned(value, function, "training_step")
+        loss = training_returned.loss.detach().double().reshape(())
+        mean = loss if training_returned.weight is None else loss / training_returned.weight
+        return replace(
+            training_returned, metrics={**training_returned.metrics, METRIC.format(self.alternation.name(step)): mean}
+        )
 
     @property
     def has_batch_loss(self) -> bool:
-        """Whether the training's loss is one of the whole global batch."""
+        """True if the training's loss is one of the whole global batch."""
         return getattr(self._task, "batch_loss", None) is not None
 
     def embed(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
         """What the loss of the whole batch needs of a micro-batch's samples: each of shape (samples, ...)."""
         value = self._task.embed(model, batch)
-        found = (value,) if isinstance(value, Tensor) else tuple(value) if isinstance(value, tuple | list) else ()
+        tensors = (value,) if isinstance(value, Tensor) else tuple(value) if isinstance(value, tuple | list) else ()
         size = self._spec.batch.micro_size
-        if not found or not all(isinstance(one, Tensor) and one.ndim and len(one) == size for one in found):
-            shapes = ", ".join(str(list(one.shape)) if isinstance(one, Tensor) else _kind(one) for one in found)
+        if not tensors or not all(
+            isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == size for tensor in tensors
+        ):
+            shapes = ", ".join(
+                str(list(tensor.shape)) if isinstance(tensor, Tensor) else _kind(tensor) for tensor in tensors
+            )
             raise ValueError(
                 f"{self.line_of('embed')}: embed() returned {shapes or _kind(value)}. Return a tensor, or a tuple of "
                 f"tensors, each with one row for each of the {size} samples of the micro-batch."
             )
-        return tuple(one.full_tensor() if isinstance(one, DTensor) else one for one in found)
+        return tuple(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
 
     def batch_loss(self, embeddings: Sequence[Tensor]) -> Returned:
         """The loss of all samples of a step, of which each tensor has a row for each."""
@@ -232,9 +238,9 @@ class LoadedTask:
         if change is None:
             return (), None
         wanted = TextDataConfig.model_validate(spec.data).wanted_weights
-        found = in_force(recorded, wanted, step)
-        change(found, spec.batch.global_size)
-        return found, late(wanted, found[len(began(recorded, step)) :])
+        weights = in_force(recorded, wanted, step)
+        change(weights, spec.batch.global_size)
+        return weights, late(wanted, weights[len(began(recorded, step)) :])
 
     @property
     def has_preparation(self) -> bool:
@@ -347,12 +353,12 @@ class LoadedTask:
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the task defines an optimizer of its own."""
+        """True if the task defines an optimizer of its own."""
         return getattr(self._task, "build_optimizer", None) is not None
 
     @property
     def elementwise_optimizer(self) -> bool | None:
-        """What the task says of its optimizer; None: nothing."""
+        """What the task says of its optimizer; None means nothing."""
         declared = getattr(self._task, "elementwise_optimizer", None)
         return None if declared is None else bool(declared)
 
@@ -363,7 +369,7 @@ class LoadedTask:
 
     @property
     def reloads_frozen(self) -> bool:
-        """Whether frozen parameters are read from `initial_weights` whenever the model is built, and never saved. Final
+        """True if frozen parameters are read from `initial_weights` whenever the model is built, and never saved. Final
         once a model has been built."""
         return bool(getattr(self._task, "reloads_frozen", False)) and self.initial_weights is not None
 
@@ -374,13 +380,13 @@ class LoadedTask:
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         choose = getattr(self._task, "shard_units", None)
         units = default_shard_units(model) if choose is None else choose(model)
-        found = list(units) if isinstance(units, Iterable) else []
-        if not isinstance(units, Iterable) or not all(isinstance(unit, nn.Module) for unit in found):
+        unit_classes = list(units) if isinstance(units, Iterable) else []
+        if not isinstance(units, Iterable) or not all(isinstance(unit, nn.Module) for unit in unit_classes):
             raise TypeError(
                 f"{self.line_of('shard_units')}: shard_units() returned {_kind(units)}, not a list of modules. Return "
                 "the blocks of the model whose parameters are gathered together."
             )
-        return found
+        return unit_classes
 
 
 def load_task(spec: JobSpec) -> LoadedTask:
@@ -488,7 +494,8 @@ def refuse_methods(task: object) -> None:
 
 
 def needs_arguments(method: Callable[..., Any]) -> bool:
-    """Whether it certainly cannot be called without arguments. What a wrapper wraps counts: torch wraps `step`."""
+    """Return whether it certainly cannot be called without arguments. What a wrapper wraps counts: torch wraps
+    `step`."""
     try:
         inspect.signature(method).bind()
     except ValueError:

@@ -136,7 +136,7 @@ class _State:
 
 _state = _State()
 _kinds: dict[str, bool | None] = {}
-"""Whether a file is the task's, by file; None: it acts for its caller."""
+"""True if a file is the task's, by file; None means it acts for its caller."""
 
 
 def guard_collectives() -> None:
@@ -238,11 +238,11 @@ def _is_of_task(file: str) -> bool | None:
 
 def _line(frame: FrameType) -> str:
     """The task's own line, if a library has called for it."""
-    found: FrameType | None = frame
-    while found is not None and owner_of(found.f_code.co_filename) is FrameOwner.LIBRARY:
-        found = found.f_back
-    found = frame if found is None or owner_of(found.f_code.co_filename) is FrameOwner.ENGINE else found
-    return line_in(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
+    caller: FrameType | None = frame
+    while caller is not None and owner_of(caller.f_code.co_filename) is FrameOwner.LIBRARY:
+        caller = caller.f_back
+    caller = frame if caller is None or owner_of(caller.f_code.co_filename) is FrameOwner.ENGINE else caller
+    return line_in(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
 
 
 def _refuse_call(name: str, frame: FrameType) -> None:
@@ -259,11 +259,11 @@ def _refuse_group(name: str, frame: FrameType) -> None:
     )
 
 
-def _refuse(words: str) -> None:
+def _refuse(message: str) -> None:
     """`words` end where the workers are named."""
     phase, _remark = _state.calls[-1]
     way = _WAYS.get(phase(), _WAY)
-    error = CollectiveRefused(f"{words} workers, which changes while a job runs. {way}")
+    error = CollectiveRefused(f"{message} workers, which changes while a job runs. {way}")
     # Also kept, because a bare `except` of the task may catch what is raised.
     _state.refused = _state.refused or error
     raise error

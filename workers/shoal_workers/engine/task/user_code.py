@@ -141,23 +141,23 @@ def report_of(
     frames = _frames(error)
     error_class = error_class_of(_chain(error))
     is_refusal = frames[-1].is_refusal if frames else False
-    found = _recognised(error, phase, frames) if in_task_call and error_class is ErrorClass.PLAIN else None
-    origin = Origin.TASK if found else origin_of(frames, in_task_call=in_task_call)
+    recognised = _recognised(error, phase, frames) if in_task_call and error_class is ErrorClass.PLAIN else None
+    origin = Origin.TASK if recognised else origin_of(frames, in_task_call=in_task_call)
     line = _line_of_task(error) if origin is Origin.TASK else ""
-    if found is not None:
-        line = line or place(found.member)
-        message = f"{line}: {found.words}" if line else found.words
+    if recognised is not None:
+        line = line or place(recognised.member)
+        message = f"{line}: {recognised.words}" if line else recognised.words
     else:
         message = text_of(error)[:_MAX_MESSAGE_CHARS]
     return ErrorReport(
         type=_type_of(error),
         message=message,
-        traceback=_shown(error, origin, only_task=found is not None),
+        traceback=_shown(error, origin, only_task=recognised is not None),
         phase=phase,
         error_class=error_class,
         origin=origin,
-        mistake=found.name if found else REFUSED if is_refusal and origin is Origin.TASK else "",
-        line="" if found or is_refusal else line,
+        mistake=recognised.name if recognised else REFUSED if is_refusal and origin is Origin.TASK else "",
+        line="" if recognised or is_refusal else line,
     )
 
 
@@ -168,8 +168,8 @@ def _shown(error: BaseException, origin: Origin, *, only_task: bool) -> str:
     while origin is Origin.TASK and len(stack) > 1 and stack[0].filename.startswith(ENGINE):
         del stack[0]
     if only_task:
-        own = [frame for frame in stack if owner_of(frame.filename) is FrameOwner.TASK]
-        stack[:] = own or stack[-1:]
+        task_frames = [frame for frame in stack if owner_of(frame.filename) is FrameOwner.TASK]
+        stack[:] = task_frames or stack[-1:]
         shown.__cause__ = shown.__context__ = None
     text = "".join(shown.format())
     if len(text) > _MAX_TRACEBACK_CHARS:
@@ -206,12 +206,12 @@ def _line_of_task(error: BaseException) -> str:
 
 def _tracebacks(error: BaseException) -> list[TracebackType]:
     """Outermost first."""
-    found = []
+    tracebacks = []
     step = error.__traceback__
     while step is not None:
-        found.append(step)
+        tracebacks.append(step)
         step = step.tb_next
-    return found
+    return tracebacks
 
 
 def _chain(error: BaseException) -> list[Link]:
@@ -297,7 +297,9 @@ class ProcessSettings:
             return "", []
         refused = _refused(self, now, phase)
         remarks = [
-            f"The task calls {words}" for name, words in _UNDONE.items() if getattr(now, name) != getattr(self, name)
+            f"The task calls {message}"
+            for name, message in _UNDONE.items()
+            if getattr(now, name) != getattr(self, name)
         ]
         _restore(self, now, keeps_dtype=not refused)
         return refused, remarks

@@ -180,12 +180,12 @@ def views_of(
     `unused`."""
     views: list[Tensor | None] = []
     end = 0
-    for number, (one, count) in enumerate(zip(head.parameters, counts, strict=True)):
+    for number, (parameter, count) in enumerate(zip(head.parameters, counts, strict=True)):
         if not count and number not in unused:
             views.append(None)
             continue
-        start, end = end, end + prod(one.sizes)
-        views.append(gradients[start:end].view(one.sizes))
+        start, end = end, end + prod(parameter.sizes)
+        views.append(gradients[start:end].view(parameter.sizes))
     return views
 
 

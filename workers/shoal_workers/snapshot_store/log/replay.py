@@ -123,10 +123,10 @@ class Replayer:
                     if (header.generation, header.rank) == (generation, rank)
                 }
                 links = self._links().get((generation, rank), {})
-                found = chain(copies, links, step)
-                if found is None or not found[1]:
+                links_made = chain(copies, links, step)
+                if links_made is None or not links_made[1]:
                     return False
-                base, path = found
+                base, path = links_made
                 try:
                     self._make(copies[base], [links[link] for link in path], check, keeps_copies=keeps_copies)
                     return True
@@ -137,7 +137,7 @@ class Replayer:
     def differing(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> tuple[str, ...] | None:
         """Names of the tensors in which the whole copy of this step differs from the replay of an older one.
 
-        None: the node has not what it takes, or it was overwritten meanwhile. ReplayFailed as for `make`.
+        None if the node has not what it takes, or it was overwritten meanwhile. ReplayFailed as for `make`.
         """
         with self._making, ExitStack() as resources:
             copies = {
@@ -146,13 +146,15 @@ class Replayer:
                 if (header.generation, header.rank) == (generation, rank)
             }
             links = self._links().get((generation, rank), {})
-            found = chain(set(copies) - {step}, links, step)
-            if step not in copies or found is None:
+            differing_chain = chain(set(copies) - {step}, links, step)
+            if step not in copies or differing_chain is None:
                 return None
             try:
-                base, newest = copies[found[0]], copies[step]
+                base, newest = copies[differing_chain[0]], copies[step]
                 fd = _open(resources, base)
-                entries = [_Entry(_open(resources, source := links[link]), source.header) for link in found[1]]
+                entries = [
+                    _Entry(_open(resources, source := links[link]), source.header) for link in differing_chain[1]
+                ]
                 payload, expected = _payload(fd, base.header), _payload(_open(resources, newest), newest.header)
                 index = ShardIndex.from_json(os.pread(fd, base.header.index_bytes, base.header.index_offset))
                 state = _State(payload, index, entries[0].head())
@@ -252,7 +254,10 @@ class _State:
             raise ReplayFailed(f"the whole copy has no {error.args[0]}") from None
         except (ValueError, TypeError) as error:
             raise ReplayFailed(f"its optimizer cannot be made here: {error}") from None
-        if any(tuple(own.shape) != one.sizes for own, one in zip(self._rule.parameters, head.parameters, strict=True)):
+        if any(
+            tuple(rule_parameter.shape) != parameter.sizes
+            for rule_parameter, parameter in zip(self._rule.parameters, head.parameters, strict=True)
+        ):
             raise ReplayFailed("the whole copy has other shards than the log")
         self._gradients = torch.empty(head.num_elements)
 
@@ -341,7 +346,8 @@ class Link:
 
 
 def chain(bases: Collection[int], links: Iterable[Link], wanted: int) -> tuple[int, tuple[Link, ...]] | None:
-    """The newest whole copy from which the wanted step can be reached, and the entries to replay. None: none leads."""
+    """The newest whole copy from which the wanted step can be reached, and the entries to replay. None if none
+    leads."""
     known = list(links)
     for base in sorted((base for base in bases if base <= wanted), reverse=True):
         path: list[Link] = []
@@ -428,5 +434,5 @@ class Comparison:
             self._found.append(Difference(generation, rank, step, names))
 
     def take(self) -> Difference | None:
-        """The next difference that was found; None: there is none."""
+        """The next difference that was found; None if there is none."""
         return self._found.popleft() if self._found else None

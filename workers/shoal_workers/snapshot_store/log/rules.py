@@ -65,8 +65,10 @@ def state_names(parameter: str, names: Collection[str]) -> dict[str, str]:
 class _AdamW:
     def __init__(self, head: LogHead, view: View, names: Collection[str]) -> None:
         self._head = head
-        self._buffers = [ParameterBuffers(*(view(name) for name in names_of(one.name))) for one in head.parameters]
-        counters = (f"optim.{one.name}.step" for one in head.parameters)
+        self._buffers = [
+            ParameterBuffers(*(view(name) for name in names_of(parameter.name))) for parameter in head.parameters
+        ]
+        counters = (f"optim.{parameter.name}.step" for parameter in head.parameters)
         self._counters = [view(name) if name in names else None for name in counters]
 
     @property
@@ -76,12 +78,16 @@ class _AdamW:
     def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
         counts = commit.counts
         for index, group in enumerate(self._head.groups):
-            own = [number for number in gradients if self._head.parameters[number].group == index]
-            if own:
+            numbers = [number for number in gradients if self._head.parameters[number].group == index]
+            if numbers:
                 settings = AdamWGroup(commit.lrs[index], group.beta1, group.beta2, group.eps, group.weight_decay)
-                buffers = [self._buffers[number] for number in own]
+                buffers = [self._buffers[number] for number in numbers]
                 update(
-                    settings, [gradients[number] for number in own], [float(counts[n]) for n in own], buffers, buffers
+                    settings,
+                    [gradients[number] for number in numbers],
+                    [float(counts[n]) for n in numbers],
+                    buffers,
+                    buffers,
                 )
         for number in gradients:
             counter = self._counters[number]
@@ -94,14 +100,16 @@ class _Declared:
 
     def __init__(self, head: LogHead, view: View, names: Collection[str]) -> None:
         assert head.optimizer is not None
-        self.parameters: list[nn.Parameter] = [nn.Parameter(view(f"model.{one.name}")) for one in head.parameters]
+        self.parameters: list[nn.Parameter] = [
+            nn.Parameter(view(f"model.{declared.name}")) for declared in head.parameters
+        ]
         groups = [{**json.loads(text), "lr": 0.0, "params": []} for text in head.optimizer.groups]
-        for one, parameter in zip(head.parameters, self.parameters, strict=True):
-            groups[one.group]["params"].append(parameter)
+        for declared, parameter in zip(head.parameters, self.parameters, strict=True):
+            groups[declared.group]["params"].append(parameter)
         self._optimizer = rebuild(class_of(head.optimizer.path), groups, json.loads(head.optimizer.defaults))
         self._states: list[dict[str, Tensor]] = []
-        for one, parameter in zip(head.parameters, self.parameters, strict=True):
-            state = {key: view(name) for key, name in state_names(one.name, names).items()}
+        for declared, parameter in zip(head.parameters, self.parameters, strict=True):
+            state = {key: view(name) for key, name in state_names(declared.name, names).items()}
             for key, dtype in head.optimizer.counters:  # only the part of one rank has those
                 state.setdefault(key, torch.zeros((), dtype=getattr(torch, dtype)))
             self._states.append(state)
@@ -129,9 +137,9 @@ def keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> Non
     """Where an optimizer has put another tensor into its state, copies its values to the tensor that was there before,
     and puts that one back."""
     for key, tensor in tensors.items():
-        found = state.get(key)
-        if isinstance(found, Tensor) and found is not tensor:
-            tensor.copy_(found)
+        kept = state.get(key)
+        if isinstance(kept, Tensor) and kept is not tensor:
+            tensor.copy_(kept)
             state[key] = tensor
 
 
@@ -152,7 +160,7 @@ def describe(optimizer: Optimizer) -> LoggedOptimizer:
 def rebuild(kind: type[Optimizer], groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> Optimizer:
     """Makes another optimizer of this class. `groups`: with their parameters. Raises what the constructor raises."""
     taken = inspect.signature(kind).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+    takes_all = any(record.kind is inspect.Parameter.VAR_KEYWORD for record in taken.values())
     return kind(list(groups), **{name: value for name, value in defaults.items() if takes_all or name in taken})
 
 
@@ -160,14 +168,14 @@ def class_of(path: str) -> type[Optimizer]:
     """ValueError if no such optimizer can be imported here."""
     module_name, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        attribute: Any = importlib.import_module(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            attribute = getattr(attribute, part)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"the optimizer {path} cannot be imported here: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    if not (isinstance(attribute, type) and issubclass(attribute, Optimizer)):
         raise ValueError(f"{path} is not a torch.optim.Optimizer")
-    return found
+    return attribute
 
 
 def settings_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -232,7 +240,7 @@ def update(
     `counts`: per parameter, the number of its updates, this one included.
     """
     if any(gradient.is_complex() for gradient in gradients):
-        sources, targets = [one.as_real() for one in sources], [one.as_real() for one in targets]
+        sources, targets = [source.as_real() for source in sources], [target.as_real() for target in targets]
         gradients = [_real(gradient) for gradient in gradients]
     for batch in _batches(gradients):
         _update(group, gradients[batch], counts[batch], sources[batch], targets[batch])

@@ -128,7 +128,7 @@ class EntrySlots:
     def acquire(self, regions: Regions, *, generation: int, rank: int, newest_copy: int | None) -> SlotFile | None:
         """A slot for the next entry of this rank; `newest_copy`: step of its newest whole copy here.
 
-        It holds no entry until the caller calls its `finish`; `release` it in any case. None: no entry may be
+        It holds no entry until the caller calls its `finish`; `release` it in any case. None if no entry may be
         overwritten, and there is no room for another one. OutdatedCopy if entries of this generation were dropped.
         """
         with self._lock:
@@ -169,7 +169,7 @@ class EntrySlots:
                     slot.begin()
 
     def is_outdated(self, generation: int) -> bool:
-        """Whether the entries of this generation were dropped."""
+        """Return whether the entries of this generation were dropped."""
         return generation < self._oldest_generation
 
     def close(self) -> None:

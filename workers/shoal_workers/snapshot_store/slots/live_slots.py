@@ -135,7 +135,10 @@ class LiveSlots:
     def make_anew(self, slot: LiveSlot, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
         """`slot`, the current one, in another layout. The other slot, complete or not, keeps what it holds; it gets the
         layout when it becomes the second slot. SharedMemoryFull: as before, but `slot` holds no part."""
-        others = [*(one for one in self._current if one is not slot.file), *([self._next] if self._next else [])]
+        others = [
+            *(live_slot for live_slot in self._current if live_slot is not slot.file),
+            *([self._next] if self._next else []),
+        ]
         (other,) = others
         shape = Shape.of(plan, extra_bytes=extra_bytes)
         slot.file.begin()

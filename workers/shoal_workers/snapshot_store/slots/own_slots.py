@@ -107,7 +107,7 @@ class OwnSlots:
 
         `keep_step`: this step of the same generation is retained instead of the last one that was sent.
 
-        None: there is no snapshot. No snapshot may be being sent: asserted.
+        None if there is no snapshot. No snapshot may be being sent: asserted.
         """
         with self._lock:
             assert self._sending is None
@@ -227,7 +227,7 @@ class OwnSlots:
         return at(slots, positions)
 
     def _reserve(self, shape: Shape, num_slots: int, generation: int | None = None) -> None:
-        """`generation`: slots of another size that it may overwrite are taken over; None: nothing is overwritten."""
+        """`generation`: slots of another size that it may overwrite are taken over; None if nothing is overwritten."""
         num_bytes = shape.regions.file_bytes
         with self._allocating:
             while len(fitting(self._pool.slots, num_bytes)) < num_slots:

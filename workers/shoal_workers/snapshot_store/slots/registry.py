@@ -234,8 +234,8 @@ class Sweep:
 
 
 def sweep_stale(root: Path, sweep: Sweep | None = None) -> list[str]:
-    """Removes every attempt without a live process on this machine, of those that `sweep` lets it remove (None: all);
-    returns their names. Never raises for a race."""
+    """Removes every attempt without a live process on this machine, of those that `sweep` lets it remove (None means
+    all); returns their names. Never raises for a race."""
     swept = []
     base = _base(root)
     for attempt in _entries(base):
@@ -293,8 +293,8 @@ def _base(root: Path) -> Path:
 
 def _make_private(base: Path) -> None:
     _make(base)
-    found = base.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
+    status = base.lstat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o170077 != 0o040000:
         raise PermissionError(f"{base} is not a directory that belongs to this user with mode 0700; remove it.")
 
 

@@ -1,6 +1,6 @@
 """Retention: which slots may be overwritten, which must stay, and which may be removed. Pure decisions about headers.
 
-A decision gets the headers of a process's slots (None: the slot holds no complete part) and returns positions in that
+A decision gets the headers of a process's slots (None if the slot holds no complete part) and returns positions in that
 sequence. Called by the classes of each kind of slots and by the registry.
 
 Own slots. One of them must stay (`kept`):
@@ -118,7 +118,7 @@ def surplus_empty(headers: Headers) -> list[int]:
 
 
 def is_outdated(header: PartHeader | None, *, before: int) -> bool:
-    """Whether there is no complete part, or one of a generation earlier than `before`."""
+    """Return whether there is no complete part, or one of a generation earlier than `before`."""
     return header is None or header.generation < before
 
 

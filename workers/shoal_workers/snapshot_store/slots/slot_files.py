@@ -121,7 +121,7 @@ class SlotFile:
             os.close(fd)  # the map holds a descriptor of its own
 
     def fits(self, needed_bytes: int) -> bool:
-        """Whether it is large enough, and at most twice as large as needed (or 1 MiB)."""
+        """Return whether it is large enough, and at most twice as large as needed (or 1 MiB)."""
         return needed_bytes <= self.capacity_bytes and not self.is_wasteful(needed_bytes)
 
     def is_wasteful(self, needed_bytes: int) -> bool:
@@ -282,20 +282,20 @@ class SlotPool:
 
     def take_over(self, free: Iterable[SlotFile], num_bytes: int, *, headroom_bytes: int = 0) -> SlotFile | None:
         """Returns one of these slots, which may be overwritten: the first that fits, else the closest in size, which is
-        resized with the headroom and holds no part afterwards. None: there is none.
+        resized with the headroom and holds no part afterwards. None if there is none.
 
         If there is no room, the others of these slots are removed for it. SharedMemoryFull."""
         candidates = list(free)
-        slot = next((one for one in candidates if one.fits(num_bytes)), None)
+        slot = next((candidate for candidate in candidates if candidate.fits(num_bytes)), None)
         if slot is not None or not candidates:
             return slot
-        closest = min(candidates, key=lambda one: abs(one.capacity_bytes - num_bytes))
+        closest = min(candidates, key=lambda slot: abs(slot.capacity_bytes - num_bytes))
         try:
             self._with_room(lambda: closest.resize(num_bytes + headroom_bytes))
         except SharedMemoryFull:
             if len(candidates) == 1:
                 raise
-            self.release(one for one in candidates if one is not closest)
+            self.release(candidate for candidate in candidates if candidate is not closest)
             closest.resize(num_bytes + headroom_bytes)
         return closest
 

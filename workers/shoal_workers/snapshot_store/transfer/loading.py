@@ -310,17 +310,17 @@ class RemotePart:
     def __init__(self, connected: Callable[[], Wire], generation: int, rank: int, step: int) -> None:
         self._connected = connected
         wire = connected()
-        found = call(wire, Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))).part
-        if found is None:
+        answer = call(wire, Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))).part
+        if answer is None:
             raise PeerRefused("its answer contains no part")
-        self._found = found
+        self._found = answer
         self.index = _index(
-            wire.receive(found.index_bytes),
-            wire.receive(found.extra_bytes),
-            rank=found.rank,
-            world=found.world_size,
-            generation=found.generation,
-            step=found.step,
+            wire.receive(answer.index_bytes),
+            wire.receive(answer.extra_bytes),
+            rank=answer.rank,
+            world=answer.world_size,
+            generation=answer.generation,
+            step=answer.step,
         )
 
     def fill(self, reads: Iterable[ItemRead]) -> int:

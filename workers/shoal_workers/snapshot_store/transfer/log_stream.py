@@ -44,7 +44,7 @@ class _Message:
     step: int
     parts: tuple[memoryview, ...]
     is_written: bool = False
-    """Whether only its answer is missing."""
+    """True if only its answer is missing."""
 
     @property
     def num_bytes(self) -> int:
@@ -132,7 +132,7 @@ class LogSender:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread has not ended."""
+        """True if its thread has not ended."""
         return self._thread.is_alive()
 
     def break_off(self) -> None:

@@ -81,20 +81,20 @@ class PeerMaps:
                 self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether what `map_ahead` began is done within this time."""
+        """Return whether what `map_ahead` began is done within this time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_wanted, timeout_s)
 
     def find(self, fd: int, num_bytes: int, own: Iterable[SlotFile]) -> mmap.mmap | None:
         """A map of at least this many bytes of the open file, whose pages are present: of one of this process's `own`
-        slots, or of another process's that was mapped ahead. None: there is none."""
+        slots, or of another process's that was mapped ahead. None if there is none."""
         place = _id(os.fstat(fd))
         for slot in own:
             if _is_at(slot.path, place):
                 return slot.map if len(slot.map) >= num_bytes else None
         with self._lock:
-            found = self._maps.get(place)
-        return found.memory if found is not None and len(found.memory) >= num_bytes else None
+            mapped = self._maps.get(place)
+        return mapped.memory if mapped is not None and len(mapped.memory) >= num_bytes else None
 
     def drop(self) -> bool:
         """Unmap everything, and what is being mapped. Returns whether there was a map."""
@@ -138,9 +138,9 @@ class PeerMaps:
 
     def _map(self, path: Path, fd: int, num_drops: int, most_bytes: int) -> int:
         """Maps only what has memory: to touch what a file has given back would allocate it again."""
-        found = os.fstat(fd)
-        length = min(found.st_size, found.st_blocks * _BLOCK_BYTES)
-        known = self._maps.get(_id(found))
+        status = os.fstat(fd)
+        length = min(status.st_size, status.st_blocks * _BLOCK_BYTES)
+        known = self._maps.get(_id(status))
         if not 0 < length <= most_bytes:
             return 0
         if known is not None and len(known.memory) == length:
@@ -153,7 +153,7 @@ class PeerMaps:
             _populate(address + start, min(_CHUNK_BYTES, length - start))
         with self._lock:
             if self._num_drops == num_drops:
-                self._maps[_id(found)] = _Mapped(path, memory)
+                self._maps[_id(status)] = _Mapped(path, memory)
         return length
 
     def _drop_removed(self) -> None:
@@ -171,8 +171,8 @@ def _populate(address: int, num_bytes: int) -> None:
     ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _MADV_POPULATE_READ)
 
 
-def _id(found: os.stat_result) -> _FileId:
-    return found.st_dev, found.st_ino
+def _id(status: os.stat_result) -> _FileId:
+    return status.st_dev, status.st_ino
 
 
 def _is_at(path: Path, place: _FileId) -> bool:

@@ -142,26 +142,26 @@ class PartServer:
         wanted = request.part
         if request.verb is Verb.FIND and not self._make_if_missing(wire, wanted):
             return
-        with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as found:
-            if found is None:
+        with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as stored_part:
+            if stored_part is None:
                 wire.send_message(Answer(ok=False, why="it no longer exists, or is not complete"))
             elif request.verb is Verb.FIND:
-                _describe(wire, found)
-            elif found.header.sequence != wanted.sequence:
+                _describe(wire, stored_part)
+            elif stored_part.header.sequence != wanted.sequence:
                 wire.send_message(Answer(ok=False, why="it was overwritten"))
             elif request.verb is Verb.UNCHANGED:
                 wire.send_message(Answer())
-            elif any(offset + count > found.header.num_bytes for offset, count in request.ranges):
+            elif any(offset + count > stored_part.header.num_bytes for offset, count in request.ranges):
                 wire.send_message(Answer(ok=False, why="the requested range exceeds its payload"))
             else:
                 wire.send_message(Answer())
-                _send_ranges(wire, found, request.ranges)
+                _send_ranges(wire, stored_part, request.ranges)
 
     def _make_if_missing(self, wire: Wire, wanted: Part) -> bool:
         """Replays the log if the part is not here as a file. False: that failed, and the client knows why."""
         place = wanted.generation, wanted.rank, wanted.step
-        with self._registry.open_part(*place) as found:
-            if found is not None:
+        with self._registry.open_part(*place) as part:
+            if part is not None:
                 return True
         reported = time.monotonic()
 
@@ -225,8 +225,8 @@ def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) 
     """Returns every part in this node's memory, each once, sorted by generation, step and rank: complete ones, and
     those that can be replayed from a log."""
     headers = [header for _, header in registry.parts()]
-    headers += [replace(one.header, step=one.step) for one in replayer.replayable()]
-    found = {
+    headers += [replace(step.header, step=step.step) for step in replayer.replayable()]
+    parts = {
         SnapshotPart(
             generation=header.generation,
             rank=header.rank,
@@ -237,14 +237,14 @@ def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) 
         )
         for header in headers
     }
-    return tuple(sorted(found, key=lambda part: (part.generation, part.step, part.rank)))
+    return tuple(sorted(parts, key=lambda part: (part.generation, part.step, part.rank)))
 
 
-def _describe(wire: Wire, found: OpenPart) -> None:
-    header = found.header
-    index = os.pread(found.fd, header.index_bytes, header.index_offset)
-    extra = os.pread(found.fd, header.extra_bytes, header.extra_offset)
-    if not found.is_unchanged():
+def _describe(wire: Wire, stored_part: OpenPart) -> None:
+    header = stored_part.header
+    index = os.pread(stored_part.fd, header.index_bytes, header.index_offset)
+    extra = os.pread(stored_part.fd, header.extra_bytes, header.extra_offset)
+    if not stored_part.is_unchanged():
         wire.send_message(Answer(ok=False, why="it is being overwritten"))
         return
     part = Part(
@@ -262,13 +262,13 @@ def _describe(wire: Wire, found: OpenPart) -> None:
     wire.send(extra)
 
 
-def _send_ranges(wire: Wire, found: OpenPart, ranges: Iterable[tuple[int, int]]) -> None:
+def _send_ranges(wire: Wire, part: OpenPart, ranges: Iterable[tuple[int, int]]) -> None:
     buffer = memoryview(bytearray(_READ_BYTES))
     filled = 0
     for offset, count in ranges:
-        position, end = found.header.payload_offset + offset, found.header.payload_offset + offset + count
+        position, end = part.header.payload_offset + offset, part.header.payload_offset + offset + count
         while position < end:
-            got = os.preadv(found.fd, [buffer[filled : filled + min(end - position, CHUNK_BYTES)]], position)
+            got = os.preadv(part.fd, [buffer[filled : filled + min(end - position, CHUNK_BYTES)]], position)
             if got == 0:
                 raise ConnectionError("the slot is shorter than its header says")
             position += got

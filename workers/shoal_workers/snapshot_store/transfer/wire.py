@@ -77,10 +77,10 @@ class Wire:
 
     def challenge(self, key: str) -> None:
         """The server's side of the proof. PeerRefused if the client does not know the key."""
-        own = secrets.token_bytes(NONCE_BYTES)
-        self.send(own)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self.send(nonce)
         answer = self.receive(2 * NONCE_BYTES)
-        nonces = own + answer[:NONCE_BYTES]
+        nonces = nonce + answer[:NONCE_BYTES]
         if not hmac.compare_digest(answer[NONCE_BYTES:], proof(key, b"client", nonces)):
             raise PeerRefused("it does not know this attempt's key")
         self.send(proof(key, b"server", nonces))

@@ -122,7 +122,7 @@ class GenerationStore(Store):
     def gather(self, name: str, rank: int, num_ranks: int, value: str, timeout: timedelta) -> list[str]:
         """Waits until all ranks have given a value under this name, with `gather` or `arrive`: all values, by rank."""
         (joined,) = self._ask(Operation.GATHER, name, str(rank), str(num_ranks), value, timeout=timeout)
-        return [one.decode() for one in split(joined)]
+        return [text.decode() for text in split(joined)]
 
     def arrive(self, name: str, rank: int, num_ranks: int, value: str, timeout: timedelta) -> None:
         """Waits as `gather` does, but the values stay at the store."""
@@ -161,7 +161,7 @@ class GenerationStore(Store):
             answer = self._connection.request(
                 operation,
                 self._space,
-                tuple(one.encode() if isinstance(one, str) else one for one in operands),
+                tuple(operand.encode() if isinstance(operand, str) else operand for operand in operands),
                 check=self._check,
                 deadline_mono=time.monotonic() + timeout_s,
             )
@@ -258,7 +258,7 @@ class StoreConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is under way, and the store has not closed the connection."""
+        """True if no request is under way, and the store has not closed the connection."""
         if not self._busy.acquire(blocking=False):
             return False
         try:
@@ -270,8 +270,8 @@ class StoreConnection:
         """Closes the connection; a request under way ends with ConnectionError."""
         self._break()
         with self._busy:
-            for one in (self._socket, self._wake, self._woken):
-                one.close()
+            for handle in (self._socket, self._wake, self._woken):
+                handle.close()
 
     def _send(self, data: bytes, check: Callable[[], None], deadline_mono: float) -> None:
         """Sends all of it, or breaks the connection: half a message would spoil those that follow."""

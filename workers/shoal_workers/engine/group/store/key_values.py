@@ -56,8 +56,8 @@ class KeyValues(Generic[Client]):
     def num_keys(self) -> int:
         """The keys of all generations, and the values of gatherings. Any thread."""
         return sum(
-            len(one.keys) + sum(gathering.num_values for gathering in tuple(one.gatherings.values()))
-            for one in tuple(self._contents.values())
+            len(content.keys) + sum(gathering.num_values for gathering in tuple(content.gatherings.values()))
+            for content in tuple(self._contents.values())
         )
 
     def apply(self, client: Client, request: StoreRequest) -> StoreAnswer | None:
@@ -214,7 +214,7 @@ class Gathering:
         self._values[rank] = value
         is_last = len(self._values) == num_ranks
         if is_last:
-            self._joined = join(self._values[one] for one in range(num_ranks))
+            self._joined = join(self._values[index] for index in range(num_ranks))
         return is_last
 
     @property

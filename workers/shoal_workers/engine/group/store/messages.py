@@ -127,7 +127,7 @@ def split(joined: bytes) -> list[bytes]:
 
 
 def take_frame(buffer: bytearray) -> list[bytes] | None:
-    """The fields of the first frame, which is removed from the buffer; None: it is not complete yet.
+    """The fields of the first frame, which is removed from the buffer; None if it is not complete yet.
 
     ValueError: it is too long, or its fields do not fill it.
     """

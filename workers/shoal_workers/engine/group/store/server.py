@@ -64,8 +64,8 @@ class StoreServer:
         except OSError:  # no file descriptor is free
             self._listener.close()
             raise
-        for one in (self._listener, self._woken):
-            self._selector.register(one, selectors.EVENT_READ)
+        for handle in (self._listener, self._woken):
+            self._selector.register(handle, selectors.EVENT_READ)
         self._stopped = threading.Event()
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="shoal-store", daemon=True)
@@ -173,9 +173,9 @@ class StoreServer:
             del self._unproven[connection]
             self._send(connection, proof(self.key, b"server", nonces))
         while connection in self._connections and (fields := take_frame(connection.received)) is not None:
-            found = self._store.apply(connection, StoreRequest.parse(fields))
-            if found is not None:
-                self._answer(connection, found)
+            replies = self._store.apply(connection, StoreRequest.parse(fields))
+            if replies is not None:
+                self._answer(connection, replies)
 
     def _answer(self, connection: _Connection, answer: StoreAnswer) -> None:
         self._send(connection, answer.pack())
