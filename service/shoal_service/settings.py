@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     host."""
 
     allow_pip: PipSource = PipSource.NEVER
-    """True if workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also
+    """Whether workers install what `code.pip` of a spec names: never, only from directories of wheels (wheels), or also
     from the index that pip is set up for on the nodes (index)."""
 
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)

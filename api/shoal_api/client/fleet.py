@@ -145,7 +145,7 @@ class Fleet(Endpoint):
         return self._get("/v1/webhooks", Page[WebhookView], params).items
 
     def health(self) -> Health:
-        """Return whether the server process answers."""
+        """Tell whether the server process answers."""
         return self._get("/healthz", Health)
 
     def ready(self) -> Readiness:

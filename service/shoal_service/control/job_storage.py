@@ -335,7 +335,7 @@ def _verify(reading: _Reading) -> tuple[VerificationState, str]:
 
 
 def _damaged(reading: _Reading, error: DamagedCheckpoint) -> tuple[VerificationState, str]:
-    """Return whether the error means damage. A deletion removes the marker first, so a checkpoint without one may be
+    """Tell whether the error means damage. A deletion removes the marker first, so a checkpoint without one may be
     gone, and is not called damaged."""
     try:
         is_there = reading.catalog.has_marker(reading.name)

@@ -116,7 +116,7 @@ class RetryDecision:
 def decide_retry(
     reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "", has_run_long: bool = False
 ) -> RetryDecision:
-    """Return whether another attempt follows one that ended after `step` steps.
+    """Tell whether another attempt follows one that ended after `step` steps.
 
     A failure without a completed step since the last one is final, whatever the budget is. Without this rule an error
     in building the model would be repeated until the budget is used up, and the user would read about it much later.

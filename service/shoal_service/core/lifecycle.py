@@ -86,7 +86,7 @@ class Answer:
 
 
 def extension(training: Training, steps: int) -> Answer:
-    """Return whether the job may go on to `steps` steps in all."""
+    """Tell whether the job may go on to `steps` steps in all."""
     if training.stop is None:
         return Answer(
             "be extended: its script decides when it ends. Submit the script again with other arguments (script.args)"
@@ -110,7 +110,7 @@ def extension(training: Training, steps: int) -> Answer:
 
 
 def retrial(training: Training) -> Answer:
-    """Return whether the job may try again in place."""
+    """Tell whether the job may try again in place."""
     if training.state is JobState.FAILED:
         return Answer(reopens=True)
     way_out = {

@@ -94,7 +94,7 @@ def next_probe_at(reach: Reach, now: float) -> float:
 
 
 def is_silent(reach: Reach, now: float) -> Decision:
-    """Return whether the host is silent by now. A host that has never answered is not judged: a firewall may be
+    """Tell whether the host is silent by now. A host that has never answered is not judged: a firewall may be
     between."""
     if not reach.has_answered:
         return Decision(False, "the host has never answered a connect")

@@ -69,7 +69,7 @@ def after_error(num_errors: int, error: str) -> StartDecision:
 
 
 def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:
-    """Return whether Ray may go on starting it.
+    """Tell whether Ray may go on starting it.
 
     Args:
         num_unrecorded: processes of this supervisor that were started and have claimed no life, in all.

@@ -323,7 +323,7 @@ class JobRun:
             self.places.append((now, cluster))
 
     def see_cluster(self, is_away: bool, now: float) -> None:
-        """Return whether its cluster is lost, from now on."""
+        """Tell whether its cluster is lost, from now on."""
         if is_away != (self.away_since is not None):
             self.away_since, self.seen = now if is_away else None, None
 

@@ -95,7 +95,7 @@ class ValidationSpec(Frozen):
     """What makes a validation better: the loss, or a metric of the task's own by its name. For `patience` and
     `checkpoint.keep_best`."""
     mode: Literal["auto", "min", "max"] = "auto"
-    """True if smaller values of `metric` are better, or larger ones. "auto": by its name (`loss` and `wer` min,
+    """Whether smaller values of `metric` are better, or larger ones. "auto": by its name (`loss` and `wer` min,
     `accuracy` and `f1` max); a metric whose name does not say it needs min or max."""
     patience: PositiveInt | None = None
     """Stop early after this many validations in a row without an improvement; null: never."""

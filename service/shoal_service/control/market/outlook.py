@@ -123,7 +123,7 @@ def _waits(decisions: Sequence[Decision]) -> list[Wait]:
 def forecast(
     market: MarketState, spec: JobSpec, profiles: tuple[HardwareProfile, ...], policy: Policy, now: float
 ) -> StartForecast:
-    """Return whether the job would start now, or wait, and until when: the present market with one job more, and the
+    """Tell whether the job would start now, or wait, and until when: the present market with one job more, and the
     policy that decides about real jobs. For `submit --dry-run`. Blocks for a decision, and for the prediction of the
     job's throughput."""
     row = DriveRow(
@@ -146,7 +146,7 @@ def forecast(
 def forecast_move(
     market: MarketState, job_id: str, to: str, policy: Policy, now: float
 ) -> tuple[StartForecast, dict[str, WorkerNeed]]:
-    """Return whether a job with workers would start now in this cluster, if its present attempt had ended, and what it
+    """Tell whether a job with workers would start now in this cluster, if its present attempt had ended, and what it
     would take of each node there, by node id. Block for a decision."""
     [job] = [job for job in market.jobs if job.job_id == job_id]
     others = [other for other in market.jobs if other is not job]

@@ -475,7 +475,7 @@ def _pinned_words(plan: Plan, job: MarketJob) -> str | None:
 
 
 def _state(plan: Plan, name: str) -> ClusterState | None:
-    """Return whether the cluster takes jobs; None if no cluster of this name has joined."""
+    """Tell whether the cluster takes jobs; None if no cluster of this name has joined."""
     return plan.clusters.get(name) or (ClusterState.OPEN if name in plan.room.clusters else None)
 
 

@@ -49,7 +49,7 @@ class Claim:
         """Number of workers that fit into the empty nodes of the cluster that has room for most."""
         self.share = share
         self.has_limits = has_limits
-        """True if the project or one above it, the user or the sweep has limits."""
+        """Whether the project or one above it, the user or the sweep has limits."""
         self._precedence: Precedence = True, 0, ()
         self._precedence_as_of = -1
 
@@ -129,7 +129,7 @@ class Plan:
         self.clusters = state.clusters
         self.known_clusters = state.clusters.keys() | set(self.room.clusters)
         self.has_clusters = len(self.known_clusters) > 1
-        """True if there are several clusters, so that words name them."""
+        """Whether there are several clusters, so that words name them."""
         self.num_elastic: Counter[str] = Counter()
         """Number of jobs with places that can have more workers than their minimum, by cluster; counted only if there
         are several clusters."""

@@ -592,7 +592,7 @@ def _creation_words(text: str) -> str:
 
 
 def _cause_of(error: RayActorError) -> IncidentCause:
-    """Return whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
+    """Tell whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
     message = str(error).lower()
     by_node = any(phrase in message for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED

@@ -77,7 +77,7 @@ class Saver:
         self._changed = threading.Condition()
         self._in_flight: _Save | None = None
         self._stalled: _Save | None = None
-        """True if its writer thread was left behind and has not returned yet."""
+        """Whether its writer thread was left behind and has not returned yet."""
         self._last: tuple[CheckpointName, SavedPart | SaveFailed] | None = None
         self._committed = (0, 0, "")
         """Generation, step and error of the last commit that was noted."""

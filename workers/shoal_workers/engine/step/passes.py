@@ -68,7 +68,7 @@ class LocalPasses:
         self._user_code = generation.user_code
         self._own = own = generation.own_micro_batches()
         self._is_one_pass = generation.spec.batch.sync is BatchSync.GLOBAL
-        """True if all of them are one pass, because BatchNorm normalises over the global batch."""
+        """Whether all of them are one pass, because BatchNorm normalises over the global batch."""
         self._real = tuple(micro_batch.index for micro_batch in own if micro_batch.weight) or (own[0].index,)
         if self._is_one_pass:
             self._own = (MicroBatch(self._real[0], sum(micro_batch.weight for micro_batch in own)),)
