@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from kit.guard.process_guard import marked
@@ -22,8 +23,8 @@ _VARIABLE = "SHOALTEST_RUN"
 _PR_SET_PDEATHSIG = 1
 LAST_S = float(os.environ.get("SHOALTEST_LAST_S", "10"))
 """Seconds for what a test has asked to end: a raylet waits for its workers."""
-_DUMP_S = 60.0
-"""A dump takes a tenth of a second on a machine that does nothing else."""
+_DUMPS_S = 30.0
+"""One takes a tenth of a second on a machine that does nothing else."""
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python ends them with the process that they serve."""
 
@@ -91,13 +92,16 @@ def guard_this_process() -> None:
 
 
 def stacks() -> str:
-    """Stacks of all Python processes that this run has started, read from outside by py-spy."""
-    dumps = []
+    """Stacks of all Python processes that this run has started, read from outside by py-spy. Those that cannot be read
+    within _DUMPS_S are left out: `faulthandler_timeout` ends this process soon after a test's limit."""
+    dumps, deadline = [], time.monotonic() + _DUMPS_S
     for pid, command in _runs[0].processes().items():
         dump = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
-        ran = subprocess.run(dump, capture_output=True, text=True, check=False, timeout=_DUMP_S)
-        if ran.returncode == 0:
-            dumps.append(f"{command}\n{ran.stdout}")
+        with suppress(subprocess.TimeoutExpired):
+            limit_s = max(0.1, deadline - time.monotonic())
+            ran = subprocess.run(dump, capture_output=True, text=True, check=False, timeout=limit_s)
+            if ran.returncode == 0:
+                dumps.append(f"{command}\n{ran.stdout}")
     return "\n".join(dumps) or "no other Python process of this run is alive"
 
 
