@@ -17,6 +17,7 @@ SPEC: dict[str, Any] = {
     "stop": {"steps": 9},
     "batch": {"global_size": 8, "micro_size": 4},
     "validation": {"samples": 4},
+    "parallelism": {"shard": "full"},  # a sharded model refuses more than a plain one
 }
 
 

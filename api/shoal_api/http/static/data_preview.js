@@ -5,13 +5,6 @@ import { jobPath, request } from "./api.js";
 import { percent, plural, whole } from "./format.js";
 
 const TITLES = { train: "Training", validation: "Validation" };
-let isShown = false;
-
-// Of the page of a job: read again until its rank 0 has described the data.
-export async function showData(id) {
-  isShown ||= await showPreview(id);
-  $("no-data").hidden = isShown;
-}
 
 // Resolves to false while nothing is known.
 export async function showPreview(id) {

@@ -12,7 +12,7 @@ import { setUpTabs } from "./tabs.js";
 import { addEvents } from "./history.js";
 import { goToStep, showCheckpoints } from "./checkpoints.js";
 import { showProfiles } from "./profiles.js";
-import { showData } from "./data_preview.js";
+import { showPreview } from "./data_preview.js";
 import { showLineage, showMedia } from "./media.js";
 import { showFiles } from "./files.js";
 import { ENDED } from "./states.js";
@@ -29,6 +29,8 @@ const shown = { job: null, series: null, samples: null, incidents: [], events: [
 const curves = new Curves(id, shown);
 const system = new System(id, shown);
 // Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): called once, when its tab is opened first.
+let hasPreview = false; // read again until rank 0 has described the data
+const showData = async (id) => { $("no-data").hidden = hasPreview ||= await showPreview(id); };
 const SECTIONS = { system: () => system.start(), data: () => follow(showData), media: () => follow(showMedia), files: () => follow(showFiles) };
 const mounted = new Set();
 window.shoalCurves = curves;  // for people with a console, and for tests
