@@ -179,6 +179,7 @@ _TAB_LOOKS: dict[str, Look] = {
             _says("#system-said", "2 ranks"),
             _all_of(_says("#system-said", "2 ranks"), _is(f"{_MAP}?.x.some((at) => at.getTime() > window.marked)")),
         ),
+        ("data", _says("[data-tab=data]", "What training reads"), _says("[data-tab=data]", "What training reads")),
         ("media", _says("#unlogged", "Nothing was logged"), _says("#unlogged", "Nothing was logged")),
         ("files", _says("#no-files", "No such file"), _says("#no-files", "No such file")),
         ("logs", _says("#lines", "at step 3"), _says("#lines", "at step 12")),
