@@ -62,7 +62,7 @@ class ShardIndex(Frozen):
 
 
 def jsonable(extra: Any) -> dict[str, Any]:
-    """`extra` as it will be read: tuples as lists, keys as strings. TypeError or ValueError if it is not JSON."""
+    """`extra` as it will be read: tuples as lists, keys as strings. Infinite numbers stay. TypeError or ValueError if it is no JSON."""
     return dict(json.loads(json.dumps(dict(extra))))
 
 
