@@ -62,8 +62,8 @@ class ShardIndex(Frozen):
 
 
 def jsonable(extra: Any) -> dict[str, Any]:
-    """`extra` as it will be read: tuples as lists, keys as strings, infinite numbers as they are. TypeError or ValueError
-    if it is no JSON."""
+    """`extra` as it will be read: tuples as lists, keys as strings, infinite numbers as they are. TypeError or
+    ValueError if it is no JSON."""
     return dict(json.loads(json.dumps(dict(extra))))
 
 
