@@ -54,7 +54,7 @@ class HomeReport(Frozen):
     after: Annotated[int, Field(ge=0)]
     """Number of the last item that the service has acknowledged, as the supervisor knows."""
     reports: SupervisorReports | None = None
-    """All that is numbered higher. None if a sign of life, and the question what is acknowledged."""
+    """All that is numbered higher. None only asks what is acknowledged."""
 
 
 class ReportReceipt(Frozen):

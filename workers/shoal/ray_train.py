@@ -34,7 +34,7 @@ class TorchTrainer:
     """Arguments as those of `ray.train.torch.TorchTrainer`. The service is the one of SHOAL_URL, else of this machine.
 
     Args:
-        name: of the job; None if `ray-train`.
+        name: of the job; None means `ray-train`.
         spec: further keys of the job's spec, for example `{"priority": 5}`.
     """
 

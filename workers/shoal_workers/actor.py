@@ -308,7 +308,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def keep_files(self, life: int) -> bool | Refused | None:
-        """The attempt ends: store what the program has written on this node. None if it goes on, ask again. False:
+        """The attempt ends: store what the program has written on this node. None if it goes on: ask again. False:
         another worker has to do it."""
         if refused := self._refused(life):
             return refused

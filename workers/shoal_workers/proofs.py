@@ -72,7 +72,7 @@ def data_layout(spec: JobSpec, world_size: int) -> Layout:
 
 
 def fixed_to_prove(spec: JobSpec) -> Layout | None:
-    """What is proven of the layout that the spec fixes; None means it fixes none, or a single process."""
+    """What is proven of the layout that the spec fixes; None if it fixes none, or a single process."""
     if not isinstance(spec.parallelism, ParallelismSpec):
         return None
     layout = _small(spec.parallelism, plan_of(spec))

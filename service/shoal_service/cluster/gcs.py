@@ -140,7 +140,7 @@ async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
 
 
 class GcsKeyValueStore:
-    """One namespace of the head's key-value store; None if the one in which Ray keeps its packages."""
+    """One namespace of the head's key-value store; None means the one in which Ray keeps its packages."""
 
     def __init__(self, namespace: bytes | None) -> None:
         self._namespace = namespace

@@ -161,7 +161,7 @@ class Driver:
         self._stacks_turn = asyncio.Lock()
         """A directive has one request: the next one waits for its answer."""
         self._stored_code: str | None = None
-        """The version of the job's code that was stored in the cluster last; None means none yet."""
+        """The version of the job's code that was stored in the cluster last; None if there is none yet."""
 
     async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
         """Finds what all workers of the attempt do now, or one rank. None if the attempt begins, or is over. Raises

@@ -176,7 +176,7 @@ class Moving:
             refusal = await self._storage.look_now(to, job.id, job.spec, saves=saves)
         except ClusterError as error:
             return f"whether it reads the job's checkpoints could not be found out: {error}. Try again"
-        return _unreadable_words(refusal)
+        return _describe_unreadable(refusal)
 
     async def begin(self, market: MarketState, now: float) -> bool:
         """Direct the attempts to save and end whose jobs would start now in the clusters that they name. Return whether
@@ -270,7 +270,7 @@ class Moving:
             if name != last and not self._reader.why_away(name):
                 why_not = self._storage.why_not(name, row)
                 if why_not != "":
-                    unreadable[name] = _unreadable_words(why_not or "")
+                    unreadable[name] = _describe_unreadable(why_not or "")
         return unreadable
 
     def _why_not_go(self, row: DriveRow, to: str, *, saves: bool = False) -> str | None:
@@ -280,7 +280,7 @@ class Moving:
         if why := self._why_no_place(row, to):
             return why
         why_not = self._storage.why_not(to, row, saves=saves)
-        return None if why_not is None else _unreadable_words(why_not)
+        return None if why_not is None else _describe_unreadable(why_not)
 
     def _why_no_place(self, row: DriveRow, to: str) -> str:
         joined = self._clusters.joined.get(to)
@@ -316,7 +316,7 @@ class Moving:
         await asyncio.to_thread(note)
 
 
-def _unreadable_words(why_not: str) -> str:
+def _describe_unreadable(why_not: str) -> str:
     if not why_not:
         return ""
     return (

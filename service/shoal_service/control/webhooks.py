@@ -452,7 +452,7 @@ def _gave_up(hook: WebhookSpec, lane: Lane, lost: Sequence[EventView], failure: 
 
 
 def _of_spec(job: _Job, hook: str) -> WebhookSpec | None:
-    """A hook of a spec; None if a hook of the settings that was removed, or a spec that cannot be read any more."""
+    """A hook of a spec; None for a hook of the settings that was removed, or a spec that cannot be read any more."""
     number = int(hook.removeprefix(JOB)) if hook.startswith(JOB) else len(job.hooks)
     return job.hooks[number] if number < len(job.hooks) else None
 
@@ -610,7 +610,7 @@ class Sender:
 
     def __init__(self, answer_s: float, rules: WebhookRules | None = None) -> None:
         """`answer_s`: seconds for a whole attempt, from the connection to the status of the answer. `rules`: for hooks
-        of specs; None means for those of an administrator."""
+        of specs; None means those of an administrator."""
         self._answer_s = answer_s
         self._http = httpx.AsyncClient(
             follow_redirects=False,

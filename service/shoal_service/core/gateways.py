@@ -171,7 +171,7 @@ class WatchedGateway:
     """What a server knows of the gateway that it has started."""
 
     report: tuple[str, int] | None = None
-    """Life and number of the newest report of the cluster, also of another gateway; None means not looked yet."""
+    """Life and number of the newest report of the cluster, also of another gateway; None if it has not looked yet."""
     silent_s: float = 0.0
     """Since that report, or the start of the process, in time in which this server could have seen one."""
     has_reported: bool = False

@@ -62,7 +62,7 @@ class ProfileState:
     """When it arrived, wall-clock."""
     sent: Sent | None = None
     until: float | None = None
-    """How long its result is waited for; None means its steps go on."""
+    """How long its result is waited for; None if its steps go on."""
     ended: int = 0
     """Number of the newest that has ended."""
 

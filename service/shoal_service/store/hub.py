@@ -29,7 +29,7 @@ class Hub:
         self._subscriptions: dict[str | None, set[Subscription]] = {}
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """Calls `listener(job_id)` after each commit to that job (None means to any job; REQUESTS: to any job, without
+        """Calls `listener(job_id)` after each commit to that job (None means any job; REQUESTS: any job, without
         the reports of its progress; a topic: see `announce`), until the subscription is closed.
 
         The listener runs on the committing thread and must not block. From asyncio:

@@ -196,7 +196,7 @@ def lags(tx: Transaction) -> dict[str, WebhookLag]:
 def views(
     tx: Transaction, job_id: str | None = None, *, limit: int = 100, visible: Collection[str] | None = None
 ) -> list[WebhookView]:
-    """The hooks that concern a job; None if those of the settings, over all jobs, and at most `limit` hooks of specs
+    """The hooks that concern a job; None means those of the settings, over all jobs, and at most `limit` hooks of specs
     that fail.
 
     `visible`: without a job only hooks of specs of these projects. Raises JobNotFound.

@@ -123,7 +123,7 @@ class Fleet(Protocol):
     async def forget_memory(self, index: int) -> None: ...
 
     async def keep_files(self, index: int) -> bool | None:
-        """Lets the worker store what the program has written on its node; None if it goes on, ask again. False: it
+        """Lets the worker store what the program has written on its node; None if it goes on: ask again. False: it
         cannot, another one of the node may."""
 
     async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
@@ -334,6 +334,6 @@ class World:
     clock: Clock
     until_gone: UntilGone
     agents: PollAgents | None = None
-    """The agents that poll workers; None means the supervisor polls every worker itself."""
+    """The agents that poll workers; None if the supervisor polls every worker itself."""
     before_command: Callable[[Command], None] = _go_on
     """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

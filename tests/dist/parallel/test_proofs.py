@@ -19,7 +19,7 @@ from kit.tasks.planned_tasks import RIGHT, Decoder, plan_of, spec_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.proofs import LayoutProof
-from shoal_workers.engine.proof.prove import TooLarge, copy_of, shrunk
+from shoal_workers.engine.proof.copies import TooLarge, copy_of, shrunk
 
 pytestmark = pytest.mark.dist
 

@@ -165,7 +165,7 @@ class Assignment(Frozen):
     store_host: str
     store_port: int
     restore_from: str | None
-    """URL of the committed checkpoint directory to load; None if start from the seed at step 0."""
+    """URL of the committed checkpoint directory to load; None means start from the seed at step 0."""
     restore_snapshot: SnapshotSource | None = None
     """A whole snapshot in memory; takes precedence over `restore_from`."""
     buddy: SnapshotServer | None = None

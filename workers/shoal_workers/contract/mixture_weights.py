@@ -43,7 +43,7 @@ class InForce(NamedTuple):
 
     at_step: int
     weights: tuple[float, ...] | None
-    """In the order of the sources; None if those that the sources have in the spec."""
+    """In the order of the sources; None means those that the sources have in the spec."""
 
 
 def in_force(recorded: Sequence[InForce], wanted: Sequence[InForce], step: int) -> tuple[InForce, ...]:

@@ -96,7 +96,7 @@ _ONLY_SOME_READ = (*_BETAS, "fused")
 
 
 def known(name: str) -> Named | None:
-    """None if a class whose arguments are known where it is imported."""
+    """None for a class whose arguments are known where it is imported."""
     return NAMED.get(name) or _TORCH.get(name.replace(":", "."))
 
 
@@ -315,7 +315,7 @@ def _no_argument(name: str, key: str, optimizer: Named) -> str:
 
 
 def group_of(groups: Sequence[OptimizerGroup], name: str) -> int | None:
-    """Number of the first group that a parameter of this name belongs to; None means of none."""
+    """Number of the first group that a parameter of this name belongs to; None if it belongs to none."""
     return next((number for number, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
 
 

@@ -71,7 +71,7 @@ def read_documents(
         until: stops before the first document that begins here or later. A place within a file only for plain text.
 
     Returns:
-        The position after the last document, with the rows that were left out behind it; None means stopped by
+        The position after the last document, with the rows that were left out behind it; None if stopped by
         `data.max_bytes`.
 
     Raises:
@@ -115,7 +115,7 @@ class _Part:
     """What becomes one document."""
 
     raw: bytes | None
-    """None if a row that is left out."""
+    """None for a row that is left out."""
     end: int
     """Position.offset of its end."""
     read_bytes: int
@@ -209,7 +209,7 @@ def _valid_utf8(raw: bytes, source: SourceFile, place: tuple[int, bool], config:
 @dataclass(frozen=True, slots=True)
 class TextRow:
     text: bytes | None
-    """As in the file, perhaps not UTF-8; None if a bad row that is left out."""
+    """As in the file, perhaps not UTF-8; None for a bad row that is left out."""
     end: int
     """Rows of the file up to this one."""
     read_bytes: int

@@ -347,7 +347,7 @@ class _Reading:
     def __init__(self, documents: Generator[Document, None, Position | None]) -> None:
         self._documents = documents
         self.end: Position | None = None
-        """None means `data.max_bytes` was reached, or documents are left."""
+        """None if `data.max_bytes` was reached, or documents are left."""
 
     def __iter__(self) -> Generator[Document, None, None]:
         self.end = yield from self._documents

@@ -259,7 +259,7 @@ class Obstacle:
     is_limit: bool = False
     """True if more nodes would not help."""
     behind: str | None = None
-    """Id of the job whose reserved start this one would delay; None means it would delay none."""
+    """Id of the job whose reserved start this one would delay; None if it would delay none."""
     cluster: str = ""
     """The cluster in which it would delay that job."""
 

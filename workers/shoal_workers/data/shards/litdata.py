@@ -51,7 +51,7 @@ class LitDataShard(Shard):
     format = "a chunk of LitData"
 
     def __init__(self, path: Path, index: bytes | None = None) -> None:
-        """`index`: the content of `index.json`; None means it lies beside the chunk."""
+        """`index`: the content of `index.json`; None if it lies beside the chunk."""
         self._index = index
         super().__init__(path)
 

@@ -97,7 +97,7 @@ def mapped(path: Path, compression: str | None = None) -> mmap.mmap:
     """The content of a file without compression, read only. Raises ValueError if it is empty.
 
     Args:
-        compression: as pyarrow names it; None if what the name says.
+        compression: as pyarrow names it; None means what the name says.
     """
     compression = compression or COMPRESSIONS.get(path.suffix)
     with path.open("rb") as stored:

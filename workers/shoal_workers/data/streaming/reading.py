@@ -46,7 +46,7 @@ T = TypeVar("T")
 class _Open:
     samples: Sequence[Any]
     held: Held | None
-    """None if a file that is not in the cache."""
+    """None for a file that is not in the cache."""
 
 
 class ShardReading:

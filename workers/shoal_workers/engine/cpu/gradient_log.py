@@ -226,7 +226,7 @@ class GradientLog:
         self._store.close_log()
 
     def _prepare(self, plan: SavePlan) -> LogHead | None:
-        """Finds what a part of this plan consists of; None means this rank owns no part of the state."""
+        """Finds what a part of this plan consists of; None if this rank owns no part of the state."""
         if not plan.items:
             return None
         items = {item.fqn: item for item in plan.items}

@@ -238,8 +238,8 @@ def host_sum(tensor: Tensor) -> int:
     memory, outside the interpreter's lock and without threads of its own."""
     octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     length = octets.size // 8 * 8
-    octet_words = octets[:length].view(np.uint64).sum(dtype=np.uint64)
-    return int(octet_words) + int(octets[length:].sum(dtype=np.uint64))
+    of_eights = octets[:length].view(np.uint64).sum(dtype=np.uint64)
+    return int(of_eights) + int(octets[length:].sum(dtype=np.uint64))
 
 
 def _device_sum(tensor: Tensor) -> Tensor:

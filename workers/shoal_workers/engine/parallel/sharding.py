@@ -138,7 +138,7 @@ def _fully_shard(
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
     """The dim to split: not a dim that another axis has split, if another one divides evenly.
 
-    None if FSDP2's default, dim 0, which is the only dim that it can split unevenly."""
+    None means FSDP2's default, dim 0, which is the only dim that it can split unevenly."""
     if not isinstance(parameter, DTensor):
         return None
     taken = {placement.dim for placement in parameter.placements if isinstance(placement, Shard)}

@@ -2,7 +2,10 @@
 from a restored state.
 
     plain_loop    the whole side: the task's own model, loss and optimizer in a plain loop; on rank 0
-    prove         the split side: copies of the model that train by the trainer's own steps; on all ranks
+    split_side    the split side: copies of the model that train by the trainer's own steps; on all ranks
+    copies        what both sides train
+    differences   how they differ
+    prove         runs the sides, compares them, and names the cause
     attributes    what a program carries from step to step outside of what is saved
     compared      loss, metrics, each gradient, parameter and buffer
 

@@ -10,8 +10,6 @@ before is removed, whatever it is. Used by `prove`.
 
 from __future__ import annotations
 
-import pickle
-import random
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.exception_causes import FrameOwner
 from shoal_workers.engine.task.code_owner import TASKS, owner_of
+from shoal_workers.engine.task.randomness import is_generator, set_generator, state_of_generator
 from shoal_workers.torch_internals import forward_hooks
 
 _MAX_ITEMS = 10_000
@@ -126,7 +125,7 @@ class Content:
         if type(now) is not type(value):
             return False
         if isinstance(value, _PLAIN):
-            return bool(now == value or now != now)
+            return bool(now == value or (now != now and value != value))  # nan is as it was
         if isinstance(value, Tensor):
             if isinstance(inside, int):
                 return now is value and now._version == inside
@@ -136,8 +135,8 @@ class Content:
             return now is value
         if isinstance(value, np.ndarray):
             return bool(np.array_equal(now, inside))
-        if _is_generator(value):
-            return bool(_generator_state(now) == inside)
+        if is_generator(value):
+            return bool(state_of_generator(now) == inside)
         if type(value) is set:
             return bool(now == inside)
         items = _items(now)
@@ -155,8 +154,8 @@ class Content:
         elif isinstance(self.value, np.ndarray):
             target = target if target.shape == inside.shape else self.value
             target[...] = inside
-        elif _is_generator(self.value):
-            _set_generator(target, inside)
+        elif is_generator(self.value):
+            set_generator(target, inside)
         elif type(self.value) is set:
             target.clear()
             target.update(inside)
@@ -188,8 +187,8 @@ def _take(value: Any, depth: int = 0) -> Content:
     if isinstance(value, np.ndarray):
         is_kept = value.nbytes <= _MAX_BYTES and value.dtype != object
         return Content(value, value.copy() if is_kept else None)
-    if _is_generator(value):
-        return Content(value, _generator_state(value))
+    if is_generator(value):
+        return Content(value, state_of_generator(value))
     if isinstance(value, _PLAIN) or depth == _MAX_DEPTH or not _is_opened(value):
         return Content(value, None)
     if type(value) is set:
@@ -249,29 +248,6 @@ def _values(owners: Mapping[str, object]) -> Iterator[tuple[Place, Any]]:
 def _is_of_task(module: object) -> bool:
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and not file.startswith(TASKS) and owner_of(file) is FrameOwner.TASK
-
-
-def _is_generator(value: object) -> bool:
-    return isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random))
-
-
-def _generator_state(generator: Any) -> bytes:
-    if isinstance(generator, torch.Generator):
-        return bytes(generator.get_state().numpy().tobytes())
-    if isinstance(generator, np.random.Generator):
-        return pickle.dumps(generator.bit_generator.state)
-    is_python = isinstance(generator, random.Random)
-    return pickle.dumps(generator.getstate() if is_python else generator.get_state(legacy=False))
-
-
-def _set_generator(generator: Any, state: bytes) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = pickle.loads(state)
-    else:
-        set_state = generator.setstate if isinstance(generator, random.Random) else generator.set_state
-        set_state(pickle.loads(state))
 
 
 def _set(owner: object, key: str, value: Any) -> None:

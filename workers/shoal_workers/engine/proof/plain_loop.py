@@ -132,10 +132,10 @@ class PlainLoop:
         for index in range(num):
             share_of_step(model, 1 / num)
             with buffers.forward(1 / num, self._state):
-                found = self.forward(step, index)
+                output = self.forward(step, index)
             if not task.has_batch_loss:
-                yield found, 1 / num
-            embeddings.append(found)
+                yield output, 1 / num
+            embeddings.append(output)
         if task.has_batch_loss:
             seed_everything(randomness_seed(spec.seed, step, num))
             yield task.batch_loss([torch.cat(parts) for parts in zip(*embeddings, strict=True)]), 1.0

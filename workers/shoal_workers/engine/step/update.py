@@ -165,7 +165,7 @@ class Update:
     def _step_watched(self) -> None:
         is_watched = self._num_steps < _WATCHED_STEPS or self._num_steps % _WATCHED_STEPS == 0
         before, generator = marks(self._unsaved()) if is_watched else {}, torch.default_generator.get_state()
-        is_split = any(isinstance(one, DTensor) for group in self.optimizer.param_groups for one in group["params"])
+        is_split = any(isinstance(value, DTensor) for group in self.optimizer.param_groups for value in group["params"])
         with WholeNumbers() if is_split else nullcontext():  # type: ignore[no-untyped-call]
             self.optimizer.step()
         self._num_steps += 1

@@ -8,6 +8,7 @@ A pipeline goes through one stream on several ranks: each continues with the sta
 
 from __future__ import annotations
 
+import pickle
 import random
 from typing import Any
 
@@ -60,6 +61,32 @@ def set_generator_states(states: Tensor) -> None:
     np.random.set_state(("MT19937", np.array(key, np.uint32), position, int(has_gauss), numpy_gauss))
     if of_cuda.numel():
         torch.cuda.set_rng_state(of_cuda.clone())
+
+
+def is_generator(value: object) -> bool:
+    """Return whether it is a generator of one's own, beside those that `seed_everything` seeds."""
+    return isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random))
+
+
+def state_of_generator(generator: Any) -> bytes:
+    """Return its state; equal if it draws the same numbers next."""
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy().tobytes())
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    is_python = isinstance(generator, random.Random)
+    return pickle.dumps(generator.getstate() if is_python else generator.get_state(legacy=False))
+
+
+def set_generator(generator: Any, state: bytes) -> None:
+    """`state`: of `state_of_generator`, of one of the same kind in this process."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = pickle.loads(state)
+    else:
+        set_state = generator.setstate if isinstance(generator, random.Random) else generator.set_state
+        set_state(pickle.loads(state))
 
 
 def _as_bytes(values: Any) -> Tensor:

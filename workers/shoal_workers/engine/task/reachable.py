@@ -8,7 +8,6 @@ have their place in memory and torch's count of writes, generators their state. 
 from __future__ import annotations
 
 import functools
-import random
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -18,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal_workers.engine.task.randomness import is_generator, state_of_generator
+
 _MAX_ITEMS = 10_000
 """Longer containers are data."""
 _PLAIN = (bool, int, float, complex, str, bytes)
-_CONTENT = (Tensor, torch.Generator, random.Random, np.random.Generator, np.ndarray)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _NO_CONTENT = (type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device, torch.Size)
 
@@ -46,7 +46,7 @@ def reachable(roots: Mapping[str, object], known: Collection[int]) -> Iterator[t
             yield path, value
         elif id(value) not in seen and not isinstance(value, _NO_CONTENT):
             seen.add(id(value))
-            if isinstance(value, _CONTENT):
+            if isinstance(value, (Tensor, np.ndarray)) or is_generator(value):
                 yield path, value
             elif isinstance(value, _CONTAINERS):
                 yield f"{path}.__len__", len(value)
@@ -66,15 +66,9 @@ def _mark_of(value: Any) -> object:
         case Tensor():
             place = value.data_ptr() if value.layout is torch.strided else 0
             return id(value), place, value._version, value.requires_grad
-        case torch.Generator():
-            return value.get_state().numpy().tobytes()
-        case random.Random():
-            return value.getstate()
-        case np.random.Generator():
-            return repr(value.bit_generator.state)
         case np.ndarray():
             return value.tobytes() if value.dtype.kind != "O" else repr(value)
-    return repr(value)
+    return state_of_generator(value) if is_generator(value) else repr(value)
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:

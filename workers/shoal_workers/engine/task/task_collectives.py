@@ -136,7 +136,7 @@ class _State:
 
 _state = _State()
 _kinds: dict[str, bool | None] = {}
-"""True if a file is the task's, by file; None means it acts for its caller."""
+"""True if a file is the task's, by file; None if it acts for its caller."""
 
 
 def guard_collectives() -> None:
