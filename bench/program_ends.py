@@ -1,4 +1,4 @@
-"""What a user reads of a program that ends by itself: twelve ends of a script, a loop and a task of two ranks.
+"""The message that a user reads when a program ends by itself: twelve ends, in a script, a loop and a task.
 
     python bench/program_ends.py [--doors script,loop,task] [--ends zero,exception,...] [--out docs/measured/ends.md]
 

@@ -630,8 +630,8 @@ class _Visitor(ast.NodeVisitor):
         self._num_alone -= is_other and not isinstance(node.body[-1], ast.Return)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """A function that is defined below `if rank == 0` may be called anywhere. What follows `if rank != 0: return`
-        is for rank 0 up to the function's end."""
+        """A definition below `if rank == 0` does not say which ranks call the function. Code after
+        `if rank != 0: return` runs on rank 0 alone, to the end of the function."""
         before, self._num_alone = self._num_alone, 0
         self.generic_visit(node)
         self._num_alone = before

@@ -157,7 +157,7 @@ def with_workers(
     """Return the result of a trial with the workers that the loop can have. `is_proposal`: fewer do as well.
 
     Raises:
-        CliError: it has no work for so many.
+        CliError: the loop has fewer streams or micro-batches than the spec allows workers.
     """
     least, most = elasticity["min_workers"], elasticity["max_workers"]
     can_have = trial["most_workers"] or most

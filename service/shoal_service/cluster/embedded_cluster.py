@@ -83,7 +83,7 @@ class EmbeddedCluster:
         """
         Args:
             leave_dead_nodes: for experiments, in which a dead node stays away like a dead machine.
-            account: the user of Ray's processes, who cannot read `state_dir`. None means that of this process.
+            account: the user that runs Ray, who cannot read `state_dir`; without it, the user of this process.
             say: called with one line for people when a node has come up.
         """
         self._state_dir = state_dir

@@ -50,7 +50,7 @@ class GatewayProcess:
             configure: called before each start, on a thread.
             environment: all that the child gets.
             newest_report: life and number of the newest report of the cluster that is stored. On a thread.
-            account: the user of the child; None means that of this process.
+            account: the user of the child; without it, the user of this process.
             command: of the child.
             limits: after which silence it is killed.
             look_s: between two calls of `newest_report`.

@@ -31,8 +31,8 @@ def own_name() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Return whether a process of that name ran on this machine and has ended. False for other machines, of which
-    nothing is known."""
+    """Return whether the process with this name ran on this machine and has ended; False if it ran on another
+    machine."""
     parts = name.rsplit("-", 3)
     if len(parts) != 4 or not parts[1].isdecimal() or not parts[3].isdecimal():
         return False

@@ -124,8 +124,8 @@ def find_hang(state: Attempt, now: float) -> HangDecision:
 
 
 def standstill(state: Attempt, now: float) -> Decision:
-    """Decide if the group stands still for so long that a person should see it. The reason names the rank and the time
-    after which it counts as hung."""
+    """Decide whether to show that no rank has made progress for a while. The reason names the rank that is waited for,
+    and when the group counts as hung."""
     in_run = state.in_run
     if state.stage is not Stage.RUNNING or not in_run or not state.progress.stamps:
         return Decision(False, "no group is running")
