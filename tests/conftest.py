@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from doubles.event_loop import run
 from kit.cells import leave_out_most
 from kit.databases import MigratedDatabases
-from kit.guard.guard import LAST_S, guard_this_process, left_behind, stacks
+from kit.guard.guard import DUMPS_S, LAST_S, guard_this_process, left_behind, stacks
 from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.requirements import missing
@@ -83,10 +83,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that took too long shows what the processes that it waits for do, beside its own threads."""
     report = yield
     if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        faulthandler.dump_traceback_later(2 * DUMPS_S, exit=True, file=item.config.stash[_STDERR])  # a limit anew
         report.sections.append(("stacks of the processes of this run", stacks()))
     return report
 

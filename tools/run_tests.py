@@ -3,7 +3,7 @@ two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
-Tests that share a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
+Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
 at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. All end with
 this process, also if it is killed.
 
@@ -41,13 +41,10 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script"))
 """They take a third of the time of tests/dist."""
-_CLUSTERS = ("tests/ray/clusters", "tests/ray/test_demo.py", "tests/ray/test_orderly_stop.py")
-"""They start Ray clusters and use none of other tests."""
 _WRITTEN_JOBS = ("job_states", "job_table", "researcher_tasks", "widths", "workspace")
 _PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
 """Half of tests/browser in time. They show jobs that a test has written, so they need no Ray cluster."""
 BESIDE = (
-    _CLUSTERS,
     _DIST,
     ("tests/dist/tasks",),
     ("tests/dist",),

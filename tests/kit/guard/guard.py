@@ -23,7 +23,7 @@ _VARIABLE = "SHOALTEST_RUN"
 _PR_SET_PDEATHSIG = 1
 LAST_S = float(os.environ.get("SHOALTEST_LAST_S", "10"))
 """Seconds for what a test has asked to end: a raylet waits for its workers."""
-_DUMPS_S = 30.0
+DUMPS_S = 30.0
 """One takes a tenth of a second on a machine that does nothing else."""
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python ends them with the process that they serve."""
@@ -93,8 +93,8 @@ def guard_this_process() -> None:
 
 def stacks() -> str:
     """Stacks of all Python processes that this run has started, read from outside by py-spy. Those that cannot be read
-    within _DUMPS_S are left out: `faulthandler_timeout` ends this process soon after a test's limit."""
-    dumps, deadline = [], time.monotonic() + _DUMPS_S
+    within DUMPS_S are left out."""
+    dumps, deadline = [], time.monotonic() + DUMPS_S
     for pid, command in _runs[0].processes().items():
         dump = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
         with suppress(subprocess.TimeoutExpired):
