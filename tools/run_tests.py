@@ -3,9 +3,9 @@ two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
-Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them
-at a lower priority, since they wait less; their output follows at the end, with the slowest tests of each. All end with
-this process, also if it is killed.
+Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them at a lower
+priority, since they wait less, a few at once: more would wait for CPU time, and fail by it. Their output follows at the
+end, with the slowest tests of each and what it cost. All end with this process, also if it is killed.
 
 A few tests that fail are run again at the end, alone, to tell what is broken from what depends on other tests or on the
 speed of the machine. A test that fails and passes alone fails the run, unless tests/known_flakes.toml lists it, or
@@ -23,7 +23,9 @@ import ctypes
 import gc
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -45,18 +47,19 @@ _WRITTEN_JOBS = ("job_states", "job_table", "researcher_tasks", "widths", "works
 _PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
 """Half of tests/browser in time. They show jobs that a test has written, so they need no Ray cluster."""
 BESIDE = (
-    _DIST,
-    ("tests/dist/tasks",),
-    ("tests/dist",),
     ("tests/unit/service",),
     ("tests/unit",),
-    ("tests/store",),
-    ("tests/http",),
-    _PAGES,
+    ("tests/dist/tasks",),
+    ("tests/dist",),
     ("tests/browser",),
+    ("tests/http",),
+    ("tests/store",),
+    _PAGES,
+    _DIST,
 )
-"""The folders and modules of each process that runs beside the one in the foreground, which has all others. A folder
-leaves out what is below it and named by another process."""
+"""The folders and modules of each process that runs beside the one in the foreground, which has all others. The longest
+ones first. A folder leaves out what is below it and named by another process."""
+_MOST_BESIDE = 4
 _IMPORTED = (
     "boto3",
     "fastapi",
@@ -133,23 +136,28 @@ def _import_once() -> None:
 def _run_side_by_side(options: Sequence[str], failed: Path) -> tuple[set[int], list[str]]:
     """Exit statuses other than 0, and the names of the failed tests, which are written to the file `failed`."""
     ignored = [f"--ignore={folder}" for folders in BESIDE for folder in folders]
-    outputs = [tempfile.TemporaryFile() for _ in BESIDE]  # noqa: SIM115 closed with this process
-    beside = [
-        _start([*options, *folders, *_left_out(folders)], failed, output.fileno())
-        for folders, output in zip(BESIDE, outputs, strict=True)
-    ]
-    processes = (_start([*options, *ignored], failed), *beside)
+    deadline_mono = time.monotonic() + _LIMIT_S
+    foreground = _start([*options, *ignored], failed)
+    running, outputs = [foreground], []
+    ended: set[int] = set()
     try:
-        _wait(processes, time.monotonic() + _LIMIT_S)
+        for folders in BESIDE:
+            while len(running) > _MOST_BESIDE or (foreground not in running and len(running) == _MOST_BESIDE):
+                ended |= _wait(running, deadline_mono)
+            outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 closed with this process
+            arguments = [*options, *folders, *_left_out(folders)]
+            running.append(_start(arguments, failed, outputs[-1].fileno()))
+        while running:
+            ended |= _wait(running, deadline_mono)
     finally:  # also if a signal ends this process: what was seen so far says where the time went
-        for process in processes:
+        for process in running:
             process.terminate()
             process.join()
-        for folders, output in zip(BESIDE, outputs, strict=True):
+        for folders, output in zip(BESIDE, outputs, strict=False):
             print(f"== {', '.join(folders)}", flush=True)
             output.seek(0)
             os.write(sys.stdout.fileno(), output.read())
-    return {process.exitcode or 0 for process in processes} - {0}, _names(failed)
+    return ended - {0}, _names(failed)
 
 
 def _start(arguments: list[str], failed: Path, output: int | None = None) -> ForkProcess:
@@ -172,7 +180,11 @@ def _run_pytest(arguments: list[str], failed: Path, output: int | None) -> None:
         os.dup2(output, 2)
     os.environ["SHOAL_FAILED_TESTS"] = str(failed)
     os.environ["SHOALTEST_SHARED"] = str(failed.parent)  # for what is made once, see tests/conftest.py
+    start = time.monotonic()
     status = pytest.main(arguments)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    print(f"== {time.monotonic() - start:.0f} s, {cpu_s:.0f} s of CPU time", flush=True)
     atexit._run_exitfuncs()  # a forked process ends without them
     sys.exit(status)
 
@@ -183,14 +195,21 @@ def _left_out(folders: Sequence[str]) -> list[str]:
     return [f"--ignore={other}" for others in BESIDE for other in others if other.startswith(below)]
 
 
-def _wait(processes: Sequence[ForkProcess], deadline_mono: float) -> None:
-    """Return when all have ended. Those that run at the deadline print their stacks and end by SIGABRT."""
-    for process in processes:
-        process.join(max(0.0, deadline_mono - time.monotonic()))
-        if process.exitcode is None and process.pid is not None:
+def _wait(running: list[ForkProcess], deadline_mono: float) -> set[int]:
+    """Wait until a process has ended, and remove it. At the deadline all print their stacks and end by SIGABRT.
+
+    Returns:
+        The exit statuses of those that ended.
+    """
+    multiprocessing.connection.wait([process.sentinel for process in running], deadline_mono - time.monotonic())
+    if time.monotonic() > deadline_mono:
+        for process in running:
             print(f"== the process of tests {process.pid} runs after {_LIMIT_S:g} s, the limit of a run", flush=True)
-            os.kill(process.pid, signal.SIGABRT)
+            os.kill(process.pid or os.getpid(), signal.SIGABRT)
             process.join(_LAST_S)
+    done = [process for process in running if not process.is_alive()]
+    running[:] = [process for process in running if process not in done]
+    return {process.exitcode or 0 for process in done}
 
 
 def to_repeat(ended: Collection[int], failed: Sequence[str]) -> list[str]:

@@ -163,9 +163,10 @@ def journal_of_neighbour():
 
 def code_of_neighbour():
     keys = internal_kv._internal_kv_list(f"{TARGETS['neighbour']}/1/code/", namespace=JOURNAL)
-    if not keys or not key(keys[0]).startswith(b"PK"):
+    archive = key(b"code/" + keys[0].rpartition(b"/code/")[2]) if keys else None
+    if archive is None or not archive.startswith(b"PK"):
         raise Refused("no archive")
-    return f"an archive of {len(key(keys[0]))} bytes"
+    return f"an archive of {len(archive)} bytes"
 
 
 def supervisor_of_neighbour():

@@ -93,22 +93,10 @@ def prove(generation: Generation, from_rank_0: Callable[[str], str]) -> LayoutPr
             find a broken collective.
         TaskFailed: the task's own code raised. On the data axes only where the whole side did not.
     """
-    start, layout = time.perf_counter(), generation.layout
+    start = time.perf_counter()
+    states, proof = generator_states(), _Proof(generation, from_rank_0)
     try:
-        with generation.user_code:
-            try:
-                smaller = shrunk(generation.task.build_model, generation.plan, layout)
-            except TooLarge as error:
-                message = f"the model is too large: {error}"
-                return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN, words=message)
-    except TaskFailed:
-        if layout.planned_axes:
-            raise
-        return LayoutProof(layout=layout, outcome=ProofOutcome.UNPROVEN)  # the training says why
-    states, proof = generator_states(), _Proof(generation, smaller, from_rank_0)
-    try:
-        with _unheard():
-            answer = proof.run()
+        answer = proof.answer()
     except LayoutRefused as refused:
         raise LayoutRefused(refused.proof.model_copy(update={"seconds": time.perf_counter() - start})) from None
     finally:
@@ -133,20 +121,35 @@ def _unheard() -> Iterator[None]:
 class _Proof:
     """One rank's part of a proof."""
 
-    def __init__(self, generation: Generation, smaller: Shrunk | None, from_rank_0: Callable[[str], str]) -> None:
+    def __init__(self, generation: Generation, from_rank_0: Callable[[str], str]) -> None:
         self.generation = generation
         self.device = generation.device
         self.is_repeatable = True
         """False if samples differ when they are read again: the sides read others then."""
         self._from_rank_0 = from_rank_0
         self._layout = generation.layout
-        self._smaller = smaller
+        self._smaller: Shrunk | None = None
         self.tolerance = TOLERANCE
         """More for a model with parameters of fewer bits."""
         self._owners = owners_in_task(generation.task.instance)
         self.attributes = Attributes(self._owners)
 
-    def run(self) -> LayoutProof:
+    def answer(self) -> LayoutProof:
+        generation = self.generation
+        try:
+            with generation.user_code:
+                try:
+                    self._smaller = shrunk(generation.task.build_model, generation.plan, self._layout)
+                except TooLarge as error:
+                    return self._answer(ProofOutcome.UNPROVEN, f"the model is too large: {error}")
+        except TaskFailed:
+            if self._layout.planned_axes:
+                raise
+            return self._answer(ProofOutcome.UNPROVEN)  # the training says why
+        with _unheard():
+            return self._run()
+
+    def _run(self) -> LayoutProof:
         whole, reason = self._whole()
         if not whole:
             return self._answer(ProofOutcome.UNPROVEN, reason)
