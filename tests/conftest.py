@@ -54,10 +54,7 @@ _LEFT: list[str] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     guard_this_process()
-    capture = config.pluginmanager.getplugin("capturemanager")
-    capture.suspend_global_capture()
-    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())
-    capture.resume_global_capture()
+    config.stash[_STDERR] = os.dup(sys.__stderr__.fileno())  # pytest captures nothing until the tests are collected
 
 
 @pytest.hookimpl(wrapper=True)
