@@ -3,7 +3,7 @@ two cores they end sooner than one after the other.
 
     python tools/run_tests.py [options of pytest]
 
-Tests that need a Ray cluster (tests/chaos, tests/ray) run in the foreground. The others run beside them at a lower
+Most tests of tests/ray, which need a Ray cluster, run in the foreground. The others run beside them at a lower
 priority, since they wait less, a few at once: more would wait for CPU time, and fail by it. Their output follows at the
 end, with the slowest tests of each and what it cost. All end with this process, also if it is killed.
 
@@ -43,14 +43,17 @@ ROOT = Path(__file__).resolve().parent.parent
 KNOWN_FLAKES = ROOT / "tests" / "known_flakes.toml"
 _DIST = tuple(f"tests/dist/{name}" for name in ("interrupted", "loop", "process", "script"))
 """They take a third of the time of tests/dist."""
+_ON_A_CLUSTER = ("tests/chaos", "tests/ray/isolation", "tests/ray/lifecycle")
+"""Half of the tests that need a Ray cluster, in time."""
 _WRITTEN_JOBS = ("job_states", "job_table", "researcher_tasks", "widths", "workspace")
 _PAGES = tuple(f"tests/browser/test_{name}.py" for name in _WRITTEN_JOBS)
 """Half of tests/browser in time. They show jobs that a test has written, so they need no Ray cluster."""
 BESIDE = (
-    ("tests/unit/service",),
-    ("tests/unit",),
-    ("tests/dist/tasks",),
+    _ON_A_CLUSTER,
     ("tests/dist",),
+    ("tests/unit/service",),
+    ("tests/dist/tasks",),
+    ("tests/unit",),
     ("tests/browser",),
     ("tests/http",),
     ("tests/store",),
