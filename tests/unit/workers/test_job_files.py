@@ -1,6 +1,7 @@
 """The directory of a job on a node, and what of it is collected into the job's storage and restored from there."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -217,12 +218,33 @@ def test_a_file_that_may_be_half_written_waits_and_an_older_generation_replaces_
     one = node()
     one.write("old.pt", "1")
     one.write("new.pt", "1", at_s=0.0)
-    assert one.collect(is_last=False) == ["old.pt"]
-    assert one.collect(is_last=True) == ["new.pt", "old.pt"]
+    one.write("logs/old.txt", "1", at_s=-100.0)
+    one.write("logs/new.txt", "1", at_s=0.0)
+    one.write("checkpoint-1/model", "1")
+    one.write("checkpoint-2/model", "1", at_s=-2.0)
+    one.write("checkpoint-2/state", "1", at_s=0.0)
+    of_first = ["checkpoint-1/model"]
+    assert one.collect(is_last=False) == [*of_first, "logs/old.txt", "old.pt"]
+    shutil.rmtree(one.path / "logs")
+    shutil.rmtree(one.path / "checkpoint-2")
+    assert one.collect(is_last=True) == [*of_first, "new.pt", "old.pt"]
+    shutil.rmtree(one.path / "checkpoint-1")
     assert one.collect(generation=3) == ["new.pt", "old.pt"]
     one.write("zombie.pt", "1")
     assert one.collect(generation=2) is None
     assert [file.name for file in read_manifests(one.storage)[0].files] == ["new.pt", "old.pt"]
+
+
+def test_a_directory_that_the_program_removes_meanwhile_is_not_kept_in_part(node: Callable[..., Node]) -> None:
+    one = node()
+    for number in range(64):
+        one.write(f"checkpoint-1/{number}", "1", at_s=-100.0 - number)
+
+    def remove(_: str) -> None:
+        shutil.rmtree(one.path / "checkpoint-1", ignore_errors=True)
+
+    collected = one.outputs.collect(Writer(0, 1, 1), is_last=False, note=remove)
+    assert collected is not None and collected.manifest.files == ()
 
 
 def test_another_node_goes_on_from_the_files_of_the_job(node: Callable[..., Node]) -> None:

@@ -50,7 +50,9 @@ _PIECE_BYTES = 8 << 20
 _NUM_THREADS = 8
 """Files that are written at once: the time of a small one is that of the storage's answer."""
 _SETTLED_S = 1.0
-"""A file that was changed in the last second may be half written; it is collected the next time, or at the end."""
+"""A file that was changed in the last second may be half written; it is collected the next time, or at the end. So is a
+directory that has come into being, such as a checkpoint of several files, but no longer than the next seconds."""
+_BEGUN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,23 @@ class Outputs:
             written = _Written(self._directory.state(), self._is_kept, known)
             newest = heapq.nlargest(MAX_FILES, written.among(regular_files(self._directory.path)), key=_changed_at)
             chosen = [*_up_to(self._spec.max_bytes, newest)]
+            begun = {_folder(name) for name, _ in chosen} - {_folder(name) for name in known}
+            partial = set() if is_last else {folder for folder in begun if _is_written(folder, chosen)}
             if chosen:
                 place.create()
 
             def store(file: tuple[str, Stamp]) -> OutputFile | None:
-                pieces = _Pieces(lambda: note(f"keeping {file[0]}"))
-                return self._stored(place, *file, known.get(file[0]), pieces, is_last=is_last)
+                name, stamp = file
+                pieces = _Pieces(lambda: note(f"keeping {name}"))
+                try:
+                    return self._stored(place, name, stamp, known.get(name), pieces, is_last=is_last)
+                except FileNotFoundError:  # the program removes it, and the others of its directory
+                    partial.update({_folder(name)} & begun)
+                    return None
 
             with ThreadPoolExecutor(_NUM_THREADS, "shoal-outputs") as pool:
-                files = sorted(filter(None, pool.map(store, chosen)), key=lambda file: file.name)
+                stored = [*filter(None, pool.map(store, (file for file in chosen if _folder(file[0]) not in partial)))]
+            files = sorted((f for f in stored if _folder(f.name) not in partial), key=lambda file: file.name)
             manifest = OutputManifest(
                 directory=written.state.directory,
                 attempt=writer.attempt,
@@ -160,18 +170,16 @@ class Outputs:
     def _stored(
         self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, pieces: _Pieces, *, is_last: bool
     ) -> OutputFile | None:
-        """The file as it is stored, now or before; None if it cannot be stored yet, or has gone."""
+        """The file as it is stored, now or before; None if it cannot be stored yet. FileNotFoundError if it has
+        gone."""
         if known is not None and (known.bytes, known.modified_ns) == stamp:
             return known
         if not is_last and time.time_ns() - stamp[1] < _SETTLED_S * 1e9:
             return known
         content = uuid.uuid4().hex
-        try:
-            with _opened(self._directory.path, name) as descriptor:
-                place.write(content, pieces.of_file(descriptor))
-                status = os.fstat(descriptor)
-        except FileNotFoundError:
-            return None
+        with _opened(self._directory.path, name) as descriptor:
+            place.write(content, pieces.of_file(descriptor))
+            status = os.fstat(descriptor)
         if stamp_of(status) != stamp and not is_last:
             place.remove(content)
             return known
@@ -250,6 +258,17 @@ class _Written:
             self.num_files += 1
             self.num_bytes += stamp[0]
             yield name, stamp
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _is_written(folder: str, files: Iterable[tuple[str, Stamp]]) -> bool:
+    """True for a new directory below that of the job into which the program is writing."""
+    changed_at = [stamp[1] for name, stamp in files if folder and _folder(name) == folder]
+    now = time.time_ns()
+    return bool(changed_at) and now - max(changed_at) < _SETTLED_S * 1e9 and now - min(changed_at) < _BEGUN_S * 1e9
 
 
 def _changed_at(file: tuple[str, Stamp]) -> int:
