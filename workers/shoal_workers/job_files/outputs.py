@@ -101,8 +101,8 @@ class Outputs:
             written = _Written(self._directory.state(), self._is_kept, known)
             newest = heapq.nlargest(MAX_FILES, written.among(regular_files(self._directory.path)), key=_changed_at)
             chosen = [*_up_to(self._spec.max_bytes, newest)]
-            begun = {_folder(name) for name, _ in chosen} - {_folder(name) for name in known}
-            partial = set() if is_last else {folder for folder in begun if _is_written(folder, chosen)}
+            begun = {_folder(name) for name, _ in chosen} - {"", *map(_folder, known)}
+            partial = set() if is_last else _half_written(begun, chosen)
             if chosen:
                 place.create()
 
@@ -264,11 +264,14 @@ def _folder(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _is_written(folder: str, files: Iterable[tuple[str, Stamp]]) -> bool:
-    """True for a new directory below that of the job into which the program is writing."""
-    changed_at = [stamp[1] for name, stamp in files if folder and _folder(name) == folder]
-    now = time.time_ns()
-    return bool(changed_at) and now - max(changed_at) < _SETTLED_S * 1e9 and now - min(changed_at) < _BEGUN_S * 1e9
+def _half_written(folders: set[str], files: Iterable[tuple[str, Stamp]]) -> set[str]:
+    """Those of the new directories into which the program is writing. `files`: the newest first."""
+    now, newest_at, oldest_at = time.time_ns(), dict[str, int](), dict[str, int]()
+    for name, stamp in files:
+        newest_at.setdefault(_folder(name), stamp[1])
+        oldest_at[_folder(name)] = stamp[1]
+    since_ns, begun_ns = now - int(_SETTLED_S * 1e9), now - int(_BEGUN_S * 1e9)
+    return {folder for folder in folders if newest_at[folder] > since_ns and oldest_at[folder] > begun_ns}
 
 
 def _changed_at(file: tuple[str, Stamp]) -> int:
