@@ -31,7 +31,9 @@ class AttemptEnd(Frozen):
             return self.message
         if failure.mistake and failure.mistake not in _OF_SCRIPTS:
             return self.message
-        ranks = ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else f"{len(failure.ranks)} ranks"
+        ranks = (
+            ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
+        )
         return f"{self.message.removesuffix('.')}, on {ranks}."
 
 
