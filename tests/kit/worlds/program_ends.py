@@ -77,7 +77,10 @@ SENTENCES: dict[str, dict[str, str]] = {
         "execv": r"script\.py ended with exit status 1, and its log says why, on rank 1\.",
     },
     "loop": _IN_PLACE,
-    "task": _IN_PLACE,
+    "task": {
+        **_IN_PLACE,
+        "collective": r"ends\.py:\d+ in end\(\) calls the collective recv\(\) of torch\.distributed",
+    },
 }
 """Regular expressions of what is read, by door and end."""
 
@@ -139,6 +142,6 @@ def _stands(note: str) -> bool:
 
 def wrong(door: str, end: str, seen: Seen) -> str:
     """What is not as it has to be; empty if all is."""
-    is_named = "rank" in seen.message or (end == "import" and door != "script")  # ranks there are with a group
+    is_named = "rank" in seen.message or (seen.ranks == (1,)) is not (end == "import")  # ranks are those of a group
     is_said = re.search(SENTENCES[door][end], seen.message) is not None
     return "" if is_named and is_said else f"{door} {end}: {seen}"
