@@ -44,8 +44,10 @@ def main() -> None:
 
 _HEAD = """# How a program ends, in the words of its job
 
-Rank 1 of two ends in its eighth step or so, as the first column says; the other rank is in a collective. No file and no
-new step comes meanwhile, and `retry.max_failures` is 0. Made by `make bench-ends`.
+Rank 1 of two ends after the eighth step (of a script: the fourth), as the first column says; the other rank is in a
+collective. No file and no new step comes meanwhile, and `retry.max_failures` is 0. A script that stands still is not
+ended before five minutes; its row is the note of the job after 30 s. An import fails before a group has formed, so a
+loop or task has no rank then. Made by `make bench-ends`.
 """
 
 

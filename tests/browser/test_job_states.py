@@ -207,7 +207,7 @@ def test_a_failed_job_says_its_error_once_with_the_last_lines_of_the_rank(reader
     message = "KeyError: 'square' (shapes.py:66 in loss())"
     written.report(job, RUNNING, end=AttemptEnd(reason=EndReason.USER_ERROR, message=message, step=12, failure=failure))
     _open(reader, written, job)
-    reader.sees("#message", f"Your code raised {message}. Not retried: retry.max_failures 0 is used up.")
+    reader.sees("#message", f"Your code raised {message}, on rank 1. Not retried: retry.max_failures 0 is used up.")
     reader.sees("#last-lines", "Rank 1, step 12\nhello from rank 1")
     assert "rank 0" not in reader.text("#last-lines") and reader.text(".head").count("KeyError") == 1
     assert not reader.run("document.querySelector('#traceback').open")

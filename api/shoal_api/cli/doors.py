@@ -13,7 +13,8 @@ run time), so each remark names the lines that it is about.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,11 +229,14 @@ _COLLECTIVE_CALLS = frozenset(
     for name in (
         *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
         *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter"),
-        *("reduce_scatter_tensor", "scatter", "scatter_object_list"),
+        *("reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "recv", "isend", "irecv"),
+        "batch_isend_irecv",
     )
 )
-_CALLS_OF_ALL_RANKS = _COLLECTIVE_CALLS | {
-    *("torch.distributed.barrier", "torch.distributed.monitored_barrier", "torch.distributed.new_group", _REPORT)
+_CALLS_OF_ALL_RANKS = {
+    *(name for name in _COLLECTIVE_CALLS if not name.endswith(("send", "recv"))),
+    *("torch.distributed.barrier", "torch.distributed.monitored_barrier", "torch.distributed.new_group", _REPORT),
+    *(".wait_for_everyone", ".gather_for_metrics"),
 }
 _ENVIRONMENTS = (
     *("gymnasium.make", "gymnasium.make_vec", "gym.make", "gym.vector.make", "gymnasium.vector.SyncVectorEnv"),
@@ -267,29 +271,45 @@ def _obstacles(source: _Source) -> Iterator[Remark]:
     for call in source.calls_made:
         if call.name != "torch.distributed.init_process_group":
             continue
-        method = _beginning(call.keywords.get("init_method"))
+        method = source.text(call.keywords.get("init_method", next(iter(call.args[1:2]), None)))
         if method and not method.startswith("env://"):
             yield Remark(f"init_method {method!r} is one place for all groups: leave it out", (call.place,))
         fixed = [name for name in ("rank", "world_size") if isinstance(call.keywords.get(name), ast.Constant)]
         if fixed:
             yield Remark(f"{' and '.join(fixed)} of the process group is a fixed number: leave it out", (call.place,))
-    alone = [call for call in source.calls_made if call.is_alone]
+    by_others = {call.name for call in source.calls_made if call.side == "others"}
+    alone = [call for call in source.calls_made if call.side == "rank 0" and call.name not in by_others]
     yield from _remarks_with_places(
         (
             "all ranks have to make this call, and here rank 0 makes it alone: the job would stand still",
-            tuple(call.place for call in alone if call.name in _CALLS_OF_ALL_RANKS),
+            tuple(c.place for c in alone if _CALLS_OF_ALL_RANKS & {c.name, *source.function(c).calls}),
         ),
         (
             "the forward pass of DistributedDataParallel is a call of all ranks, and here rank 0 makes it alone: use "
             "its .module",
-            tuple(call.place for call in alone if call.name in source.wrapped),
+            tuple(c.place for c in alone if c.name in source.wrapped or _passes_on(c, source)),
         ),
         (
             "the environment of the process group is overwritten: use os.environ.setdefault",
             source.environment_writes(_RENDEZVOUS),
         ),
         ("cuda:0 is one GPU for all processes of a node: use LOCAL_RANK of the environment", source.first_gpus()),
-        ("input() ends with EOFError: a worker has no terminal", source.calls("input")),
+        (
+            "input() and breakpoint() end with an error: a worker has no terminal",
+            source.calls("input", "breakpoint", "pdb.set_trace"),
+        ),
+    )
+
+
+def _passes_on(call: _Call, source: _Source) -> bool:
+    """Return True if the function that is called makes the forward pass of a wrapped model, be it given or global."""
+    function = source.function(call)
+    if function.calls & source.wrapped - {*function.parameters}:
+        return True
+    given = [*zip(function.parameters, call.args, strict=False), *call.keywords.items()]
+    return any(
+        isinstance(value, ast.Name) and value.id in source.wrapped and parameter in function.calls
+        for parameter, value in given
     )
 
 
@@ -377,7 +397,7 @@ def _before_task(source: _Source) -> Iterator[Remark]:
         ),
         (
             "samples are made by the model while it trains, and a task's dataset does not change",
-            source.calls(*_ENVIRONMENTS) + drawn,
+            source.calls(*_ENVIRONMENTS) + source.calls_below("stable_baselines3.") + drawn,
         ),
         ("averaged weights are kept beside the model", source.calls("torch.optim.swa_utils.AveragedModel")),
     )
@@ -419,13 +439,6 @@ def _workers_of_lightning(source: _Source) -> str:
     return str(numbers.pop()) if len(numbers) == 1 else ""
 
 
-def _beginning(value: ast.expr | None) -> str:
-    """Return the text, or what an f-string begins with; empty for another expression."""
-    if isinstance(value, ast.JoinedStr) and value.values:
-        value = value.values[0]
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
-
-
 @dataclass(frozen=True, slots=True)
 class _Call:
     name: str
@@ -433,8 +446,16 @@ class _Call:
     place: str
     keywords: dict[str, ast.expr]
     args: tuple[ast.expr, ...]
-    is_alone: bool = False
-    """Rank 0 makes it, and no other rank: it stands below `if rank == 0`."""
+    side: str = ""
+    """Who alone makes it, as it stands below `if rank == 0` or its else: `rank 0`, `others`; empty: all ranks."""
+
+
+@dataclass
+class _Function:
+    """What a function of the program calls on each rank that calls it."""
+
+    parameters: list[str]
+    calls: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -453,6 +474,10 @@ class _Source:
     """Names of classes whose base is one of _TRAINERS, and that base."""
     wrapped: set[str] = field(default_factory=set)
     """Names of variables that are models in DistributedDataParallel."""
+    texts_by_name: dict[str, str] = field(default_factory=dict)
+    """What is assigned to variables, or what it begins with."""
+    functions: dict[str, _Function] = field(default_factory=dict)
+    """Functions of the program: `FILE:NAME` for calls in the file, `MODULE.NAME` for others."""
     num_files: int = 0
 
     def calls_below(self, *packages: str) -> tuple[str, ...]:
@@ -482,8 +507,24 @@ class _Source:
     def environment_writes(self, keys: frozenset[str]) -> tuple[str, ...]:
         return tuple(place for key, place in self.writes if key in keys)
 
+    def function(self, call: _Call) -> _Function:
+        """Return the function of the program that is called; one that calls nothing if it is none."""
+        here = f"{call.place.rpartition(':')[0]}:{call.name}"
+        return self.functions.get(here) or self.functions.get(call.name) or _Function([])
+
     def mentions(self, text: str) -> bool:
         return any(text in literal for literal, _ in self.texts)
+
+    def text(self, value: ast.expr | None) -> str:
+        """Return a text, or what it begins with, also over a variable; empty for another expression."""
+        match value:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.JoinedStr(values=[first, *_]) | ast.BinOp(left=first) | ast.Call(func=ast.Attribute(value=first)):
+                return self.text(first)
+            case ast.Name(id=name):
+                return self.texts_by_name.get(name, "")
+        return ""
 
     def reads(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return where one of these attributes is read."""
@@ -586,8 +627,11 @@ class _Visitor(ast.NodeVisitor):
         self._source = source
         self._file = file
         self._names: dict[str, str] = {}
-        self._num_alone = 0
-        """How many `if rank == 0` the visitor is below."""
+        self._side = ""
+        """Which ranks alone are here, as in `_Call`."""
+        self._function: _Function | None = None
+        self._conditions: dict[str, ast.expr] = {}
+        """What is assigned to variables that may say which rank this is."""
         self.imported: list[str] = []
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -608,37 +652,77 @@ class _Visitor(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
-        call = _Call(self._name(node.func), self._place(node), keywords, tuple(node.args), self._num_alone > 0)
+        call = _Call(self._name(node.func), self._place(node), keywords, tuple(node.args), self._side)
         self._source.calls_made.append(call)
+        if self._function is not None and not call.side:
+            self._function.calls.add(call.name)
         if call.name == "os.environ.update":
-            given = node.args[0].keys if node.args and isinstance(node.args[0], ast.Dict) else []
-            names = [*keywords, *(key.value for key in given if isinstance(key, ast.Constant))]
-            self._source.writes += [(str(name), call.place) for name in names]
+            self._write(node, *node.args)
         self.generic_visit(node)
 
-    def visit_If(self, node: ast.If) -> None:
+    def _write(self, node: ast.expr | ast.stmt, *given: ast.expr) -> None:
+        """Note the keys of what is written into the environment: keywords, `{...}` or `dict(...)`."""
+        for value in (node, *given):
+            keys = value.keys if isinstance(value, ast.Dict) else value.keywords if isinstance(value, ast.Call) else []
+            names = (key.arg if isinstance(key, ast.keyword) else getattr(key, "value", None) for key in keys)
+            self._source.writes += [(str(name), self._place(node)) for name in names]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if self._name(node.target) == "os.environ":
+            self._write(node, node.value)
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If | ast.IfExp) -> None:
         self.visit(node.test)
-        is_alone = _is_rank_zero(node.test)
-        self._num_alone += is_alone
-        for statement in node.body:
-            self.visit(statement)
-        self._num_alone -= is_alone
-        is_other = _is_other_rank(node.test)
-        self._num_alone += is_other
-        for statement in node.orelse:
-            self.visit(statement)
-        self._num_alone -= is_other and not isinstance(node.body[-1], ast.Return)
+        before, (of_body, of_else) = self._side, self._sides(node.test)
+        for side, statements in ((of_body, node.body), (of_else, node.orelse)):
+            self._side = before or side
+            for statement in statements if isinstance(statements, list) else [statements]:
+                self.visit(statement)
+        is_left = isinstance(node.body, list) and isinstance(node.body[-1], ast.Return)
+        self._side = before or (of_else if is_left else "")
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit_If(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """`rank == 0 and dist.barrier()`"""
+        before = self._side
+        for value in node.values:
+            self.visit(value)
+            self._side = self._side or self._sides(value)[isinstance(node.op, ast.Or)]
+        self._side = before
+
+    def _sides(self, test: ast.expr) -> tuple[str, str]:
+        """Who is alone below a condition, and in its else."""
+        values = [_value(test, rank, self._conditions) for rank in (0, 1, 2)]
+        is_here, is_there, is_beyond = (None if value is None else bool(value) for value in values)
+        if is_there is not is_beyond:
+            return "", ""
+        of_body = "rank 0" if is_there is False and is_here is not False else ""
+        of_else = "rank 0" if is_there and not is_here else ""
+        return of_body or ("others" if of_else else ""), of_else or ("others" if of_body else "")
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """A definition below `if rank == 0` does not say which ranks call the function. Code after
         `if rank != 0: return` runs on rank 0 alone, to the end of the function."""
-        before, self._num_alone = self._num_alone, 0
+        before, self._side = (self._side, self._function), ""
+        parameters = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        self._function = function = _Function(parameters)
+        module = self._file.removesuffix(".py").replace("/", ".")
+        self._source.functions |= {f"{self._file}:{node.name}": function, f"{module}.{node.name}": function}
         self.generic_visit(node)
-        self._num_alone = before
+        self._side, self._function = before
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if any(isinstance(inner, ast.Call) and self._name(inner.func) == _DDP for inner in ast.walk(node.value)):
             self._source.wrapped.update(self._name(target) for target in node.targets)
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self._conditions[target.id] = node.value
+                self._source.texts_by_name[target.id] = self._source.text(node.value)
+                if self._name(node.value) == "os.environ":
+                    self._names[target.id] = "os.environ"
         self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -692,44 +776,69 @@ def _usual_name(name: str) -> str:
     return name
 
 
-def _is_other_rank(test: ast.expr) -> bool:
-    """Return True if the condition holds on all ranks but rank 0: `rank != 0`, `rank`, `not is_main_process`."""
-    match test:
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _is_rank_zero(operand)
-        case ast.Compare(left=left, ops=[ast.NotEq() | ast.Gt()], comparators=[ast.Constant(value=0)]):
-            return _is_rank(left)
-    return _is_rank(test)
+_RANKS = frozenset({"rank", "global_rank", "local_rank", "world_rank", "get_rank", "get_world_rank", "get_local_rank"})
+_OF_RANK_0 = frozenset(
+    {"is_main_process", "is_local_main_process", "is_master", "is_main", "master_process", "is_rank_zero"}
+    | {"is_world_process_zero", "is_global_zero"}
+)
 
 
-def _is_rank_zero(test: ast.expr) -> bool:
-    """Return True if the condition holds on rank 0 only, by its names: `rank == 0`, `dist.get_rank() == 0`, `not rank`,
-    `accelerator.is_main_process`."""
-    match test:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return any(map(_is_rank_zero, values))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return _is_other_rank(operand)
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
-            return _is_rank(left)
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name in ("is_main_process", "is_master", "is_main", "master_process", "is_rank_zero")
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in ("is_main_process", "is_master", "is_world_process_zero")
-    return False
-
-
-def _is_rank(value: ast.expr) -> bool:
-    match value:
+def _value(node: ast.expr, rank: int, assigned: dict[str, ast.expr]) -> Any:
+    """Return the value of a condition on a rank, by its names: `rank == 0`, `not is_main_process`; None: not known."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=operation, operand=operand):
+            value = _value(operand, rank, assigned)
+            return None if value is None else -value if isinstance(operation, ast.USub) else not value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            return [_value(element, rank, assigned) for element in elements]
+        case ast.BoolOp(op=operation, values=operands):
+            values = [_value(operand, rank, assigned) for operand in operands]
+            decides = isinstance(operation, ast.Or)
+            is_decided = any(value is not None and bool(value) is decides for value in values)
+            return decides if is_decided else None if None in values else not decides
+        case ast.Compare(left=left, ops=[operation], comparators=[right]):
+            return _compared(operation, _value(left, rank, assigned), _value(right, rank, assigned))
         case ast.Call(func=ast.Name(id="int"), args=[inner]):
-            return _is_rank(inner)
-        case ast.Call(func=called):
-            return _is_rank(called)
-        case ast.Subscript(slice=ast.Constant(value=name)):
-            return name == "RANK"
+            value = _value(inner, rank, assigned)
+            return int(value) if isinstance(value, str) and value.isdecimal() else value
+        case (
+            ast.Subscript(slice=ast.Constant(value="RANK" | "LOCAL_RANK"))
+            | ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[ast.Constant(value="RANK" | "LOCAL_RANK"), *_])
+        ):
+            return str(rank)
+        case ast.Call(func=ast.Name() | ast.Attribute() as called):
+            return _value(called, rank, {})
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name in ("rank", "global_rank", "world_rank", "get_rank", "get_world_rank", "RANK")
-    return False
+            if name.lower() in _RANKS:
+                return rank
+            if name in _OF_RANK_0:
+                return rank == 0
+            if isinstance(node, ast.Name) and name in assigned:
+                others = {other: value for other, value in assigned.items() if other != name}
+                return _value(assigned[name], rank, others)
+    return None
+
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+
+
+def _compared(operation: ast.cmpop, left: Any, right: Any) -> bool | None:
+    compare = _COMPARISONS.get(type(operation))
+    try:
+        return None if compare is None or left is None or right is None else bool(compare(left, right))
+    except TypeError:
+        return None
 
 
 def refuse_function_as_task(document: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.core.quantities import count_text
+from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
@@ -22,6 +22,19 @@ class AttemptEnd(Frozen):
     failure: UserFailure | None = None
     has_run_long: bool = False
     """A script has run for a minute or more, which counts as progress also if it has reported no step."""
+
+    @property
+    def sentence(self) -> str:
+        """The message, with the ranks on which the user's code has failed, unless it names them or is advice."""
+        failure = self.failure
+        if self.reason is not EndReason.USER_ERROR or failure is None or not failure.ranks or "rank" in self.message:
+            return self.message
+        if failure.mistake and failure.mistake not in _OF_SCRIPTS:
+            return self.message
+        ranks = (
+            ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
+        )
+        return f"{self.message.removesuffix('.')}, on {ranks}."
 
 
 class Retry(StrEnum):
@@ -90,6 +103,8 @@ REPEATED = "repeated_end"
 """Value of `UserFailure.mistake`: a script has ended in the same way several times in a row without progress."""
 _OF_SCRIPTS = {"exit_status": "The script has failed."}
 """The same for mistakes that only a script makes."""
+_MAX_RANKS = 8
+"""Ranks that a message names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,11 +96,11 @@ def place(stack: WorkerStack) -> str:
     module = f", {stack.module}" if stack.module else ""
     phase = _PHASES.get(stack.phase)
     collective = _collective(stack.frames)
-    if collective is not None:
-        where = f", in {phase}" if phase is not None and collective != _COLLECTIVES["hold_vote"] else ""
-        return f"waiting in the {collective}{of_step}{where}{module}"
     code = _users_frame(stack.frames)
     at = f" ({code.file.rpartition('/')[2]}:{code.line} {code.function})" if code is not None else ""
+    if collective is not None:
+        where = f", in {phase}" if phase is not None and collective != _COLLECTIVES["hold_vote"] else ""
+        return f"waiting in the {collective}{of_step}{where}{module}{at}"
     if any(frame.file.endswith(_DATA_FILE) for frame in stack.frames):
         return f"in the data loader{at}{of_step}"
     inner = stack.frames[0]

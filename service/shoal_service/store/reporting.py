@@ -258,10 +258,11 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.describe(step=done)
     edit.lose(end.reason, end.message, is_script=spec.script is not None)
     profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
-    text = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
+    sentence = end.sentence
+    text = (sentence, decision.reason) if decision.charged or decision.again else (sentence or decision.reason,)
     if end.reason is EndReason.USER_ERROR and end.failure is not None and not mistake:
         rest = decision.reason.removeprefix(ENDINGS[end.reason].words).strip()
-        text = (f"Your code raised {end.message.removesuffix('.')}.", rest)
+        text = (f"Your code raised {sentence.removesuffix('.')}.", rest)
     message, reason = " ".join(part for part in text if part), end.reason.value
     if end.reason is EndReason.CANCELLED and spec.sweep is not None and (why := why_pruned(edit.tx, job.num)):
         message, reason = why, PRUNED

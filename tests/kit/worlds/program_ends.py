@@ -16,7 +16,13 @@ PROGRAMS = Path(__file__).parents[1] / "ends"
 DOORS: dict[str, dict[str, Any]] = {
     "script": {"script": {"file": "script.py", "grace_s": 1}},
     "loop": {"loop": {"file": "loop.py"}},
-    "task": {"task": "tasks:Task", "batch": {"global_size": 4, "micro_size": 2}, "stop": {"steps": 100}},
+    "task": {
+        "task": "tasks:Task",
+        "batch": {"global_size": 4, "micro_size": 2},
+        "optimizer": {"name": "sgd", "lr": 0.01, "clip_norm": None},
+        "schedule": {"name": "constant", "warmup_steps": 0},
+        "stop": {"steps": 100},
+    },
 }
 ENDS = {
     "zero": "one rank ends with status 0",
@@ -34,9 +40,11 @@ ENDS = {
 }
 
 
-_AT = r"\(ends\.py:\d+ in end\(\)\)"
+_AT = r"\(ends\.py:\d+ in end\(\)\), on rank 1"
 _TWICE_MORE = "3 times in a row without a new step or a file with new content"
-_HERE = "3 times in a row at the same place"
+_HERE = "3 times in a row at the same place, on rank 1"
+_BOTH_RECEIVE = r"rank 0 is waiting in the receive.* \(ends\.py:\d+ here\); rank 1 is .* \(ends\.py:\d+ end\)"
+_NO_STEP = "6 re-formations in a row completed no step; last: "
 _IN_PLACE = {
     "zero": rf"Your code raised SystemExit: 0 {_AT}",
     "exception": rf"Your code raised ValueError: no such sample {_AT}",
@@ -47,9 +55,9 @@ _IN_PLACE = {
     "interrupt": rf"Your code raised KeyboardInterrupt {_AT}",
     "memory": rf"Your code raised MemoryError {_AT}",
     "import": r"ends\.py:\d+: the module no_such_module is not there on the node of this worker",
-    "collective": "6 re-formations in a row completed no step; last: the group hung at step 8 again, and rank 0 stood",
-    "outside": r"6 re-formations in a row completed no step; last: rank 1: it did not leave generation \d+",
-    "execv": r"6 re-formations in a row completed no step; last: rank 1: process \d+ on \S+ was killed by signal 15",
+    "collective": rf"{_NO_STEP}.*the group hung at step 8.*; before, {_BOTH_RECEIVE}",
+    "outside": rf"{_NO_STEP}rank 1: it did not leave generation \d+.*; before, .*rank 1 is .*\(ends\.py:\d+ end\)",
+    "execv": rf"{_NO_STEP}rank 1: process \d+ on \S+ was killed by signal 15",
 }
 SENTENCES: dict[str, dict[str, str]] = {
     "script": {
@@ -58,17 +66,21 @@ SENTENCES: dict[str, dict[str, str]] = {
         "exception": rf"Your code raised ValueError: no such sample {_AT}",
         "thread": rf"Your code raised ValueError: no such sample {_AT}",
         "signal": rf"the process of script\.py was killed by signal 14 \(SIGALRM\), on rank 1, {_TWICE_MORE}",
-        "os_exit": r"script\.py ended with exit status 3, and its log says why",
-        "text": r"script\.py ended with exit status 1 at ends\.py:\d+ in end\(\): no data",
+        "os_exit": r"script\.py ended with exit status 3, and its log says why, on rank 1\.",
+        "text": r"script\.py ended with exit status 1 at ends\.py:\d+ in end\(\): no data, on rank 1\.",
         "interrupt": rf"Your code raised KeyboardInterrupt {_AT}",
-        "memory": rf"MemoryError {_AT}, on rank 1, {_TWICE_MORE}",
-        "import": r"Your code raised ModuleNotFoundError: No module named 'no_such_module' \(ends\.py:\d+\)",
-        "collective": "rank 0 is waiting in the receive; rank 1 is waiting in the receive",
-        "outside": r"rank 0 is waiting in the all-reduce; rank 1 is in its code \(ends\.py:\d+ end\)",
-        "execv": r"script\.py ended with exit status 1, and its log says why",
+        "memory": rf"MemoryError {_AT}, {_TWICE_MORE}",
+        "import": r"Your code raised ModuleNotFoundError: No module named 'no_such_module' \(ends\.py:\d+\), on ranks",
+        "collective": _BOTH_RECEIVE,
+        "outside": r"rank 0 is waiting in the all-reduce \(script\.py:\d+ <module>\); rank 1 is in its code "
+        r"\(ends\.py:\d+ end\)",
+        "execv": r"script\.py ended with exit status 1, and its log says why, on rank 1\.",
     },
     "loop": _IN_PLACE,
-    "task": _IN_PLACE,
+    "task": {
+        **_IN_PLACE,
+        "collective": r"ends\.py:\d+ in end\(\) calls the collective recv\(\) of torch\.distributed",
+    },
 }
 """Regular expressions of what is read, by door and end."""
 
@@ -124,11 +136,12 @@ def see(client: Client, jobs: Iterable[str]) -> dict[str, Seen]:
 
 
 def _stands(note: str) -> bool:
-    return "has made no progress for" in note and "script" in note
+    """Its ranks have been looked at, some moments after it was seen to stand still."""
+    return re.search(r"in script .*counts as hung after .*; ranks? ", note) is not None
 
 
 def wrong(door: str, end: str, seen: Seen) -> str:
     """What is not as it has to be; empty if all is."""
-    is_named = seen.ranks == ((0, 1) if end == "import" else (1,)) or "rank" in seen.message
+    is_named = "rank" in seen.message or (seen.ranks == (1,)) is not (end == "import")  # ranks are those of a group
     is_said = re.search(SENTENCES[door][end], seen.message) is not None
     return "" if is_named and is_said else f"{door} {end}: {seen}"

@@ -1,6 +1,7 @@
 """The directory of a job on a node, and what of it is collected into the job's storage and restored from there."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -174,7 +175,12 @@ def test_only_what_the_program_has_written_is_collected_and_links_reach_nothing(
     os.mkfifo(one.path / "pipe.pt")
     for name in ("last.pt", "runs/x/events", "notes.txt", ".hidden/a.pt", "__pycache__/a.pt", "a\nb.pt"):
         one.write(name, name)
-    assert one.collect() == ["last.pt", "runs/x/events"]
+    one.write(f"{'n' * 240}.pt", "longer than a draft of it could be named where it is restored")
+    deep = _deep(one.path / "runs", 1200)
+    try:
+        assert one.collect() == ["last.pt", "runs/x/events"]
+    finally:
+        subprocess.run(["rm", "-r", deep], check=True)  # it goes as deep
     contents = [path.read_text() for path in (tmp_path / "storage").rglob("*") if path.is_file()]
     assert not any("another user" in content for content in contents)
 
@@ -182,6 +188,18 @@ def test_only_what_the_program_has_written_is_collected_and_links_reach_nothing(
     (one.path / "runs/x/events").unlink()
     assert one.collect() == ["last.pt", "start.pt"]
     assert len(one.storage.child("0").files()) == 3, "what no manifest names is removed"
+
+
+def _deep(folder: Path, num: int) -> Path:
+    """Directories in each other, which cannot be made by path."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(num):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    return folder / "d"
 
 
 def test_limits_keep_the_newest_files_and_say_how_many_are_left_out(node: Callable[..., Node]) -> None:
@@ -200,12 +218,33 @@ def test_a_file_that_may_be_half_written_waits_and_an_older_generation_replaces_
     one = node()
     one.write("old.pt", "1")
     one.write("new.pt", "1", at_s=0.0)
-    assert one.collect(is_last=False) == ["old.pt"]
-    assert one.collect(is_last=True) == ["new.pt", "old.pt"]
+    one.write("logs/old.txt", "1", at_s=-100.0)
+    one.write("logs/new.txt", "1", at_s=0.0)
+    one.write("checkpoint-1/model", "1")
+    one.write("checkpoint-2/model", "1", at_s=-2.0)
+    one.write("checkpoint-2/state", "1", at_s=0.0)
+    of_first = ["checkpoint-1/model"]
+    assert one.collect(is_last=False) == [*of_first, "logs/old.txt", "old.pt"]
+    shutil.rmtree(one.path / "logs")
+    shutil.rmtree(one.path / "checkpoint-2")
+    assert one.collect(is_last=True) == [*of_first, "new.pt", "old.pt"]
+    shutil.rmtree(one.path / "checkpoint-1")
     assert one.collect(generation=3) == ["new.pt", "old.pt"]
     one.write("zombie.pt", "1")
     assert one.collect(generation=2) is None
     assert [file.name for file in read_manifests(one.storage)[0].files] == ["new.pt", "old.pt"]
+
+
+def test_a_directory_that_the_program_removes_meanwhile_is_not_kept_in_part(node: Callable[..., Node]) -> None:
+    one = node()
+    for number in range(64):
+        one.write(f"checkpoint-1/{number}", "1", at_s=-100.0 - number)
+
+    def remove(_: str) -> None:
+        shutil.rmtree(one.path / "checkpoint-1", ignore_errors=True)
+
+    collected = one.outputs.collect(Writer(0, 1, 1), is_last=False, note=remove)
+    assert collected is not None and collected.manifest.files == ()
 
 
 def test_another_node_goes_on_from_the_files_of_the_job(node: Callable[..., Node]) -> None:
@@ -213,19 +252,24 @@ def test_another_node_goes_on_from_the_files_of_the_job(node: Callable[..., Node
     first.write("last.pt", "step 40")
     first.write("logs/same.txt", "same")
     first.write("log.txt", "of node 0")
-    assert first.collect() == ["last.pt", "log.txt", "logs/same.txt"]
+    first.write("node-1/log.txt", "of the program itself")
+    first.write("empty", "")
+    first.write("tool", "#!/bin/sh")
+    (first.path / "tool").chmod(0o700)
+    of_first = ["empty", "last.pt", "log.txt", "logs/same.txt", "node-1/log.txt", "tool"]
+    assert first.collect() == of_first
     for name, text in (("log.txt", "of node 1"), ("logs/same.txt", "same"), ("only.txt", "here")):
         other.write(name, text)
     clashes = other.outputs.collect(Writer(1, 1, 1), is_last=True, note=_ignore)
     assert clashes is not None and clashes.clashes == ("log.txt",)
     names = {one.name: one.node for one in merged(read_manifests(first.storage))}
-    assert names == {"last.pt": 0, "log.txt": 0, "logs/same.txt": 0, "node-1/log.txt": 1, "only.txt": 1}
+    assert names == {**dict.fromkeys(of_first, 0), "node-1/node-1/log.txt": 1, "only.txt": 1}
 
-    assert later.outputs.restore(2, None, note=_ignore) == 4
-    expected = {"last.pt": "step 40", "log.txt": "of node 0", "logs/same.txt": "same", "only.txt": "here"}
-    assert later.read() == expected
+    assert later.outputs.restore(2, None, note=_ignore) == 7
+    assert later.read() == {**first.read(), "only.txt": "here"}
+    assert os.access(later.path / "tool", os.X_OK) and not os.access(later.path / "empty", os.X_OK)
     assert later.outputs.restore(2, None, note=_ignore) == 0, "once for each attempt"
-    assert later.collect(generation=2) == ["last.pt", "log.txt", "logs/same.txt"], "they stay files of node 0"
+    assert later.collect(generation=2) == of_first, "they stay files of node 0"
     later.write("last.pt", "step 60", at_s=-1.0)
     later.collect(generation=2)
     assert first.outputs.restore(3, None, note=_ignore) > 0 and first.read()["last.pt"] == "step 60"
@@ -260,11 +304,13 @@ def test_the_first_worker_of_a_node_collects_after_a_checkpoint_and_at_the_end(n
         assert time.monotonic() < deadline_mono and not said, said
         time.sleep(0.005)  # what another thread writes into a directory cannot be waited for
     one.write("last.pt", "1", at_s=0.0)
+    one.write("a\nb", "1")
     assert keepers[1].finish(30.0) and stored() == ["0.pt", "1.pt", "last.pt"]
+    assert len(said) == 1 and "'a\\nb' is not kept" in said[0]
     Path(one.storage.url).rename(f"{root}/gone")
     Path(one.storage.url).write_text("no directory")
     one.write("more.pt", "1")
-    assert keepers[0].finish(30.0) and len(said) == 1 and "could not be stored" in said[0]
+    assert keepers[0].finish(30.0) and len(said) == 2 and "could not be stored" in said[1]
 
 
 def _assignment(local_rank: int) -> Assignment:

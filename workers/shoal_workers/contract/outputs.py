@@ -28,15 +28,18 @@ MANIFEST = "files.json"
 MAX_FILES = 10_000
 """Files of one node that are kept."""
 MAX_MANIFEST_BYTES = 16 << 20
-_MAX_NAME_BYTES = 1024
+MAX_NAME_BYTES = 1024
+_MAX_SEGMENT_BYTES = 240
+"""File systems take 255, and a file that is being written has a longer name."""
 _GIB = 1 << 30
 _LEFT_OUT = "__pycache__"
 
 
 def is_file_name(name: str) -> bool:
-    """True for a path of plain segments: relative, printable, without `.`, `..` and empty ones."""
+    """True for a path of plain segments: relative, printable, without `.`, `..`, empty and very long ones."""
     segments = name.split("/")
-    is_short = len(name.encode(errors="replace")) <= _MAX_NAME_BYTES
+    sizes = [len(segment.encode(errors="replace")) for segment in segments]
+    is_short = len(sizes) + sum(sizes) <= MAX_NAME_BYTES and max(sizes) <= _MAX_SEGMENT_BYTES
     return is_short and name.isprintable() and not {"", ".", ".."} & {*segments} and "\\" not in name
 
 
@@ -56,7 +59,7 @@ def _is_pattern(pattern: str) -> str:
 
 
 FileName = Annotated[str, AfterValidator(_is_file_name)]
-Pattern = Annotated[str, Field(min_length=1, max_length=_MAX_NAME_BYTES), AfterValidator(_is_pattern)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_NAME_BYTES), AfterValidator(_is_pattern)]
 
 
 class OutputsSpec(Frozen):
@@ -125,6 +128,7 @@ class OutputFile(Frozen):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     content: str = Field(pattern=r"^[0-9a-f]{32}$")
     """Name of the file with its content, in the folder of the manifest."""
+    is_executable: bool = False
 
 
 class OutputManifest(Frozen):
@@ -163,5 +167,7 @@ def merged(manifests: Mapping[int, OutputManifest]) -> list[MergedFile]:
                 files[file.name] = MergedFile(file.name, node, file)
             elif first.file.sha256 != file.sha256:
                 name = f"node-{node}/{file.name}"
-                files.setdefault(name, MergedFile(name, node, file))
+                while name in files:  # the program has made such a name itself
+                    name = f"node-{node}/{name}"
+                files[name] = MergedFile(name, node, file)
     return [files[name] for name in sorted(files)]

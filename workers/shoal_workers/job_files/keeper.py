@@ -130,6 +130,12 @@ class OutputKeeper:
                 f"{manifest.num_left_out} files with {size_mib:.0f} MiB are not kept, since newer ones fill "
                 "outputs.max_gib. Raise it, or name what to keep in outputs.keep.",
             )
+        if collected.unnamed:
+            self._say_once(
+                "unnamed",
+                f"{collected.unnamed[:80]!a} is not kept, as no file is whose name is very long or has characters that "
+                "cannot be printed, or a backslash.",
+            )
         if collected.clashes:
             self._say_once(
                 "clash",

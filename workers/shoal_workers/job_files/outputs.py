@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import heapq
 import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ from shoal_workers.contract.outputs import (
     MANIFEST,
     MAX_FILES,
     MAX_MANIFEST_BYTES,
+    MAX_NAME_BYTES,
     OutputFile,
     OutputManifest,
     OutputsSpec,
@@ -40,14 +43,16 @@ from shoal_workers.contract.outputs import (
     matcher,
     merged,
 )
-from shoal_workers.job_files.directory import JobDirectory, Stamp, stamp_of
+from shoal_workers.job_files.directory import DirectoryState, JobDirectory, Stamp, stamp_of
 
 Note = Callable[[str], None]
 _PIECE_BYTES = 8 << 20
-_MAX_SEEN = 100_000
-"""Files of the directory that are looked at."""
+_NUM_THREADS = 8
+"""Files that are written at once: the time of a small one is that of the storage's answer."""
 _SETTLED_S = 1.0
-"""A file that was changed in the last second may be half written; it is collected the next time, or at the end."""
+"""A file that was changed in the last second may be half written; it is collected the next time, or at the end. So is a
+directory that has come into being, such as a checkpoint of several files, but no longer than the next seconds."""
+_BEGUN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class Collected:
     manifest: OutputManifest
     clashes: tuple[str, ...] = ()
     """Files of this node whose names are taken by files of rank 0's node."""
+    unnamed: str = ""
+    """A file that is not kept because of its name."""
 
 
 class Outputs:
@@ -90,30 +97,40 @@ class Outputs:
             before = read_manifests(self._storage, [writer.node]).get(writer.node)
             if before is not None and before.writer > (writer.attempt, writer.generation):
                 return None
-            state = self._directory.state()
-            there = regular_files(self._directory.path)
             known = {file.name: file for file in before.files} if before is not None else {}
-            changed = {name: stamp for name, stamp in there.items() if not state.is_input(name, stamp)}
-            chosen, num_left, bytes_left = self._within_limits(changed)
-            stays = {name: file for name, file in known.items() if name in there and name not in changed}
-            files = [*stays.values()]
-            for name in chosen:
-                pieces = _Pieces(lambda name=name: note(f"keeping {name}"))  # type: ignore[misc]
-                stored = self._stored(place, name, changed[name], known.get(name), pieces, is_last=is_last)
-                files += [stored] if stored is not None else []
+            written = _Written(self._directory.state(), self._is_kept, known)
+            newest = heapq.nlargest(MAX_FILES, written.among(regular_files(self._directory.path)), key=_changed_at)
+            chosen = [*_up_to(self._spec.max_bytes, newest)]
+            begun = {_folder(name) for name, _ in chosen} - {"", *map(_folder, known)}
+            partial = set() if is_last else _half_written(begun, chosen)
+            if chosen:
+                place.create()
+
+            def store(file: tuple[str, Stamp]) -> OutputFile | None:
+                name, stamp = file
+                pieces = _Pieces(lambda: note(f"keeping {name}"))
+                try:
+                    return self._stored(place, name, stamp, known.get(name), pieces, is_last=is_last)
+                except FileNotFoundError:  # the program removes it, and the others of its directory
+                    partial.update({_folder(name)} & begun)
+                    return None
+
+            with ThreadPoolExecutor(_NUM_THREADS, "shoal-outputs") as pool:
+                stored = [*filter(None, pool.map(store, (file for file in chosen if _folder(file[0]) not in partial)))]
+            files = sorted((f for f in stored if _folder(f.name) not in partial), key=lambda file: file.name)
             manifest = OutputManifest(
-                directory=state.directory,
+                directory=written.state.directory,
                 attempt=writer.attempt,
                 generation=writer.generation,
-                files=tuple(sorted(files, key=lambda file: file.name)[:MAX_FILES]),
-                num_left_out=num_left,
-                bytes_left_out=bytes_left,
+                files=tuple(files),
+                num_left_out=written.num_files - len(chosen),
+                bytes_left_out=written.num_bytes - sum(stamp[0] for _, stamp in chosen),
             )
             if manifest != before and (files or before is not None):
                 place.create()
                 place.write(MANIFEST, [manifest.model_dump_json().encode()])
                 _remove_unnamed(place, manifest)
-            return Collected(manifest, self._clashes(writer, manifest))
+            return Collected(manifest, self._clashes(writer, manifest), written.unnamed)
 
     def restore(self, attempt: int, node: int | None, *, note: Note) -> int:
         """Bring the directory to what the storage has; a file that is newer here stays. Returns the number of files.
@@ -128,21 +145,21 @@ class Outputs:
             if node is None and state.restored_for == attempt:
                 return 0
             manifests = read_manifests(self._storage, None if node is None else [node])
-            there = regular_files(self._directory.path)
-            newer = [
-                output
+            others = {
+                output.name: output
                 for output in merged(manifests)
-                if output.name == output.file.name
-                and manifests[output.node].directory != state.directory
-                and there.get(output.name, (0, -1))[1] < output.file.modified_ns
-            ]
+                if output.name == output.file.name and manifests[output.node].directory != state.directory
+            }
+            for name, stamp in regular_files(self._directory.path):
+                if name in others and stamp[1] >= others[name].file.modified_ns:
+                    del others[name]
+            newer = others.values()
             restored = dict(state.restored_files)
             for done, output in enumerate(newer):
                 note(f"restoring outputs of the job, {done} of {len(newer)}")
-                if (
-                    stamp := _fetch(self._storage.child(str(output.node)), output.file, self._directory.path)
-                ) is not None:
-                    restored[output.name] = stamp
+                copied = _fetch(self._storage.child(str(output.node)), output.file, self._directory.path)
+                if copied is not None:
+                    restored[output.name] = copied
             with suppress(OSError):  # said when there is something to store
                 self._storage.create()
             if newer or attempt > state.restored_for:
@@ -150,41 +167,31 @@ class Outputs:
                 self._directory.put_state(state.model_copy(update=update))
             return len(newer)
 
-    def _within_limits(self, changed: dict[str, Stamp]) -> tuple[list[str], int, int]:
-        """The files to keep, newest first, and the number and bytes of those beyond the limits."""
-        names = sorted((name for name in changed if self._is_kept(name)), key=lambda name: -changed[name][1])
-        chosen: list[str] = []
-        left_bytes, num_left, bytes_left = self._spec.max_bytes, 0, 0
-        for name in names:
-            size = changed[name][0]
-            if size <= left_bytes and len(chosen) < MAX_FILES:
-                chosen.append(name)
-                left_bytes -= size
-            else:
-                num_left, bytes_left = num_left + 1, bytes_left + size
-        return chosen, num_left, bytes_left
-
     def _stored(
         self, place: Directory, name: str, stamp: Stamp, known: OutputFile | None, pieces: _Pieces, *, is_last: bool
     ) -> OutputFile | None:
-        """The file as it is stored, now or before; None if it cannot be stored yet, or has gone."""
+        """The file as it is stored, now or before; None if it cannot be stored yet. FileNotFoundError if it has
+        gone."""
         if known is not None and (known.bytes, known.modified_ns) == stamp:
             return known
         if not is_last and time.time_ns() - stamp[1] < _SETTLED_S * 1e9:
             return known
         content = uuid.uuid4().hex
-        place.create()
-        try:
-            with _opened(self._directory.path, name) as descriptor:
-                place.write(content, pieces.of_file(descriptor))
-                is_whole = stamp_of(os.fstat(descriptor)) == stamp
-        except FileNotFoundError:
-            return None
-        if not is_whole and not is_last:
+        with _opened(self._directory.path, name) as descriptor:
+            place.write(content, pieces.of_file(descriptor))
+            status = os.fstat(descriptor)
+        if stamp_of(status) != stamp and not is_last:
             place.remove(content)
             return known
         sha256 = pieces.digest.hexdigest()
-        return OutputFile(name=name, bytes=pieces.num_bytes, modified_ns=stamp[1], sha256=sha256, content=content)
+        return OutputFile(
+            name=name,
+            bytes=pieces.num_bytes,
+            modified_ns=stamp[1],
+            sha256=sha256,
+            content=content,
+            is_executable=bool(status.st_mode & stat.S_IXUSR),
+        )
 
     def _clashes(self, writer: Writer, manifest: OutputManifest) -> tuple[str, ...]:
         if not writer.node or not manifest.files:
@@ -213,21 +220,70 @@ def read_manifests(storage: Directory, nodes: Iterable[int] | None = None) -> di
     return manifests
 
 
-def regular_files(top: Path) -> dict[str, Stamp]:
+def regular_files(top: Path) -> Iterator[tuple[str, Stamp]]:
     """The regular files below a directory in which outputs are looked for; no link is followed."""
-    files: dict[str, Stamp] = {}
     for folder, subfolders, names, here in os.fwalk(top, follow_symlinks=False):
-        subfolders[:] = [name for name in subfolders if is_walked(name)]
         below = Path(folder).relative_to(top)
+        # What lies below a name that is too long cannot be kept, however deep it goes.
+        subfolders[:] = [name for name in subfolders if is_walked(name) and len(str(below / name)) < MAX_NAME_BYTES]
         for name in names:
-            path = (below / name).as_posix()
-            if name.endswith(TEMPORARY_SUFFIX) or not is_file_name(path) or len(files) >= _MAX_SEEN:
-                continue
             with suppress(FileNotFoundError):
                 status = os.stat(name, dir_fd=here, follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    files[path] = stamp_of(status)
-    return files
+                if stat.S_ISREG(status.st_mode) and not name.endswith(TEMPORARY_SUFFIX):
+                    yield (below / name).as_posix(), stamp_of(status)
+
+
+@dataclass(slots=True)
+class _Written:
+    """The files that the program has written and that the spec keeps, as they pass by."""
+
+    state: DirectoryState
+    is_kept: Callable[[str], bool]
+    known: Mapping[str, OutputFile]
+    """Those of this node in the storage; some were restored here."""
+    num_files: int = 0
+    num_bytes: int = 0
+    unnamed: str = ""
+
+    def among(self, files: Iterable[tuple[str, Stamp]]) -> Iterator[tuple[str, Stamp]]:
+        for name, stamp in files:
+            is_input = self.state.is_input(name, stamp) and (
+                name not in self.known or stamp == self.state.code_files.get(name)
+            )
+            if is_input or not self.is_kept(name):
+                continue
+            if not is_file_name(name):
+                self.unnamed = name
+                continue
+            self.num_files += 1
+            self.num_bytes += stamp[0]
+            yield name, stamp
+
+
+def _folder(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _half_written(folders: set[str], files: Iterable[tuple[str, Stamp]]) -> set[str]:
+    """Those of the new directories into which the program is writing. `files`: the newest first."""
+    now, newest_at, oldest_at = time.time_ns(), dict[str, int](), dict[str, int]()
+    for name, stamp in files:
+        newest_at.setdefault(_folder(name), stamp[1])
+        oldest_at[_folder(name)] = stamp[1]
+    since_ns, begun_ns = now - int(_SETTLED_S * 1e9), now - int(_BEGUN_S * 1e9)
+    return {folder for folder in folders if newest_at[folder] > since_ns and oldest_at[folder] > begun_ns}
+
+
+def _changed_at(file: tuple[str, Stamp]) -> int:
+    return file[1][1]
+
+
+def _up_to(max_bytes: int, files: Iterable[tuple[str, Stamp]]) -> Iterator[tuple[str, Stamp]]:
+    """Those of the files for which there is room, the first ones first."""
+    for name, stamp in files:
+        if stamp[0] <= max_bytes:
+            max_bytes -= stamp[0]
+            yield name, stamp
 
 
 @contextmanager
@@ -284,9 +340,10 @@ def _fetch(place: Directory, file: OutputFile, top: Path) -> Stamp | None:
     try:
         target.create()
         target.write(last, _Pieces().of_stored(place, file))
-        with target.opened() as here:
-            os.utime(last, ns=(file.modified_ns, file.modified_ns), dir_fd=here, follow_symlinks=False)
-            return stamp_of(os.stat(last, dir_fd=here, follow_symlinks=False))
+        with _opened(top, file.name) as descriptor:
+            os.fchmod(descriptor, 0o755 if file.is_executable else 0o644)
+            os.utime(descriptor, ns=(file.modified_ns, file.modified_ns))
+            return stamp_of(os.fstat(descriptor))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         return None
 

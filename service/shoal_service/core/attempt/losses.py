@@ -281,7 +281,7 @@ def death_explained(turn: Turn, worker_id: str, message: str) -> None:
             mistake, advice = PROCESS_EXIT, "look for os._exit in the task and in the libraries that it calls"
         elif crash.words.startswith(_NO_MEMORY):
             mistake, advice = NO_MEMORY, "lower batch.micro_size, or give the workers more memory"
-        sentence = f"{describe_crash(crash)}; run `shoal check`, and {advice}."
+        sentence = f"{describe_crash(crash)}, on rank {death.rank}; run `shoal check`, and {advice}."
         failure = UserFailure(
             type=mistake,
             message=sentence,

@@ -24,6 +24,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.series_copies import EventFiles, MetricBacklog
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
 from shoal_service.views import CheckpointView, Condition
+from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll, WorkerUse
 from shoal_workers.contract.profiles import Profiled
 from shoal_workers.contract.suspects import Suspect
@@ -125,6 +126,9 @@ class Reporter:
                     self._show_incident(incident, closed_at)
                 case End(end):
                     self.show(state)
+                    stacks = self._stacks.get(self._shown[0].id) if self._shown is not None else None
+                    if stacks is not None and end.reason is EndReason.RECOVERY_BUDGET:
+                        end = end.model_copy(update={"message": f"{end.message}; before, {stacks.summary}"})
                     if self._event_files is not None:  # the process may be gone as soon as its end is stored
                         self._event_files.close()
                         self._event_files.wait(_EVENT_FILES_S)

@@ -82,6 +82,20 @@ def test_a_script_that_has_everything_can_run_as_it_is(tmp_path: Path) -> None:
         ("if int(os.environ['RANK']) == 0: dist.barrier()", "rank 0 makes it alone"),
         ("if rank == 0: dist.all_gather_into_tensor(a, b)", "rank 0 makes it alone"),
         ("if rank == 0: dist.new_group([0])", "rank 0 makes it alone"),
+        ("if 0 == rank: dist.barrier()", "rank 0 makes it alone"),
+        ("if dist.get_rank() < 1: dist.barrier()", "rank 0 makes it alone"),
+        ("if local_rank in (-1, 0): dist.barrier()", "rank 0 makes it alone"),
+        ("rank == 0 and dist.barrier()", "rank 0 makes it alone"),
+        ("main = rank == 0; y = model(x) if main else None", "use its .module"),
+        ("if os.environ.get('RANK', '0') == '0': dist.barrier()", "rank 0 makes it alone"),
+        ("if accelerator.is_main_process: accelerator.wait_for_everyone()", "rank 0 makes it alone"),
+        ("os.environ |= {'MASTER_ADDR': 'x'}", "os.environ.setdefault"),
+        ("os.environ.update(dict(MASTER_PORT='1'))", "os.environ.setdefault"),
+        ("env = os.environ; env['MASTER_PORT'] = '1'", "os.environ.setdefault"),
+        ("dist.init_process_group('gloo', 'tcp://10.0.0.1:1')", "init_method 'tcp://10.0.0.1:1'"),
+        ("u = 'tcp://%s:1' % host; dist.init_process_group('gloo', init_method=u)", "init_method 'tcp://"),
+        ("dist.init_process_group('gloo', 'tcp://{}:1'.format(host))", "init_method 'tcp://"),
+        ("breakpoint()", "no terminal"),
     ],
 )
 def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
@@ -104,6 +118,13 @@ def test_what_stands_in_the_way_of_the_script_is_named_with_its_line(line: str, 
         "if rank == 1: dist.barrier()",
         "if rank != 0: pass\ndist.barrier()",
         "def save():\n    if rank != 0:\n        return\n    print()\ndist.barrier()",
+        "if rank == 0: dist.broadcast(x, 0)\nelse: dist.broadcast(y, 0)",
+        "if local_rank not in [-1, 0]: dist.barrier()\nread()\nif local_rank == 0: dist.barrier()",
+        "if rank == 0 or x: dist.barrier()",
+        "if rank < 2: dist.barrier()",
+        "def test(model): model(x)\nif rank == 0: test(model.module)",
+        "def save(net): torch.save(net.state_dict(), path)\nif rank == 0: save(model)",
+        "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)",
     ],
 )
 def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, tmp_path: Path) -> None:
@@ -124,6 +145,8 @@ def test_what_leaves_the_place_to_the_environment_is_in_nobodys_way(line: str, t
         ("dist.reduce_scatter_tensor(a, b)", "collectives", ("train.py:14",)),
         ("import torch.distributed._functional_collectives as c; c.all_reduce(x)", "collectives", ("train.py:14",)),
         ("accelerator.gather_for_metrics(x)", "collectives", ("train.py:14",)),
+        ("dist.recv(x, 0)", "collectives", ("train.py:14",)),
+        ("import stable_baselines3 as sb3; sb3.PPO('MlpPolicy', env)", "made by the model", ("train.py:14",)),
         ("torch.multinomial(p, 1)", "made by the model", ("train.py:14",)),
         ("actor.generate(prompts)", "made by the model", ("train.py:14",)),
         ("import gymnasium\nclass Pole(gymnasium.Env): ...", "made by the model", ("train.py:15",)),
@@ -151,12 +174,16 @@ def test_what_stands_in_the_way_of_a_task_is_named_with_its_lines(
         ("def save():\n    if rank > 0:\n        return\n    dist.barrier()\ndist.barrier()", "train.py:17"),
         ("self.net = DDP(net)\nif rank == 0:\n    self.net(x)", "train.py:16"),
         ("net = DDP(net) if size > 1 else net\nif rank == 0:\n    net(x)", "train.py:16"),
+        ("def test(net):\n    net(x)\nif rank == 0:\n    test(model)", "train.py:17"),
+        ("def test():\n    model(x)\nif rank == 0:\n    test()", "train.py:17"),
+        ("def save():\n    dist.barrier()\nif rank == 0:\n    save()", "train.py:17"),
     ],
 )
 def test_a_call_of_all_ranks_that_rank_0_makes_alone_is_seen_however_it_is_written(
     lines: str, place: str, tmp_path: Path
 ) -> None:
-    assert _places(_examined(tmp_path, f"{DDP}{lines}\n").obstacles, "rank 0 makes it alone") == (place,)
+    [alone] = _examined(tmp_path, f"{DDP}{lines}\n").obstacles
+    assert "rank 0 makes it alone" in alone.words and alone.places == (place,)
 
 
 def test_a_report_on_rank_0_alone_is_named_with_its_line(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from shoal_service.supervisor.reporting.reporter import Reporter, SystemSampler
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since
 from shoal_service.views import CheckpointView, Condition, ConditionType, JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
-from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll, WorkerUse
+from shoal_workers.contract.messages import LogLine, Phase, Progress, Stacks, WorkerInfo, WorkerPoll, WorkerUse
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
@@ -289,6 +289,18 @@ def test_incidents_checkpoints_and_the_end_are_reported(case: Case) -> None:
         and reports.checkpoints == (checkpoint,)
         and reports.end == end
     )
+
+
+def test_an_end_for_lack_of_progress_says_where_the_ranks_were(case: Case) -> None:
+    group, where = GroupBefore(generation=2, num_workers=2), "rank 1 is in its code (a.py:3 f)"
+    incident = Incident(id=1, cause=IncidentCause.HUNG, witness="w", ranks=(), worker_ids=(), before=group, at=1.0)
+    case.reporter.report([ShowIncident(incident)], case.state)
+    case.reporter.keep_stacks(1, Stacks(at=1.0, generation=2, reason="r", clusters=(), summary=where))
+    end = AttemptEnd(reason=EndReason.RECOVERY_BUDGET, message="6 re-formations; last: hung", step=12)
+    case.reporter.report([End(end)], case.state)
+    told = case.reports().end
+    assert told is not None
+    assert told.message == f"6 re-formations; last: hung; before, {where}"
 
 
 def script_case() -> Case:

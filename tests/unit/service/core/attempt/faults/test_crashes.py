@@ -45,7 +45,7 @@ def test_the_third_crash_in_a_row_at_one_place_ends_the_attempt_in_words(new_wor
     assert world.end is not None and world.end.reason is EndReason.USER_ERROR
     assert world.end.message.startswith(
         "killed by signal 11 (SIGSEGV) in validation after step 3, at digits.py:41 in loss(), 3 times in a row at the "
-        "same place; run `shoal check`"
+        "same place, on rank 0; run `shoal check`"
     ), world.end.message
     assert world.end.failure is not None and world.end.failure.mistake == "crash"
 
@@ -59,8 +59,8 @@ def test_a_task_that_ends_its_process_is_named(new_world: NewWorld, code: int) -
         crash(world, f"process 12 on 10.0.0.1 exited with {code}")
     assert world.end is not None and world.end.reason is EndReason.USER_ERROR
     assert world.end.message == (
-        f"exited with {code} after step 3, 3 times in a row at the same place; run `shoal check`, and look for "
-        "os._exit in the task and in the libraries that it calls."
+        f"exited with {code} after step 3, 3 times in a row at the same place, on rank 0; run `shoal check`, and "
+        "look for os._exit in the task and in the libraries that it calls."
     )
     assert world.end.failure is not None and world.end.failure.mistake == "process_exit"
 
@@ -83,7 +83,7 @@ def test_lack_of_memory_and_signals_of_its_own_are_ends_of_the_task(
         crash(world, f"process 12 on 10.0.0.1 was {words}")
     assert world.end is not None and world.end.reason is EndReason.USER_ERROR
     assert world.end.message == (
-        f"{words} after step 3, 3 times in a row at the same place; run `shoal check`, and {advice}."
+        f"{words} after step 3, 3 times in a row at the same place, on rank 0; run `shoal check`, and {advice}."
     )
     assert world.end.failure is not None and world.end.failure.mistake == mistake
 
