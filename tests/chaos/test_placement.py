@@ -13,7 +13,6 @@ import pytest
 from kit.processes.server import until
 from kit.worlds.tiny_jobs import STACKED, holds
 from shoal_api.client import Client
-from shoal_workers.contract.job import IncidentCause
 
 WORKERS, PER_NODE, STEPS = 16, 4, 16
 LABELLED = "127.0.0.3"
@@ -158,38 +157,6 @@ def test_a_worker_is_lost_and_replaced(
 
 
 @pytest.mark.matrix
-def test_a_node_is_lost_and_half_a_node_comes(
-    client: Client, wide_arena: Any, submit: Any, losses_of_one_worker: dict[int, float]
-) -> None:
-    run = start(submit, client, {"tp": 2}, holds(5, 10, 14))
-    run.wait_at("step-5-0")
-    nodes = nodes_by_rank(client, run, WORKERS)
-    assert_inside_nodes(nodes, PER_NODE)
-    victim = next(node for node in nodes if node != nodes[0])
-    wide_arena.nodes.kill_raylet(victim)
-    run.wait_for_event("incident.opened")
-    run.release("step-5-0")
-    run.wait_at("step-10-0")
-    survivors = nodes_by_rank(client, run, 12)
-    assert_inside_nodes(survivors, 2)
-    assert set(survivors) == set(nodes) - {victim}
-    wide_arena.nodes.remove(victim)
-    wide_arena.nodes.add(victim, num_cpus=PER_NODE // 2)
-    run.wait_for_event("generation.switching")
-    run.release("step-10-0")
-    run.wait_at("step-14-0")
-    grown = nodes_by_rank(client, run, 14)
-    assert_inside_nodes(grown, 2)
-    assert grown[:12] == survivors and set(grown[12:]) == {victim}
-    run.release("step-14-0")
-    run.finish()
-    assert layouts(run) == ["fsdp8 x tp2", "fsdp6 x tp2", "fsdp7 x tp2"]
-    [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.NODE_DIED and incident.state_source == "memory"
-    assert_same(run, losses_of_one_worker)
-
-
-@pytest.mark.matrix
 def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: Any) -> None:
     """Ray's default policy takes another node once half of one is in use: it put one worker of four on each node."""
     run = submit(
@@ -207,19 +174,4 @@ def test_workers_fill_nodes_so_that_tp_groups_have_room(client: Client, submit: 
     assert_inside_nodes(nodes, 2)
     assert sorted(Counter(nodes).values()) == [2, 2]
     run.release("step-2-0")
-    run.finish()
-
-
-@pytest.mark.matrix
-def test_growth_goes_beside_the_workers_that_are_there(client: Client, submit: Any) -> None:
-    run = submit(to=client, workers=2, min_workers=2, waves=[2, 4], strikes=holds(2, 6), **PLACED)
-    run.wait_at("step-2-0")
-    first = nodes_by_rank(client, run, 2)
-    assert len(set(first)) == 1
-    client.scale(run.id, min_workers=4, max_workers=4)
-    run.wait_for_event("generation.switching")
-    run.release("step-2-0")
-    run.wait_at("step-6-0")
-    assert set(nodes_by_rank(client, run, 4)) == set(first)
-    run.release("step-6-0")
     run.finish()

@@ -88,13 +88,3 @@ def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
     assert set(run.pids().values()) <= set(before.values())
     assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 4, 9, 15]
     assert_same(run, reference)
-
-
-@pytest.mark.matrix
-def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any, client: Client) -> None:
-    run = submit(workers=4, steps=24, strikes=holds(2), **STACKED)
-    run.wait_at("step-2-0")
-    with pytest.raises(Exception, match="3") as refused:
-        client.patch(run.id, JobPatch(parallelism=ParallelismSpec(tp=3)))
-    assert "tp 3" in str(refused.value)
-    assert run.now().status.layout == "dp4"

@@ -138,26 +138,6 @@ def test_a_fenced_generation_does_not_begin(make_job: Any) -> None:
     assert job.run(workers)[0].kind is ExitKind.FINISHED
 
 
-@pytest.mark.matrix
-def test_twenty_generations_in_the_same_workers_leak_neither_descriptors_nor_threads(make_job: Any) -> None:
-    job = make_job(**{**SPEC, "stop": {"steps": 1000}, "checkpoint": {"every_steps": None}})
-    workers = job.workers(2)
-    counts = []
-    for _ in range(20):
-        workers[0].strike("backward", 1, "hold")
-        job.start(workers, collective_timeout_s=6.0)
-        workers[0].reached()
-        workers[0].call("go")
-        exits = job.interrupt(workers)
-        assert {e.kind for e in exits} <= set(LEFT)
-        counts.append([worker.call("resource_counts") for worker in workers])
-    deadline = time.monotonic() + PATIENCE_S
-    while [worker.call("resource_counts") for worker in workers] > min(
-        counts[:3]
-    ):  # an operation that gloo lost ends at its timeout
-        assert time.monotonic() < deadline, (counts, [worker.call("resource_counts") for worker in workers])
-
-
 @pytest.mark.parametrize(
     ("model", "phase", "error"),
     [

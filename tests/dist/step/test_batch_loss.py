@@ -75,23 +75,6 @@ def test_bfloat16_rows_are_compared_in_fp32(make_job: Any) -> None:
     assert [one.loss for one in seen] == pytest.approx([plain[one.step][0] for one in seen], rel=3e-2)
 
 
-def test_a_killed_rank_changes_no_loss(make_job: Any) -> None:
-    spec = {**SPEC, "snapshot": {"budget": 1.0}}
-    job = make_job(memory=True, **spec)
-    workers = job.workers(3)
-    workers[1].strike("backward", 3, "kill")
-    job.start(workers)
-    assert workers[1].died()
-    survivors = [workers[0], workers[2]]
-    exits = job.interrupt(survivors)
-    source = job.in_memory(exits, survivors)
-    ends = job.run(survivors, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
-    plain = plain_reference.losses(spec, STEPS)
-    losses = job.losses(survivors)
-    assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-5) and STEPS in losses
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -111,20 +111,3 @@ def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
     run.assert_undisturbed_losses()
     assert set(_lines(with_agents, run.id)) == _expected()
     until(lambda: not shoal_server.actors("PollAgent"), "the agent ends with the attempt")
-
-
-@pytest.mark.matrix
-def test_a_dead_worker_is_replaced_while_agents_poll(shoal_server: Server, with_agents: Client, submit: Any) -> None:
-    events = Events(shoal_server)
-    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=holds(10))
-    run.wait_at("step-10-0")
-    events.wait("agent.serving", 1)
-    os.kill(run.pids()[2], signal.SIGKILL)
-    run.wait_for_event("incident.opened")
-    run.release("step-10-0")
-    run.finish()
-
-    [incident] = with_agents.incidents(run.id)
-    assert incident.closed and run.world_sizes()[0] == WORKERS
-    run.assert_undisturbed_losses()
-    until(lambda: not shoal_server.actors("PollAgent"), "the agent ends with the attempt")

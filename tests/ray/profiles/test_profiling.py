@@ -40,25 +40,3 @@ def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_u
     job = run.finish()
     assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_a_worker_that_is_killed_in_mid_profile_ends_the_profile_with_a_reason_and_training_goes_on(
-    submit, client: Client
-) -> None:
-    strikes = [
-        {"at": "step", "rank": 0, "n": 4, "do": "hold"},
-        {"at": "step", "rank": 1, "n": 23, "do": "kill"},
-    ]
-    run = submit(steps=30, step_s=0.3, strikes=strikes)
-    run.wait_at("step-4-0")
-    client.request_profile(run.id, steps=20, rank=1)
-    run.release("step-4-0")
-    failed = run.wait_for_event("profile.failed")
-    assert "the worker of rank 1 was lost in mid-profile, after step 22" in failed.data["reason"]
-    [view] = client.profiles(run.id)
-    assert (view.state, view.files, view.times) == (ProfileState.FAILED, (), ())
-    run.finish()
-    [incident] = client.incidents(run.id)
-    assert incident.ranks == (1,)
-    run.assert_undisturbed_losses()

@@ -20,7 +20,6 @@ from shoal_service.store import Store, credentials
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 _VERSIONS = ("1.31", "1.37")
 """The oldest and the newest release that is tried."""
-_RAY_CONTAINERS = ("head", "cpu", "gpu")
 
 
 def _named(manifests: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -176,19 +175,6 @@ def test_the_control_plane_reaches_no_port_of_ray(manifests: list[dict[str, Any]
         assert _reaches(policies[name], "ray")
         assert not any(_reaches(one, "control-plane") for one in rule["from"]), name
         assert not _reaches(policies[name], "control-plane")
-
-
-def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(pods: dict[str, dict[str, Any]]) -> None:
-    secrets = {
-        name: {one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one} for name, spec in pods.items()
-    }
-    assert secrets["gateway"] == {"shoal-cluster-token", "shoal-ray-token"}
-    assert secrets["shoal"] == {"shoal-secrets", "shoal-admin-token", "shoal-cluster-token"}
-    assert secrets["cpu"] == secrets["head"] == set(), "the operator mounts Ray's token"
-    [_, gateway], [server] = pods["gateway"]["containers"], pods["shoal"]["containers"]
-    assert gateway["envFrom"] == [{"configMapRef": {"name": "ray-settings"}}]
-    assert server["envFrom"] == [{"configMapRef": {"name": "shoal-settings"}}] and "env" not in server
-    assert not {"checkpoints", "state"} & {mount["name"] for mount in gateway["volumeMounts"]}
 
 
 def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(

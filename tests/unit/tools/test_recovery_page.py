@@ -21,7 +21,7 @@ from measurements.disturbance import (
     measure,
     measure_switch,
 )
-from measurements.recovery_tables import TITLES, node_losses, ratios, rows, spread, table
+from measurements.recovery_tables import TITLES, node_losses, ratios, rows, spread
 from measurements.stamps import StepEnd
 from measurements.trial import (
     Event,
@@ -35,7 +35,6 @@ from measurements.trial import (
     strike_all,
     with_aftermath,
 )
-from shoal_service.simulator.traces import read_trace
 
 
 def _trial(
@@ -52,11 +51,6 @@ SHOAL = [
 PEER = [_trial(System.TORCHRUN, 8.0, 12.0, 6)]
 NODE = _trial(System.SHOAL, 1.0, 2.0, 0, Event.HOST_CUT, victim=Victim.SUPERVISOR, params=Size.LARGE)
 HANG = [Trial(System.TORCHRUN, Event.WORKER_STOP, from_workers=4, note="no recovery within 40 s")]
-
-
-def test_a_line_of_json_is_the_trial() -> None:
-    path_lines = [trial.line() for trial in [*SHOAL, *HANG]]
-    assert all("\n" not in line for line in path_lines)
 
 
 def test_trials_survive_their_file(tmp_path: Path) -> None:
@@ -140,10 +134,6 @@ def test_the_window_after_a_signal_is_in_the_trial_and_in_its_row(tmp_path: Path
 def test_an_undisturbed_window_is_a_trial_whose_next_step_is_its_longest_gap() -> None:
     [row] = rows([control_trial(System.SHOAL, Control(longest_gap_s=0.9, step_s=0.5, new_steps=100), 60.0, 12)])
     assert row.cells()[3:9] == ("0.90", "0.40", "–", "–", "1200", "0")
-
-
-def test_every_line_of_the_table_has_the_same_width() -> None:
-    assert len({len(line) for line in table([*SHOAL, *PEER, *HANG]).splitlines()}) == 1
 
 
 def test_the_committed_page_and_picture_are_made_from_the_committed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,16 +275,3 @@ def test_an_undisturbed_window_shows_its_slowest_step() -> None:
 def test_the_committed_example_is_up_to_date() -> None:
     made = trace_generator.generate(trace_generator.NUM_JOBS, trace_generator.SEED)
     assert made == trace_generator.EXAMPLE.read_text(encoding="utf-8"), "run `make docs`"
-
-
-def test_the_example_has_what_a_trace_can_have() -> None:
-    jobs = read_trace(trace_generator.EXAMPLE).jobs
-    assert len(jobs) == trace_generator.NUM_JOBS
-    assert {job.project for job in jobs} == {"vision", "speech"}
-    assert {job.priority for job in jobs} == {0, 50}
-    assert {job.min_workers for job in jobs} == {1, 2} and {job.max_workers for job in jobs} == {4, 8}
-    assert all(job.curve.rate(job.max_workers) > job.curve.rate(1) for job in jobs)
-
-
-def test_another_seed_makes_another_trace() -> None:
-    assert trace_generator.generate(3, 1) != trace_generator.generate(3, 2)

@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from schedulers import first_come
 from shoal_service.core.scheduling.market import (
     Decision,
@@ -12,8 +9,6 @@ from shoal_service.core.scheduling.market import (
     MarketNode,
     MarketState,
     Preempt,
-    Resize,
-    Start,
     Wait,
 )
 from shoal_service.simulator.traces import WORKER
@@ -74,9 +69,6 @@ class TestQueue:
         decisions = decide([_job("large", 5, 5, at=1), _job("small", at=2)], _nodes(4))
         assert _brief(decisions) == [("Wait", "large", 0), ("Start", "small", 1)]
 
-    def test_without_nodes_everything_waits(self) -> None:
-        assert _brief(decide([_job("a"), _job("b", at=1)], [])) == [("Wait", "a", 0), ("Wait", "b", 0)]
-
 
 class TestRunning:
     def test_a_running_job_grows_if_no_job_waits(self) -> None:
@@ -100,80 +92,3 @@ class TestRunning:
     def test_a_job_below_its_minimum_comes_before_the_queue(self) -> None:
         jobs = [_job("raised", 3, 4, granted=1), _job("b", at=-1, priority=9)]
         assert _brief(decide(jobs, _nodes(3))) == [("Wait", "b", 0), ("Resize", "raised", 3)]
-
-    def test_what_a_raised_job_waits_for_is_not_given_away(self) -> None:
-        jobs = [_job("raised", 3, 4, granted=1), _job("other", 1, 1, granted=1), _job("b", at=2)]
-        assert _brief(decide(jobs, _nodes(3))) == [("Wait", "b", 0)]
-
-    def test_a_job_that_lost_a_node_keeps_its_claim_and_no_job_grows(self) -> None:
-        jobs = [_job("a", 1, 4, granted=4), _job("c", 1, 8, granted=1)]
-        assert decide(jobs, _nodes(3)) == []
-
-    def test_a_leaving_job_keeps_its_grant_and_gets_no_more(self) -> None:
-        assert decide([_job("a", 1, 4, granted=2, leaving=True)], _nodes(4)) == []
-        assert decide([_job("a", 1, 1, granted=2, leaving=True)], _nodes(4)) == []
-
-
-@st.composite
-def _demands(draw: st.DrawFn) -> list[MarketJob]:
-    jobs = []
-    for i in range(draw(st.integers(0, 8))):
-        low = draw(st.integers(1, 5))
-        jobs.append(
-            _job(
-                f"j{i}",
-                low,
-                low + draw(st.integers(0, 5)),
-                granted=draw(st.sampled_from([0, 0, 1, 3])),
-                priority=draw(st.integers(-1, 1)),
-                at=float(draw(st.integers(0, 3))),
-                leaving=draw(st.booleans()) and draw(st.booleans()),
-            )
-        )
-    return jobs
-
-
-_CLUSTERS = st.lists(
-    st.builds(MarketNode, node_id=st.uuids().map(str), cpus=st.sampled_from([1.0, 4.0, 8.0])),
-    max_size=5,
-)
-
-
-@given(_demands(), _CLUSTERS)
-def test_decisions_never_promise_more_than_there_is(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
-    by_id = {job.job_id: job for job in jobs}
-    decisions = decide(jobs, nodes)
-    assert len({d.job_id for d in decisions}) == len(decisions)
-    added: dict[str, int] = {}
-    for decision in decisions:
-        job = by_id[decision.job_id]
-        match decision:
-            case Start(workers=workers):
-                assert job.granted == 0 and job.min_workers <= workers <= job.max_workers
-                added[job.job_id] = workers
-            case Resize(workers=workers):
-                assert job.granted > 0 and not job.is_leaving
-                assert workers != job.granted and workers <= job.max_workers
-                added[job.job_id] = max(0, workers - job.granted)
-            case Wait():
-                assert job.granted == 0
-    assert {j.job_id for j in jobs if not j.granted and not j.is_leaving} == {
-        d.job_id for d in decisions if isinstance(d, Start | Wait)
-    }
-    total, held, new = sum(node.cpus for node in nodes), sum(job.granted for job in jobs), sum(added.values())
-    assert new <= max(0, total - held)
-
-
-@given(_demands(), _CLUSTERS)
-def test_decisions_do_not_depend_on_the_order_of_their_inputs(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
-    assert decide(jobs, nodes) == decide(jobs[::-1], nodes[::-1])
-
-
-@given(_demands(), _CLUSTERS)
-def test_carrying_decisions_out_comes_to_rest(jobs: list[MarketJob], nodes: list[MarketNode]) -> None:
-    for _ in range(30):
-        changes = {d.job_id: d.workers for d in decide(jobs, nodes) if not isinstance(d, Wait | Preempt)}
-        if not changes:
-            return
-        jobs = [replace(job, granted=changes.get(job.job_id, job.granted)) for job in jobs]
-    raise AssertionError(f"still changing: {changes}")
