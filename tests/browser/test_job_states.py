@@ -15,11 +15,10 @@ from kit.processes.chromium import Browser
 from kit.worlds.kept_files import keep_files
 from kit.worlds.written_service import AT, CHECKPOINT, RUNNING, Service, point
 from shoal_service.control.spec_io import SpecFormat, parse_text
-from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
-from shoal_service.views import CheckpointState, JobView
-from shoal_workers.contract.job import EndReason, JobState, UserFailure
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, JobState
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
 TABS = "[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)"
@@ -146,32 +145,6 @@ def test_a_job_that_has_ended_is_exported_by_a_command_that_is_copied(reader: Br
     assert reader.complaints() == []
 
 
-def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
-    reader: Browser, written: Service
-) -> None:
-    for checkpoints, words in (
-        ((), "the job has no committed checkpoint. Run again trains a new job"),
-        (
-            (CHECKPOINT.model_copy(update={"state": CheckpointState.DAMAGED}),),
-            "Of its 1, none is whole: the tab Checkpoints says why.",
-        ),
-    ):
-        job = written.add_job(name="unsaved")
-        written.begin(job)
-        written.report(job, RUNNING, checkpoints=checkpoints)
-        written.finish(job)
-        _open(reader, written, job)
-        assert reader.run(ACTIONS) == ["extend", "again", "export", "delete"]
-        reader.click('[data-action="export"]')
-        reader.sees("#dialog-words", "There is nothing to export")
-        reader.sees("#dialog-words", words)
-        assert reader.count("#confirm[hidden]") == 1
-        reader.click("#dismiss")
-        _do(reader, "again", "It starts at step 0.")
-        reader.until(lambda job=job: job.id not in reader.run("location.pathname"), "other buttons confirm as before")
-    assert reader.complaints() == []
-
-
 def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, written: Service) -> None:
     job = written.add_job()
     _open(reader, written, job, "curves")
@@ -196,24 +169,6 @@ def test_the_head_of_a_failed_job_begins_with_its_error_and_the_way_out(reader: 
     shown: list[str] = reader.run(order)
     assert shown.index("message") < shown.index("way-out") < shown.index("vital") < shown.index("actions")
     assert reader.run("document.querySelector('#message').className") == "bad"
-
-
-def test_a_failed_job_says_its_error_once_with_the_last_lines_of_the_rank(reader: Browser, written: Service) -> None:
-    job = written.add_job(name="square", retry={"max_failures": 0})
-    written.train(job)
-    failure = UserFailure(
-        type="KeyError", message="'square'", traceback="File shapes.py, line 66", phase="forward", ranks=(1,), step=12
-    )
-    message = "KeyError: 'square' (shapes.py:66 in loss())"
-    written.report(job, RUNNING, end=AttemptEnd(reason=EndReason.USER_ERROR, message=message, step=12, failure=failure))
-    _open(reader, written, job)
-    reader.sees("#message", f"Your code raised {message}. Not retried: retry.max_failures 0 is used up.")
-    reader.sees("#last-lines", "Rank 1, step 12\nhello from rank 1")
-    assert "rank 0" not in reader.text("#last-lines") and reader.text(".head").count("KeyError") == 1
-    assert not reader.run("document.querySelector('#traceback').open")
-    reader.click("#traceback summary")
-    reader.sees("#traceback", "Traceback: Rank 1, step 12\nFile shapes.py, line 66")
-    assert reader.complaints() == []
 
 
 def test_a_curve_marks_its_spike_and_where_it_is_not_finite(reader: Browser, written: Service) -> None:

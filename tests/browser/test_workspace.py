@@ -234,22 +234,6 @@ def test_a_view_is_listed_with_its_project_and_hidden_with_it(
     assert all("401" in one for one in reader.complaints())
 
 
-def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
-    reader.open(f"{written.url}/workspace")
-    drawn(reader, 3)
-    reader.sees("#live", "live")
-    before = reader.run(PICTURE)
-    newer = (point(41, 1.0),)
-    written.report(jobs[0], RUNNING.model_copy(update={"step": 41}), series=newer)
-    reader.sees(f"[data-key='{jobs[0].id}']", "41")
-    reader.until(lambda: reader.run(PICTURE) != before, "the new point")
-    late = written.add_job(name="late")
-    written.train(late)
-    reader.sees("#runs", "late")
-    drawn(reader, 4)
-    assert reader.complaints() == []
-
-
 def test_nothing_is_cut_off_at_any_width(reader: Browser, written: Service, jobs: list[JobView]) -> None:
     wrong = []
     for width, scheme in ((420, "light"), (1024, "dark"), (1400, "light"), (2560, "dark")):

@@ -202,23 +202,6 @@ def test_a_hang_in_a_save_is_found_after_the_limit_of_a_save(new_world: NewWorld
     assert "timeouts.save_s 120 s" in world.state.incident.message
 
 
-def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
-    world = running(new_world)
-    world.direct(granted=2)
-    assert world.state.stage is Stage.SWITCHING
-    world.pass_time(3.25)
-    assert world.state.incident.cause is IncidentCause.HUNG
-
-
-def test_the_time_without_a_supervisor_does_not_count_as_silence(new_world: NewWorld) -> None:
-    world = running(new_world)
-    world.now += 3600.0
-    world.pass_time(3.0)
-    assert world.state.stage is Stage.RUNNING
-    world.pass_time(0.5)
-    assert world.state.stage is Stage.QUIESCING
-
-
 def test_progress_and_steps_write_no_journal_entry(new_world: NewWorld) -> None:
     world = running(new_world)
     before = world.state
@@ -236,16 +219,6 @@ def at_pace(new_world: NewWorld, step_s: float, *, slowest_s: float = 0.0, **set
     for index in (0, 1, 2):
         world.beat(index, beat=10)
     return world
-
-
-def test_a_stopped_worker_at_a_fifth_of_a_second_per_step_is_noticed_after_three_seconds(new_world: NewWorld) -> None:
-    """It was 30 s, whatever the pace: the old default of health.hang_floor_s."""
-    world = at_pace(new_world, 0.2)
-    world.stop(1)
-    world.pass_time(3.0)
-    assert world.state.stage is Stage.RUNNING
-    world.pass_time(0.25)
-    assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
 
 
 def test_what_stands_still_is_shown_before_it_counts_as_hung(new_world: NewWorld) -> None:

@@ -118,14 +118,6 @@ def test_snapshots_taken_since_are_trusted_again(new_world: NewWorld) -> None:
     assert world.state.group.source.generation == 2 and world.state.progress.step == 6
 
 
-def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:
-    world = new_world(workers=3, memory=True).open(then=6)
-    name(world, 1)
-    name(world, 1)
-    assert len(world.events("incident.opened")) == 1
-    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
-
-
 def recover_from_storage(world: Any) -> None:
     world.recover()
     world.answer_storage()
@@ -167,17 +159,6 @@ def test_after_corruption_no_checkpoint_later_than_the_last_clean_comparison_is_
     [incident] = world.incidents()
     assert (incident.cause, incident.witness, incident.ranks) == (IncidentCause.CORRUPTED, "replicas", (1,))
     assert incident.steps_lost == 6 and "not later than step 4" in incident.message
-
-
-def test_a_clean_comparison_makes_earlier_checkpoints_trusted(new_world: NewWorld) -> None:
-    world = new_world(workers=3, standby=1, memory=True).open(then=9)
-    assert world.state.checkpoints.verified_step is None
-    equal(world, 8)
-    assert world.state.checkpoints.unverified == () and world.state.checkpoints.verified_step == 8
-    differ(world, 2)
-    recover_from_storage(world)
-    assert last_run(world).restore_from.endswith("step-000000000008-a1-g1")
-    assert world.events("checkpoint.damaged") == []
 
 
 def test_without_a_clean_comparison_the_state_is_that_from_which_the_group_started(new_world: NewWorld) -> None:

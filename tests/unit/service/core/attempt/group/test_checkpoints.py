@@ -210,14 +210,6 @@ def test_a_directory_that_goes_away_while_the_attempt_runs_is_waited_for_too(new
     assert world.state.group.restored == OLD
 
 
-def test_a_damaged_newest_marker_is_an_event_and_the_one_before_it_is_used(new_world: NewWorld) -> None:
-    world = new_world(workers=2)
-    world.committed = {OLD: True, NEW: False}
-    world.feed(CheckpointFound(OLD, ((NEW, "COMMIT.json has another crc32"),)))
-    assert world.events("checkpoint.fallback") == [{"to": OLD}]
-    assert world.state.checkpoints.damaged == (NEW,) and world.state.stage is Stage.STARTING
-
-
 def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:
     """A commit of the generation before may be answered while the next one is already reading an older checkpoint."""
     world = new_world(workers=2).open(then=7)
@@ -297,13 +289,3 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
         world.pass_time(0.0)
     assert world.end.reason is EndReason.STORAGE_FAILED
     assert world.state.group.generation == 4
-
-
-def test_failed_saves_are_reported_and_training_continues(new_world: NewWorld) -> None:
-    world = new_world(workers=1).open(then=3)
-    [worker] = world.group()
-    world.fail_save(worker)
-    world.deliver_all()
-    assert world.events("checkpoint.failed")[0]["message"] == "disk full"
-    world.run(1)
-    assert world.state.checkpoints.newest == "step-000000000004-a1-g1"

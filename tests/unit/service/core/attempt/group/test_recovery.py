@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run, StartWorker
-from shoal_service.core.attempt.events import RunReturned
+from shoal_service.core.attempt.commands import KillWorker, StartWorker
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
 NewWorld = Callable[..., Any]
-
-
-def test_survivors_are_interrupted_and_form_the_next_generation(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(1)
-    world.deliver_all()
-    assert world.state.stage is Stage.QUIESCING
-    assert [c.index for c in world.commands if isinstance(c, Interrupt)] == [0, 2]
-    world.obey_interrupts()
-    world.deliver_all()
-    assert world.state.stage is Stage.FORMING
-    assert world.state.group.generation == 2 and world.state.group.workers == (0, 2)
 
 
 def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) -> None:
@@ -72,15 +59,6 @@ def test_a_standby_replaces_the_dead_rank_without_a_wait(new_world: NewWorld) ->
     assert world.count(StartWorker) == started, "nothing is started while the group re-forms"
     world.run(1)
     assert world.count(StartWorker) == started + 1, "the spare is replaced afterwards"
-
-
-def test_death_while_the_group_forms(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open()
-    world.start_all()
-    assert world.state.stage is Stage.FORMING
-    world.die(2)
-    world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2 and world.world_size == 2
 
 
 def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: NewWorld) -> None:
@@ -159,26 +137,6 @@ def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWo
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (1,)
     assert world.state.incident.cause is IncidentCause.WORKER_DIED, "the first cause is kept"
     assert world.state.incident.ranks == (0, 2)
-
-
-def test_a_group_that_does_not_come_together_is_given_up(new_world: NewWorld) -> None:
-    world = new_world(workers=2).open()
-    world.start_all()
-    world.pass_time(20.1)
-    assert world.state.stage is Stage.QUIESCING
-    assert world.state.incident.cause is IncidentCause.FORM_FAILED
-    world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2
-
-
-def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(2)
-    world.recover()
-    old = next(e for e in world.history if isinstance(e, RunReturned))
-    assert old.exit.generation == 1
-    before = world.state
-    assert world.feed(old) == () and world.state == before
 
 
 def test_reports_of_an_evicted_worker_are_dropped(new_world: NewWorld) -> None:
@@ -325,16 +283,6 @@ def test_a_lost_spare_opens_no_incident(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING and world.incidents() == []
     assert world.events("worker.lost")[0]["rank"] is None
     assert world.count(StartWorker) == 4
-
-
-def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(0)
-    world.recover()
-    ranks = [
-        (c.index, c.assignment.rank) for c in world.commands if isinstance(c, Run) and c.assignment.generation == 2
-    ]
-    assert ranks == [(1, 0), (2, 1)]
 
 
 def test_forming_reports_that_arrive_after_the_first_leave_count(new_world: NewWorld) -> None:

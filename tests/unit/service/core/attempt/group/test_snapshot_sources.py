@@ -80,24 +80,6 @@ def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_
     assert world.state.stage is Stage.FORMING and world.state.group.source is None
 
 
-def test_there_is_no_wait_for_a_standby_once_the_newest_step_is_complete(new_world: NewWorld) -> None:
-    world = new_world(workers=3, standby=1, memory=True).open(then=6)
-    world.stop(3)
-    world.die(1)
-    world.recover()
-    assert world.state.group.generation == 2 and world.state.progress.step == 6
-
-
-def test_a_node_that_takes_its_buddy_along_leaves_the_checkpoint(new_world: NewWorld) -> None:
-    world = new_world(workers=3, memory=True).open(then=6)
-    world.die_node("n1")
-    world.die_node("n2")
-    world.recover()
-    world.run(1)
-    [incident] = world.incidents()
-    assert incident.state_source == "checkpoint" and incident.steps_lost == 2
-
-
 def test_an_older_complete_snapshot_is_preferred_to_the_checkpoint(new_world: NewWorld) -> None:
     """A rank dies after the others have taken the snapshot of step 7, and before it has taken its own."""
     world = new_world(workers=3, memory=True).open(then=7)
@@ -174,21 +156,6 @@ def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) 
     assert world.state.history.steps_lost == 0
 
 
-def test_growing_needs_no_storage(new_world: NewWorld) -> None:
-    world = new_world(workers=2, memory=True).open(then=5)
-    world.direct(granted=3)
-    world.pass_time(0.25)
-    world.start_all()
-    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {False}
-    world.train(1)
-    world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.commits == []
-    world.form()
-    world.deliver_all()
-    world.run(1)
-    assert world.state.progress.step == 7 and world.num_steps == 7 and world.incidents() == []
-
-
 def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True).open(then=5)
     world.direct(granted=2)
@@ -218,14 +185,6 @@ def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) 
     world.form()
     world.deliver_all()
     assert world.state.history.steps_lost == 3
-
-
-def test_a_pause_is_durable(new_world: NewWorld) -> None:
-    world = new_world(workers=2, memory=True).open(then=5)
-    world.direct(desired=Desired.PAUSE)
-    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
-    world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
 def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
