@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -50,20 +49,6 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     assert [e.kind for e in job.run(survivors)] == [ExitKind.FINISHED] * 3
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
     assert job.reported(survivors, GroupFormed)[-1].start_step == 3
-
-
-def test_a_stopped_rank_does_not_block_the_others(make_job: Any) -> None:
-    job = make_job(**SPEC)
-    workers = job.workers(3)
-    workers[2].strike("backward", 2, "stop")
-    job.start(workers)
-    workers[2].reached()
-    exits = job.interrupt(workers[:2])
-    # the second one may notice that the first one has left before its own interrupt arrives
-    assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
-    assert [e.step for e in exits] == [2, 2]
-    workers[2].kill(signal.SIGCONT)  # an isolated process that continues later exits, since its peers are gone
-    assert workers[2].exit().kind is ExitKind.COLLECTIVE_FAILED
 
 
 def test_a_yield_stops_all_ranks_after_the_same_step_and_another_world_size_continues(

@@ -82,21 +82,3 @@ def test_a_removed_version_keeps_its_number_and_its_checkpoint(shoal: Any, servi
         ]
     made = shoal("model", "register", f"{job.id}@10", "--name", "speech", "--json").json()
     assert made["version"] == 2
-
-
-def test_what_cannot_be_registered_or_fetched_is_said_in_words(shoal: Any, job: JobView, tmp_path: Path) -> None:
-    ran = shoal("model", "register", f"{job.id}@first", "--name", "speech")
-    assert ran.code != 0 and "has no step after the @" in ran.err and "JOB@1000" in ran.err
-    ran = shoal("model", "register", f"{job.id}@11", "--name", "speech")
-    assert ran.code == 4 and "of step 11" in ran.err
-    ran = shoal("model", "register", job.id, "--name", "no/slash")
-    assert ran.code != 0
-    assert shoal("model", "register", job.id, "--name", "speech").code == 0
-    ran = shoal("model", "get", "speech@1", "--to", str(tmp_path / "out"))
-    words = " ".join(ran.err.split())
-    assert ran.code != 0 and "the checkpoint could not be exported" in words and "never committed" in words
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    ran = shoal("model", "get", "speech@1", "--to", str(tmp_path / "mine"))
-    assert ran.code != 0 and "is not empty" in ran.err

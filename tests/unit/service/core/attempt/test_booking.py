@@ -46,8 +46,7 @@ def test_until_the_first_group_runs_all_workers_are_starting(new_world: NewWorld
     world.pass_time(2.0)
     world.start_all()
     world.pass_time(1.0)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert seconds(world) == {"starting": 24.0}
 
 
@@ -68,8 +67,7 @@ def test_a_death_costs_the_step_that_it_undid_and_all_until_the_next_group_runs(
 def test_steps_that_were_lost_are_recomputed_afterwards(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 3)  # no checkpoint: from the seed again
-    world.die(3)
-    world.recover()
+    world.lose(3)
     before = world.state
     steps(world, 4)
     assert since(world, before) == {"recomputed": 3 * 3.5, "productive": 3.5, "degraded": 2.0}

@@ -49,14 +49,11 @@ def test_a_stopped_worker_is_replaced_soon_after_the_threshold(new_world: NewWor
     world.pass_time(0.25)
     assert world.state.stage is Stage.QUIESCING and world.count(Interrupt) == 3
     assert world.state.incident.cause is IncidentCause.HUNG and world.state.incident.witness == "progress stamps"
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.pass_time(Timeouts().unresponsive_s)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 3, 2)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     [incident] = world.incidents()
     assert (incident.cause, incident.ranks, incident.steps_lost) == (IncidentCause.HUNG, (1,), 0)
@@ -110,8 +107,7 @@ def test_no_collective_gives_up_before_a_hang_would_have_been_found(new_world: N
         return next(c.assignment.collective_timeout_s for c in reversed(world.commands) if isinstance(c, Run))
 
     assert given() == 2 * 3600.0, "the floor, before there is a step to go by"
-    world.die(2)
-    world.recover()
+    world.lose(2)
     assert given() == 2 * 40000.0 * 0.5
 
 
@@ -133,8 +129,7 @@ def test_an_unchanged_progress_counter_is_no_progress(new_world: NewWorld) -> No
 
 def test_a_progress_counter_of_an_older_generation_is_no_progress(new_world: NewWorld) -> None:
     world = running(new_world)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(1)
     before = world.state
     run = world.workers[0].run
@@ -261,8 +256,7 @@ def test_what_was_not_measured_has_thirty_seconds(new_world: NewWorld) -> None:
     world.beat(0, beat=11, phase=Phase.VALIDATING)
     assert hangs.threshold_s(world.state) == 30.0
     world = at_pace(new_world, 0.2)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.beat(0, beat=1)
     assert hangs.threshold_s(world.state) == 30.0, "the first step in another layout"
 
