@@ -24,16 +24,6 @@ def client(arena: Any) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def machine_client(arena: Any, tmp_path: Any) -> Iterator[Client]:
-    """A client of another server on the same cluster, which knows that its nodes share a machine."""
-    arena.mend()
-    options = [f"--ray-address={arena.server.note['address']}"]
-    server = type(arena.server)(arena.server.python, tmp_path, options, arena.server.ray_environment)
-    with server.running() as client:
-        yield client
-
-
 def _by_node(client: Client, run: Any) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for worker in client.workers(run.id):
@@ -45,41 +35,6 @@ def _by_node(client: Client, run: Any) -> dict[str, list[int]]:
 def _node_of_two(client: Client, run: Any) -> str:
     """Four workers on three nodes with room for two each."""
     return next(ip for ip, ranks in _by_node(client, run).items() if len(ranks) == 2)
-
-
-@pytest.mark.matrix
-def test_a_raylet_that_dies_alone_leaves_its_snapshots_to_the_machine(
-    machine_client: Client, arena: Any, submit: Any
-) -> None:
-    client = machine_client
-    held = {**_HOLD, "rank": 0}
-    run = submit(
-        to=client,
-        workers=4,
-        steps=16,
-        parallelism=SHARDED,
-        checkpoint={"every_steps": 100},
-        strikes=[{**held, "n": 8}, {**held, "n": 14}],
-    )
-    run.wait_at("step-8-0")
-    nodes = _by_node(client, run)
-    [mine] = [ip for ip, ranks in nodes.items() if 0 in ranks]
-    victim = next(ip for ip in nodes if ip != mine)
-    bound = run.now().status.node_loss
-    assert (bound.protection, bound.at_most, bound.now) == ("shared_memory", 1, 0)
-    arena.nodes.kill_raylet(victim)
-    run.wait_for_event("incident.opened")
-    run.release("step-8-0")
-    run.wait_at("step-14-0")
-    run.release("step-14-0")
-    job = run.finish()
-
-    [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.NODE_DIED
-    assert incident.ranks == tuple(nodes[victim])
-    assert (incident.state_source, incident.steps_lost, job.status.steps_lost) == ("memory", 0, 0)
-    assert run.events("snapshot.recovering") == [], "no worker is started to read what lies there"
-    run.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.worlds.tiny_jobs import holds
-from shoal_api.client import Client
 from shoal_service.views import Condition, JobView
-from shoal_workers.contract.job import JobState
 
 
 @pytest.fixture
@@ -54,31 +52,6 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.matrix
-def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_is(submit, client: Client) -> None:
-    run = submit(min_workers=2, strikes=holds(10))
-    run.wait_at("step-10-0")
-    client.pause(run.id)
-    run.wait_for_event("generation.switching")
-    run.release("step-10-0")
-    run.wait_for(JobState.PAUSED)
-    newest = max((c for c in client.checkpoints(run.id) if c.state == "committed"), key=lambda c: c.step)
-    assert newest.step == 10
-    _flip_a_byte(Path(newest.url) / "shard-00001.bin")
-
-    client.resume(run.id)
-    run.finish()
-    [damaged] = run.events("checkpoint.damaged")
-    assert damaged.data["name"] == Path(newest.url).name
-    assert "shard-00001.bin" in damaged.data["message"]
-    [fallback] = run.events("checkpoint.fallback")
-    assert fallback.data["to"] == "step-000000000008-a1-g1"
-    assert run.events("generation.formed")[-1].data["start_step"] == 8
-    shown = {Path(c.url).name: c.state for c in client.checkpoints(run.id)}
-    assert shown[Path(newest.url).name] in ("damaged", "deleted")
-    run.assert_undisturbed_losses()
-
-
 def _checkpoint_healthy(job: JobView) -> Condition:
     [condition] = [c for c in job.status.conditions if c.type == "CheckpointHealthy"]
     return condition
@@ -91,9 +64,3 @@ def _fill(path: Path) -> None:
                 pass
         except OSError as error:
             assert error.errno == errno.ENOSPC
-
-
-def _flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)

@@ -88,16 +88,6 @@ def test_a_death_within_a_validation_leaves_the_weights_of_the_last_step(make_jo
     assert {7, 8} <= losses.keys() and losses == pytest.approx({step: plain[step] for step in losses}, rel=1e-6)
 
 
-@pytest.mark.matrix
-def test_a_lost_node_keeps_the_averages(make_job: Any) -> None:
-    """The buddy steps them from the gradient log."""
-    job = make_job(memory=True, **{**SPEC, "snapshot": {}})
-    here, source = job.lose_a_node(5)
-    assert source.step == 5
-    assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
-    assert _validated(job, [here])[STEPS] == pytest.approx(_expected(SPEC, STEPS)[STEPS], rel=1e-6)
-
-
 def test_an_export_has_the_averages_unless_the_weights_are_asked_for(make_job: Any, tmp_path: Path) -> None:
     groups = [{"match": "blocks.0.*", "frozen": True}]
     spec = {**SPEC, "optimizer": {**SPEC["optimizer"], "groups": groups}}
