@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -42,31 +41,6 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
         assert client.undo_drain(leaver.node_id).drain is None
     assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=holds(5, 35))
-    run.wait_at("step-5-0")
-    before = run.pids()
-    killed_at = arena.nodes.kill_head()
-    run.release("step-5-0")
-    run.wait_at("step-35-0")
-    until(arena.nodes.is_head_alive, "the head is back")
-    until(lambda: client.cluster().connected, "the control plane has found it")
-    back_at = time.time()
-    run.wait_for_step(34)
-    assert run.pids() == before
-    run.release("step-35-0")
-    job = run.finish()
-
-    assert (job.status.attempt, job.status.generation, job.status.steps_lost) == (1, 1, 0)
-    assert client.incidents(run.id) == () and run.events("supervisor.restarted") == []
-    assert any(killed_at < point.at < back_at for point in client.series(run.id))
-    run.assert_undisturbed_losses()
-    afterwards = submit(to=client, workers=1, steps=2)
-    afterwards.finish()
-    afterwards.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix

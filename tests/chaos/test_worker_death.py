@@ -56,6 +56,7 @@ def test_a_killed_worker_and_a_lost_node_change_no_loss(submit, client: Client, 
 
     killed, left = client.incidents(run.id)
     assert (killed.cause, killed.ranks, killed.closed) == (IncidentCause.WORKER_DIED, (victim,), True)
+    assert killed.message.endswith("was killed by signal 9 (SIGKILL)"), 'not Ray\'s "died unexpectedly"'
     assert (left.cause, list(left.ranks), left.closed) == (IncidentCause.NODE_DIED, lost, True)
     assert (killed.state_source, left.state_source) == ("memory", "memory") and job.status.steps_lost <= 2
     run.assert_undisturbed_losses()

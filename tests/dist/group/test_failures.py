@@ -46,7 +46,7 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     exits = job.interrupt(survivors)
     assert {e.kind for e in exits} <= set(LEFT)
     assert {e.step for e in exits} <= ({5, 6} if phase == "optimizer" else {5})
-    assert [e.kind for e in job.run(survivors)] == [ExitKind.FINISHED] * 3
+    job.finish(survivors)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
     assert job.reported(survivors, GroupFormed)[-1].start_step == 3
 
@@ -65,7 +65,7 @@ def test_a_yield_stops_all_ranks_after_the_same_step_and_another_world_size_cont
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.YIELDED, 5)] * 2
     job.commit(workers)
     larger = workers + job.workers(2)
-    assert [e.kind for e in job.run(larger)] == [ExitKind.FINISHED] * 4
+    job.finish(larger)
     assert job.reported(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
@@ -81,7 +81,7 @@ def test_a_worker_that_misses_the_rendezvous_does_not_block_the_others(make_job:
         worker.call("go")
     exits = job.interrupt(workers)
     assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
-    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
+    job.finish(workers)
 
 
 def test_a_missing_rank_is_named_after_the_timeout(make_job: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_failed_periodic_save_does_not_stop_training(make_job: Any, reference:
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a directory should be")
     workers = job.workers(2)
-    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
+    job.finish(workers)
     assert {f.step for f in job.reported(workers, SaveFailed)} == {3}
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 

@@ -9,7 +9,6 @@ import pytest
 
 from kit.worlds.layout_cases import spec_of
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
-from shoal_workers.contract.messages import ExitKind
 
 _STEPS = 6
 _KILLS = (2, 4)
@@ -63,8 +62,7 @@ def _kill_twice(make_job: Any, plain_run: Any, text: str, model: str, layout: La
         group = [*survivors, *job.workers(1)]
         source = job.in_memory(exits, group)
         assert source.step in (step, step + 1)
-    ends = job.run(group, layout=layout, restore_from=None, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+    job.finish(group, layout=layout, restore_from=None, restore_snapshot=source)
     models.append([worker.call("model_id") for worker in survivors])
     assert models == [models[0]] * 3
     assert job.losses(group) == pytest.approx(plain_run(spec).losses, abs=1e-5)

@@ -54,8 +54,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
         for worker in next_group:
             worker.strike("forward", SWITCH, "dump")
-        ends = job.run(next_group, layout=case.new, **restore)
-        assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+        job.finish(next_group, layout=case.new, **restore)
         assert_same_bits(before, whole([worker.dumped() for worker in next_group]))
         losses = {r.step: r.loss for r in job.reports(next_group[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}

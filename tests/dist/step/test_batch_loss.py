@@ -37,8 +37,7 @@ def _assert_plain(seen: list[StepReport], spec: dict[str, Any], tolerance: float
 def _run(make_job: Any, layout: Layout, spec: dict[str, Any]) -> list[StepReport]:
     job = make_job(f"{layout.describe()}-{layout.shard}", **spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(workers), [end.error for end in ends]
+    job.finish(workers, layout=layout)
     return list(job.reported(workers, StepReport))
 
 

@@ -49,7 +49,7 @@ def test_a_step_is_the_mean_over_its_tokens_as_if_each_sample_were_alone(make_jo
 
     job = make_job(**{**SPEC, "stop": {"steps": 1}})
     workers = job.workers(2)
-    assert {one.kind for one in job.run(workers)} == {ExitKind.FINISHED}
+    job.finish(workers)
     task = Ragged({}, {}, 7)
     model, data = whole_model(task, 7), task.build_dataset("train")
     buckets = LengthBuckets(data, 7)

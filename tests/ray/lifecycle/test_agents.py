@@ -84,30 +84,3 @@ def test_everything_arrives_once_although_the_agent_is_killed(
     run.assert_undisturbed_losses()
     assert _lines(with_agents, run.id) == Counter(_expected())
     until(lambda: not shoal_server.actors("PollAgent"), "the agent ends with the attempt")
-
-
-@pytest.mark.matrix
-def test_a_restarted_supervisor_uses_the_agent_of_the_one_before(
-    shoal_server: Server, with_agents: Client, submit: Any
-) -> None:
-    events = Events(shoal_server)
-    run = submit(to=with_agents, workers=WORKERS, steps=STEPS, strikes=[*_PRINTS, *holds(10, 30, 50)])
-    run.wait_at("step-10-0")
-    events.wait("agent.serving", 1)
-    [agent] = shoal_server.actors("PollAgent")
-    run.release("step-10-0")
-    run.wait_at("step-30-0")
-    [supervisor] = shoal_server.actors("SupervisorActor")
-    os.kill(supervisor, signal.SIGKILL)
-    run.wait_for_event("supervisor.restarted")
-    run.release("step-30-0")
-    run.wait_at("step-50-0")
-    events.wait("agent.serving", 2)
-    assert shoal_server.actors("PollAgent") == [agent]
-    run.release("step-50-0")
-    run.finish()
-
-    assert run.world_sizes() == [WORKERS] and with_agents.incidents(run.id) == ()
-    run.assert_undisturbed_losses()
-    assert set(_lines(with_agents, run.id)) == _expected()
-    until(lambda: not shoal_server.actors("PollAgent"), "the agent ends with the attempt")
