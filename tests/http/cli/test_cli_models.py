@@ -68,17 +68,3 @@ def test_an_alias_moves_and_is_deleted_and_what_is_not_there_is_named(shoal: Any
     assert ran.code == 4 and "'prod'" in ran.err
     ran = shoal("model", "alias", "speech", "prod", "--delete")
     assert ran.code == 4
-
-
-def test_a_removed_version_keeps_its_number_and_its_checkpoint(shoal: Any, service: Any, job: JobView) -> None:
-    assert shoal("model", "register", f"{job.id}@10", "--name", "speech").code == 0
-    ran = shoal("delete-checkpoint", job.id, "10", "--yes")
-    assert ran.code != 0 and "`shoal model remove speech@1` takes it out of the registry" in " ".join(ran.err.split())
-    assert shoal("model", "remove", "speech@latest").out == "speech@1 is not registered any more\n"
-    assert shoal("model", "remove", "speech@1").code == 4
-    with service.client as client:
-        assert [one.state for one in client.checkpoints(job.id) if one.step == 10 and one.bytes == 7000] == [
-            "committed"
-        ]
-    made = shoal("model", "register", f"{job.id}@10", "--name", "speech", "--json").json()
-    assert made["version"] == 2
