@@ -125,39 +125,6 @@ def table_of(reader: Browser, file: Path) -> list[tuple[Any, ...]]:
     return [(row["name"], row["optimizer.lr"], row["label.team"]) for row in rows]
 
 
-def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
-    reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
-) -> None:
-    over = jobs[2]
-    reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
-    reader.look(width=420, scheme="dark")
-    reader.open(f"{written.url}/?columns=optimizer.lr,label.team&where=lr+%3E+1e-3&order=name&descending=false")
-    shows(reader, "fast", "over")
-    assert reader.run("document.documentElement.scrollWidth") <= 420
-    reader.run("document.getElementById('save-view').focus()")
-    for _ in range(3):  # over the button that deletes a view, if there is one, and the first link
-        if reader.run("document.activeElement.id") != "export-parquet":
-            reader.press(Keys.TAB)
-    assert reader.run("document.activeElement.id") == "export-parquet"
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.parquet") == [("fast", 0.01, "speech"), ("over", 0.01, None)]
-
-    reader.tick(f"tr[data-id={over.id}] input")
-    reader.sees("#export-csv", "Export 1 as CSV")
-    reader.fill("#where", "lr < 1e-3")
-    shows(reader, "slow")
-    reader.run("document.getElementById('export-csv').focus()")
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.csv") == [("over", "0.01", "")], "a chosen job need not be shown"
-    reader.run("document.getElementById('choose-none').focus()")
-    reader.press(Keys.ENTER)
-    reader.until(lambda: reader.text("#export-csv") == "Export CSV", "all that match")
-    reader.run("document.getElementById('export-csv').focus()")
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.csv") == [("slow", "0.0001", "speech")]
-    assert reader.complaints() == []
-
-
 @pytest.mark.first
 def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     reader: Browser, written: Service, jobs: list[JobView]
