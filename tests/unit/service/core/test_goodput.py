@@ -43,6 +43,11 @@ def test_workers_beyond_the_desired_number_do_not_count() -> None:
     assert seconds(train(running(), 110.0, in_group=4, requested=2)) == {"productive": 20.0}
 
 
+def test_a_clock_that_goes_back_books_no_seconds() -> None:
+    ledger = train(running(), 110.0)
+    assert train(ledger, 105.0) == ledger
+
+
 def test_an_incident_takes_what_was_spent_since_the_last_completed_step() -> None:
     ledger = settle(train(running(), 101.0), 1)
     ledger = goodput.discard(train(ledger, 101.5), DIED)

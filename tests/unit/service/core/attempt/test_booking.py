@@ -15,6 +15,7 @@ from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
+from shoal_workers.contract.worker_reports import SnapshotCost
 
 NewWorld = Callable[..., Any]
 ASKED = 8
@@ -88,6 +89,15 @@ def test_a_planned_change_costs_no_step_and_is_resizing_until_the_next_group_run
     assert since(world, before)["resizing"] == 8 * (1.0 + 2.0)  # a round of cooperation takes 2 s
 
 
+def test_an_incident_stays_open_below_min_workers(new_world: NewWorld) -> None:
+    world = new_world(workers=2, min_workers=2).open(then=1)
+    world.lose(0)
+    before = world.state
+    assert before.stage is Stage.WAITING
+    world.pass_time(10.0)
+    assert since(world, before) == {"recovering": 80.0}
+
+
 def test_a_checkpoint_costs_what_its_slowest_rank_stood_still(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
@@ -96,6 +106,17 @@ def test_a_checkpoint_costs_what_its_slowest_rank_stood_still(new_world: NewWorl
     world.save()  # 0.1 s on each rank
     world.deliver_all()
     assert since(world, before) == {"productive": 3.2, "checkpoint_stall": 0.8}
+
+
+def test_each_step_pays_for_its_share_of_the_snapshots(new_world: NewWorld) -> None:
+    world = new_world(workers=8).open(then=0)
+    cost = SnapshotCost(
+        generation=1, step=0, every_steps=2, buddy_every_steps=2, copy_s=0.1, buddy_s=0.0, share=0.1, num_bytes=9
+    )
+    world.feed(ReportArrived(0, cost))
+    before = world.state
+    steps(world, 4)
+    assert since(world, before) == {"productive": 14.4, "checkpoint_stall": 1.6}
 
 
 def test_the_commit_after_the_last_step_is_a_stall(new_world: NewWorld) -> None:

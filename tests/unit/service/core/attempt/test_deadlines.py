@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.commands import KillWorker, SuspectNode
-from shoal_service.core.attempt.events import DeathDated, WorkerUnreachable
+from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
@@ -51,6 +51,12 @@ def test_a_worker_that_acknowledged_the_interrupt_has_more_time(new_world: NewWo
     assert killed(world) == []
     world.pass_time(0.25)
     assert killed(world) == [1] and world.state.stage is Stage.FORMING
+
+
+def test_an_old_acknowledgement_does_not_count(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.feed(InterruptAcknowledged(1, 0))
+    assert world.state.pool.worker(1).acknowledged == 0
 
 
 def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld) -> None:

@@ -216,6 +216,15 @@ async def test_agents_end_with_the_attempt(bench: SupervisorBench) -> None:
     assert series == list(range(1, STEPS + 1))
 
 
+async def test_agents_that_cannot_start_change_nothing(bench: SupervisorBench) -> None:
+    bench.agents.refuses_to_start = True
+    await bench.start_and_train()
+    await bench.clock.advance(20.0)
+    await step(bench)
+    assert_each_line_once(bench)
+    assert bench.agent_processes == {}
+
+
 @pytest.mark.cells(2, 4)
 @pytest.mark.parametrize("seed", range(12))
 async def test_whatever_happens_to_agents_each_line_arrives_once_and_in_order(

@@ -197,6 +197,14 @@ def test_a_hang_in_a_save_is_found_after_the_limit_of_a_save(new_world: NewWorld
     assert "timeouts.save_s 120 s" in world.state.incident.message
 
 
+def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.direct(granted=2)
+    assert world.state.stage is Stage.SWITCHING
+    world.pass_time(3.25)
+    assert world.state.incident.cause is IncidentCause.HUNG
+
+
 def test_progress_and_steps_write_no_journal_entry(new_world: NewWorld) -> None:
     world = running(new_world)
     before = world.state

@@ -112,6 +112,14 @@ def test_snapshots_taken_since_are_trusted_again(new_world: NewWorld) -> None:
     assert world.state.group.source.generation == 2 and world.state.progress.step == 6
 
 
+def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    name(world, 1)
+    name(world, 1)
+    assert len(world.events("incident.opened")) == 1
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
+
+
 def recover_from_storage(world: Any) -> None:
     world.recover()
     world.finish_storage()

@@ -197,6 +197,14 @@ def test_a_directory_that_goes_away_while_the_attempt_runs_is_waited_for_too(new
     assert world.state.group.restored == OLD
 
 
+def test_a_damaged_newest_marker_is_an_event_and_the_one_before_it_is_used(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: True, NEW: False}
+    world.feed(CheckpointFound(OLD, ((NEW, "COMMIT.json has another crc32"),)))
+    assert world.events("checkpoint.fallback") == [{"to": OLD}]
+    assert world.state.checkpoints.damaged == (NEW,) and world.state.stage is Stage.STARTING
+
+
 def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:
     """A commit of the generation before may be answered while the next one is already reading an older checkpoint."""
     world = new_world(workers=2).open(then=7)

@@ -78,6 +78,13 @@ def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_
     assert world.state.stage is Stage.FORMING and world.state.group.source is None
 
 
+def test_there_is_no_wait_for_a_standby_once_the_newest_step_is_complete(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=6)
+    world.stop(3)
+    world.lose(1)
+    assert world.state.group.generation == 2 and world.state.progress.step == 6
+
+
 def test_an_older_complete_snapshot_is_preferred_to_the_checkpoint(new_world: NewWorld) -> None:
     """A rank dies after the others have taken the snapshot of step 7, and before it has taken its own."""
     world = new_world(workers=3, memory=True).open(then=7)
