@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -85,39 +84,6 @@ def assert_same(run: Any, reference: dict[int, float]) -> None:
 
 def layouts(run: Any) -> list[str]:
     return [event.data["layout"] for event in run.events("generation.formed")]
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(900)  # six workers and their replacements start one after the other on few cores
-def test_a_worker_is_lost_and_replaced_on_small_nodes_in_racks(racks: Client, submit: Any) -> None:
-    run = submit(
-        to=racks,
-        workers=6,
-        min_workers=2,
-        waves=[6],
-        parallelism={"tp": 2, "otherwise": "idle"},
-        strikes=[*holds(3, 5, 7), {"at": "step", "rank": 3, "n": 4, "do": "kill"}],
-        **PLACED | {"steps": 8},
-    )
-    run.wait_at("step-3-0")
-    first = nodes_by_rank(racks, run, 6)
-    assert_inside_nodes(first, 2)
-    known = {event.data["node_ip"]: event.data["rack"] for event in run.events("worker.started")}
-    assert known == {"127.0.0.2": "", LABELLED: "r2", "127.0.0.4": ""}
-    assert len([rack for rack, _ in groupby(first, key=lambda ip: known[ip])]) == 2, "rack by rack"
-    pids = run.pids()
-    run.release("step-3-0")
-    run.wait_at("step-5-0")
-    assert_inside_nodes(nodes_by_rank(racks, run, 4), 2)
-    assert set(run.pids().values()) < set(pids.values()) - {pids[3]}, "survivors only"
-    run.wait_for_event("generation.switching")
-    run.release("step-5-0")
-    run.wait_at("step-7-0")
-    assert_inside_nodes(nodes_by_rank(racks, run, 6), 2)
-    run.release("step-7-0")
-    run.finish()
-    assert layouts(run) == ["fsdp3 x tp2", "fsdp2 x tp2", "fsdp3 x tp2"]
-    assert [event.data["remark"] for event in run.events("generation.forming")] == [""] * 3
 
 
 @pytest.mark.matrix

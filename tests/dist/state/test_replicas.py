@@ -59,33 +59,6 @@ def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
     assert job.losses(group) == pytest.approx(dict(plain_run(spec).losses), abs=1e-5)
 
 
-@pytest.mark.matrix
-def test_a_shard_with_replicas_is_kept_at_the_steps_of_the_copies_of_other_shards(make_job: Any, text: str) -> None:
-    """Shard 0 is on nodes a and c, shard 1 on node b only. Without a log, a lost node b takes the group back to the
-    step of its copy, and of shard 0 that step must be there too."""
-    spec = spec_of("dense", text, **{**_CHANGES, "stop": {"steps": 40}})
-    spec["snapshot"] = {"gradient_log": "off"}
-    job = make_job(memory=True, **spec)
-    a, c, lost = job.workers(1, "a")[0], job.workers(1, "c")[0], job.workers(2, "b")
-    group = [a, lost[0], c, lost[1]]
-    a.strike("forward", 38, "hold")
-    job.start(
-        group,
-        layout=Layout(dp_replicate=2, dp_shard=2),
-        restore_from=None,
-        buddy_of={1: a}.get,
-    )
-    a.reached()
-    for worker in lost:
-        worker.kill()
-    a.call("interrupt", job.generation)
-    a.call("go")
-    source = job.in_memory(job.interrupt([a, c]), [a, c])
-    [*_, cost] = job.reported([a], SnapshotCost)
-    assert cost.buddy_step is not None and source.step >= cost.buddy_step
-    job.finish([a, c], layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
-
-
 def test_replicas_on_one_node_need_one_gradient_log(make_job: Any, plain_run: Any, text: str) -> None:
     """Both replicas of shard 0 are on node a, both of shard 1 on node b. Node a is lost at the shipped budget."""
     steps = 10

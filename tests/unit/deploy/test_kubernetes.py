@@ -1,6 +1,5 @@
 """The manifests pass the schemas of Kubernetes and the field check of RayCluster, and their pods are restricted."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kit.deploy.ray_cluster_fields import NEWEST, mistakes
+from kit.deploy.ray_cluster_fields import mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ADMIN_TOKEN_FILE, new_token
@@ -36,19 +35,6 @@ def test_the_manifests_follow_the_schemas(manifests: list[dict[str, Any]], versi
 
 def test_the_ray_cluster_has_only_fields_that_kuberay_knows(manifests: list[dict[str, Any]]) -> None:
     assert list(mistakes(_named(manifests, "RayCluster", "shoal"))) == []
-
-
-def test_the_oldest_operator_of_the_installation_page_knows_all_fields(manifests: list[dict[str, Any]]) -> None:
-    cluster = _named(manifests, "RayCluster", "shoal")
-    releases = [(1, minor) for minor in range(4, NEWEST[1] + 1)]
-    oldest = next(release for release in releases if not list(mistakes(cluster, operator=release)))
-    assert list(mistakes(cluster, operator=(1, 5))) == [
-        ".spec.authOptions.secretName is not a field before KubeRay 1.6"
-    ]
-    words = f"{oldest[0]}.{oldest[1]} or newer"
-    for file in (FOLDER.parents[1] / "docs" / "install.md", FOLDER / "ray-cluster.yaml"):
-        [named] = re.findall(r"KubeRay\S*(?: operator,| operator) (\d\.\d+ or newer)", file.read_text("utf-8"))
-        assert named == words, file
 
 
 def test_the_field_check_finds_mistakes(manifests: list[dict[str, Any]]) -> None:
