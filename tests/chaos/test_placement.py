@@ -1,5 +1,4 @@
-"""No tp group crosses nodes at the start, after losses and after growth, and the losses stay the same: six workers on
-three nodes of two in two racks, and 16 workers on four nodes of four."""
+"""No tp group of 16 workers on four nodes of four crosses nodes, and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ from kit.worlds.tiny_jobs import STACKED, holds
 from shoal_api.client import Client
 
 WORKERS, PER_NODE, STEPS = 16, 4, 16
-LABELLED = "127.0.0.3"
 PLACED: dict[str, Any] = {**STACKED, "batch": {"global_size": 8, "micro_size": 1}, "steps": STEPS}
 
 
@@ -23,19 +21,6 @@ def client(wide_arena: Any) -> Iterator[Client]:
     wide_arena.mend()
     with wide_arena.server.client as client:
         yield client
-
-
-@pytest.fixture
-def racks(arena: Any) -> Iterator[Client]:
-    """A client of a cluster of three nodes of two CPUs, of which the second is in a rack of its own."""
-    arena.mend()
-    arena.nodes.remove(LABELLED)
-    arena.nodes.add(LABELLED, num_cpus=2, labels="rack=r2")
-    arena.mend()
-    with arena.server.client as client:
-        yield client
-    arena.nodes.remove(LABELLED)
-    arena.mend()
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,28 @@ from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.traces import AWAY, Capacity
 
 
+def test_a_job_alone_takes_its_start_and_its_work() -> None:
+    run = simulate([trace_job("a", submit_s=10, work=100)], scripted({0: {"a": 4}}), market(4, Costs(start_s=3)))
+    (job,) = run.jobs
+    assert (job.started_at, job.finished_at) == (10, 10 + 3 + 100 / 4)
+    assert (job.served_s, job.trained_s) == (4 * 28, 4 * 25)
+
+
+def test_a_move_costs_its_seconds_and_no_work() -> None:
+    jobs = [trace_job("a", work=100), trace_job("b", submit_s=5, work=1000)]
+    run = simulate(jobs, scripted({0: {"a": 4}, 5: {"a": 2, "b": 2}}), market(4, Costs(switch_s=1, start_s=2)))
+    a, b = run.jobs
+    assert a.history == [(0, 4), (5, 2), (50, 0)]  # 3 s of 4 workers, 1 s of nothing, 88 samples with 2
+    assert (a.num_moves, a.num_preemptions, b.num_moves) == (1, 0, 0)
+    assert b.finished_at == 5 + 2 + 500
+
+
+def test_restart_costs_of_the_trace_replace_the_measured_ones_where_there_are_any() -> None:
+    known = replace(trace_job("known"), restart_s=50.0)
+    costs = Costs(switch_s=1, start_s=2, use_restart_s=True)
+    assert (costs.of(known), costs.of(trace_job("unknown"))) == ((50, 50), (1, 2))
+
+
 def test_nodes_that_leave_take_the_workers_of_the_youngest_start_and_give_them_back() -> None:
     capacity = Capacity(1, ((0.0, 8), (10.0, 6), (20.0, 8)))
     jobs = [trace_job("a", work=400), trace_job("b", work=400)]
