@@ -7,9 +7,7 @@ from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import AT, RUNNING, Service
-from shoal_api.client import Client, Unauthenticated
-from shoal_service.access_views import TokenRequest
-from shoal_service.core.access import Role
+from shoal_api.client import Client
 from shoal_service.fleet_views import TableView
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_tables
@@ -43,36 +41,6 @@ def test_a_token_is_made_shown_once_used_and_revoked_and_the_session_ends(reader
     reader.until(lambda: reader.run("location.pathname") == "/login", "the login page")
     reader.open(f"{written.url}/account")
     reader.until(lambda: reader.run("location.pathname") == "/login", "the session is over")
-
-
-def test_a_viewer_makes_tokens_and_is_logged_out_with_the_own_one(stranger: Browser, written: Service) -> None:
-    with written.client as client:
-        ada = client.create_token(TokenRequest(name="ada", role=Role.VIEWER, personal=True))
-        client.create_token(TokenRequest(name="eve", role=Role.VIEWER))
-    stranger.open(f"{written.url}/login")
-    stranger.fill("#token", ada.token)
-    stranger.click("form button")
-    stranger.until(lambda: stranger.run("location.pathname") != "/login", "logged in")
-    assert all("401" in one for one in stranger.complaints()), "the login page asks whether one is logged in"
-    stranger.open(f"{written.url}/account")
-    stranger.sees("#tokens-words", "may do no more than you")
-    assert stranger.run("[...document.querySelectorAll('#token-role option')].map((one) => one.value)") == [
-        "viewer",
-        "scraper",
-    ]
-    stranger.fill("#token-name", "laptop")
-    stranger.click("#make button")
-    stranger.sees("#tokens", "ada/laptop")
-    assert "eve" not in stranger.text("#tokens")
-    with Client(written.url, token=stranger.text("#secret")) as laptop:
-        assert laptop.whoami().name == "ada/laptop"
-        stranger.click('[aria-label="Revoke the token ada"]')
-        stranger.sees("#dialog-words", "you are logged out")
-        assert stranger.complaints() == []
-        stranger.click("#confirm")
-        stranger.until(lambda: stranger.run("location.pathname") == "/login", "the login page")
-        with pytest.raises(Unauthenticated):
-            laptop.whoami()
 
 
 def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(

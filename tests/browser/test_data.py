@@ -100,13 +100,6 @@ def test_a_job_shows_what_it_reads_as_text_whatever_is_in_it(reader: Browser, fo
     assert reader.complaints() == []
 
 
-def test_a_job_that_has_described_nothing_says_why(reader: Browser, folder: tuple[str, Path]) -> None:
-    page, _ = folder
-    reader.open(page)
-    reader.sees("#no-data", "A script or a loop reads its own.")
-    assert violations(reader) == [] and reader.complaints() == []
-
-
 def test_a_spec_shows_what_it_would_read_before_it_is_submitted(
     browser: Browser, shoal_server: Server, client: Client, tmp_path: Path
 ) -> None:

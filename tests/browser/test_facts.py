@@ -57,12 +57,3 @@ def test_a_job_says_how_good_its_best_validation_was_and_another_one_that_it_con
     browser.sees("#title", "SUCCEEDED")
     assert browser.run("location.pathname") == f"/jobs/{judged.id}", "the fact leads to the job"
     assert browser.complaints() == []
-
-
-def test_a_job_with_given_weights_names_their_file(browser: Browser, shoal_server: Server, submit: Submit) -> None:
-    given = submit(**MORE_THAN_THERE_ARE, init_from="/models/<b>small</b>.safetensors")
-    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{given.id}")
-    browser.sees("#facts", "Begins with")
-    assert _fact(browser, "Begins with") == "/models/<b>small</b>.safetensors", "text, never markup"
-    assert _fact(browser, "Continues") is None
-    assert browser.complaints() == []

@@ -16,7 +16,7 @@ from kit.processes.ray_nodes import Nodes
 from kit.processes.server import Server
 from kit.store_calls import set_queue
 from kit.worlds.tiny_jobs import Submit
-from kit.worlds.written_service import OPENED, RUNNING, SPEC, Service
+from kit.worlds.written_service import RUNNING, SPEC, Service
 from shoal_api.client import Client
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
@@ -116,40 +116,6 @@ def test_the_range_fits_what_happened_lately_until_one_is_chosen_which_the_addre
     reader.sees("#timeline-words", "The last 15 min")
     assert reader.run("location.search") == ""
     assert reader.complaints() == []
-
-
-def test_the_range_is_the_smallest_that_holds_half_of_the_newest_twenty_changes(
-    reader: Browser, written: Service
-) -> None:
-    reader.open(f"{written.url}/fleet")
-    for counts, is_all, expected in (
-        ([6], False, None),
-        ([6, 25], False, 1),
-        ([10, 25], False, 0),
-        ([0, 0, 0, 0, 0, 0], True, 3),
-        ([0, 0, 0, 0, 0, 1], True, 5),
-        ([3, 3, 3, 4, 4, 5], True, 0),
-        ([2, 2, 8, 8, 8, 12], True, 2),
-    ):
-        script = (
-            "import('/static/timeline_range.js').then((one) => arguments[2](one.fitting(arguments[0], arguments[1])))"
-        )
-        assert reader.driver.execute_async_script(script, counts, is_all) == expected, counts
-
-
-def test_a_worker_that_died_is_a_change_that_frees_nothing(
-    reader: Browser, written: Service, jobs: list[JobView]
-) -> None:
-    record = written.store.writing(driving.record_event, written.epoch)
-    record(jobs[1].id, OPENED, now=time.time() - 20)
-    reader.open(f"{written.url}/fleet")
-    reader.until(lambda: reader.count("#decisions [data-kind=lost]") == 1, "the incident")
-    shown = reader.text("#decisions [data-kind=lost]")
-    assert (
-        reader.text("#decisions [data-kind=lost] td:nth-child(5)") == "-"
-        and "SIGKILL" in shown
-        and "4 \u2192 3" in shown
-    )
 
 
 def test_the_queue_says_place_reason_holders_and_expected_start(

@@ -18,11 +18,10 @@ from shoal_service.control.spec_io import SpecFormat, parse_text
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingLog
 from shoal_service.store import job_deletion
-from shoal_service.views import CheckpointState, JobView
+from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
 ACTIONS = "[...document.querySelectorAll('#actions button')].map((one) => one.dataset.action)"
-TABS = "[...document.querySelectorAll('[data-tab]')].map((one) => one.dataset.tab)"
 _HIDDEN = (
     "(Object.defineProperty(document, 'hidden', {{ get: () => {}, configurable: true }}), "
     "document.dispatchEvent(new Event('visibilitychange')), 1)"
@@ -30,7 +29,6 @@ _HIDDEN = (
 """A user looks at another tab, or comes back."""
 COMMAND = "document.querySelector('#export-command').value"
 _FILES = "[...document.querySelectorAll('#files a')].map((one) => one.getAttribute('href'))"
-NAMES = "[...document.querySelectorAll('#vital dt, #facts dt')].map((one) => one.textContent)"
 
 
 def test_a_job_that_has_ended_is_run_again_extended_tried_again_and_deleted_at_its_head(
@@ -144,47 +142,6 @@ def test_a_job_that_has_ended_is_exported_by_a_command_that_is_copied(reader: Br
         assert reader.run("document.getSelection().toString()") == command
     reader.click("#dismiss")
     assert reader.complaints() == []
-
-
-def test_a_job_without_a_whole_checkpoint_says_that_there_is_nothing_to_export(
-    reader: Browser, written: Service
-) -> None:
-    for checkpoints, words in (
-        ((), "the job has no committed checkpoint. Run again trains a new job"),
-        (
-            (CHECKPOINT.model_copy(update={"state": CheckpointState.DAMAGED}),),
-            "Of its 1, none is whole: the tab Checkpoints says why.",
-        ),
-    ):
-        job = written.add_job(name="unsaved")
-        written.begin(job)
-        written.report(job, RUNNING, checkpoints=checkpoints)
-        written.finish(job)
-        _open(reader, written, job)
-        assert reader.run(ACTIONS) == ["extend", "again", "export", "delete"]
-        reader.click('[data-action="export"]')
-        reader.sees("#dialog-words", "There is nothing to export")
-        reader.sees("#dialog-words", words)
-        assert reader.count("#confirm[hidden]") == 1
-        reader.click("#dismiss")
-        _do(reader, "again", "It starts at step 0.")
-        reader.until(lambda job=job: job.id not in reader.run("location.pathname"), "other buttons confirm as before")
-    assert reader.complaints() == []
-
-
-def test_a_queued_job_has_no_axes_and_no_heads_of_empty_tables(reader: Browser, written: Service) -> None:
-    job = written.add_job()
-    _open(reader, written, job, "curves")
-    reader.sees("#uncurved", "The curves begin with the first step.")
-    assert reader.run("document.querySelector('#curves').clientHeight") == 0
-    shown = "[...document.querySelectorAll('section table')].filter((one) => one.checkVisibility()).length"
-    for tab in reader.run(TABS):
-        reader.click(f"#tab-{tab}")
-        assert reader.run(shown) == 0, tab
-    reader.click("#tab-overview")
-    assert len(reader.run(NAMES)) < 8, "the other facts are behind a line that opens them"
-    reader.click("#about summary")
-    reader.sees("#more-facts", job.id)
 
 
 @pytest.mark.first
@@ -303,23 +260,6 @@ def test_the_log_holds_what_the_task_prints_and_events_only_if_they_are_wanted(
     assert "SIGKILL" not in reader.text("#lines") and "nothing" not in reader.text("#lines")
     reader.tick("#log-events")
     reader.sees("#lines", "SIGKILL")
-
-
-def test_a_task_without_tokens_trains_on_samples(reader: Browser, written: Service) -> None:
-    for tokens, name in ((320, "Samples/s"), (320 * 128, "Tokens/s")):
-        job = written.add_job()
-        written.begin(job)
-        written.report(job, RUNNING.model_copy(update={"tokens": tokens}))
-        _open(reader, written, job)
-        assert name in reader.run(NAMES)
-
-
-def test_the_page_that_compares_no_jobs_says_how_to_choose_some(reader: Browser, written: Service) -> None:
-    reader.open(f"{written.url}/compare")
-    reader.sees("main", "Select jobs on the Jobs page")
-    assert reader.text("#problem") == "" and reader.run("document.querySelector('#chart').clientHeight") == 0
-    reader.open(f"{written.url}/compare?jobs=one")
-    reader.sees("#problem", "Choose 2 to 10 jobs, not 1.")
 
 
 def _failed(written: Service) -> JobView:

@@ -12,11 +12,8 @@ from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
 from kit.worlds.written_service import Service
-from shoal_api.client import Client
-from shoal_service.access_views import TokenRequest
-from shoal_service.core.access import Role
 from shoal_service.views import JobPatch, JobView
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason
 
 NAMES = "[...document.querySelectorAll('#jobs tr td.title a')].map((one) => one.textContent)"
 HEADS = "[...document.querySelectorAll('#heads th')].map((one) => one.textContent)"
@@ -128,62 +125,6 @@ def table_of(reader: Browser, file: Path) -> list[tuple[Any, ...]]:
     return [(row["name"], row["optimizer.lr"], row["label.team"]) for row in rows]
 
 
-def test_chosen_jobs_are_exported_or_else_all_that_match_without_a_mouse(
-    reader: Browser, written: Service, jobs: list[JobView], tmp_path: Path
-) -> None:
-    over = jobs[2]
-    reader.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
-    reader.look(width=420, scheme="dark")
-    reader.open(f"{written.url}/?columns=optimizer.lr,label.team&where=lr+%3E+1e-3&order=name&descending=false")
-    shows(reader, "fast", "over")
-    assert reader.run("document.documentElement.scrollWidth") <= 420
-    reader.run("document.getElementById('save-view').focus()")
-    for _ in range(3):  # over the button that deletes a view, if there is one, and the first link
-        if reader.run("document.activeElement.id") != "export-parquet":
-            reader.press(Keys.TAB)
-    assert reader.run("document.activeElement.id") == "export-parquet"
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.parquet") == [("fast", 0.01, "speech"), ("over", 0.01, None)]
-
-    reader.tick(f"tr[data-id={over.id}] input")
-    reader.sees("#export-csv", "Export 1 as CSV")
-    reader.fill("#where", "lr < 1e-3")
-    shows(reader, "slow")
-    reader.run("document.getElementById('export-csv').focus()")
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.csv") == [("over", "0.01", "")], "a chosen job need not be shown"
-    reader.run("document.getElementById('choose-none').focus()")
-    reader.press(Keys.ENTER)
-    reader.until(lambda: reader.text("#export-csv") == "Export CSV", "all that match")
-    reader.run("document.getElementById('export-csv').focus()")
-    reader.press(Keys.ENTER)
-    assert table_of(reader, tmp_path / "jobs.csv") == [("slow", "0.0001", "speech")]
-    assert reader.complaints() == []
-
-
-def test_more_chosen_jobs_than_an_address_names_are_not_exported_and_the_page_says_why(
-    reader: Browser, written: Service
-) -> None:
-    for number in range(501):
-        written.add_job(name=f"n{number}")
-    reader.open(f"{written.url}/")
-    reader.sees("#range", "of 501")
-    reader.click("#choose-all")
-    reader.sees("#num-chosen", "501 chosen")
-    reader.sees(
-        "#export-words", "A file has at most 500 chosen jobs. Clear the selection to export all jobs that match."
-    )
-    assert reader.count("#export-csv[href]") == reader.count("#export-parquet[href]") == 0
-    assert reader.count("#export-csv[aria-disabled=true]") == 1
-    reader.run("document.querySelector('#jobs input').click()")
-    reader.sees("#export-parquet", "Export 500 as Parquet")
-    [status, rows] = reader.driver.execute_async_script(
-        "const done = arguments[0]; fetch(document.getElementById('export-csv').href).then(async (answer) =>"
-        " done([answer.status, (await answer.text()).trim().split('\\n').length]));"
-    )
-    assert (status, rows) == (200, 501)
-
-
 @pytest.mark.first
 def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     reader: Browser, written: Service, jobs: list[JobView]
@@ -222,36 +163,6 @@ def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     with written.client as client:
         assert [one.id for one in client.jobs(archived=True)] == [fast.id, slow.id]
     assert all("409" in one for one in reader.complaints())
-
-
-def test_jobs_are_chosen_and_cancelled_without_a_mouse(reader: Browser, written: Service, jobs: list[JobView]) -> None:
-    slow, fast, _ = jobs
-    reader.look(width=420, scheme="dark")
-    reader.open(f"{written.url}/?where=not+ended")
-    shows(reader, "fast", "slow")
-    assert reader.run("document.documentElement.scrollWidth") <= 420
-    reader.run("document.querySelector('#choose-none').focus()")
-    reader.run("document.querySelector('#jobs tr:first-child input').focus()")
-    reader.press(Keys.SPACE)
-    reader.sees("#num-chosen", "1 chosen")
-    written.report(slow, written.store.get_job(slow.id).status.model_copy(update={"step": 11}))
-    reader.sees("#jobs", "11 / 100")
-    assert reader.run("document.activeElement.checked"), "the focus stays on the box when the table is drawn anew"
-    reader.run("document.querySelector('[data-deed=cancel]').focus()")
-    reader.press(Keys.ENTER)
-    reader.sees("#dialog-title", "Cancel 1 job")
-    reader.press(Keys.ESCAPE)
-    reader.until(lambda: reader.count("#dialog[open]") == 0, "the dialog is closed")
-    assert written.store.get_job(fast.id).status.state is JobState.RUNNING
-    reader.press(Keys.ENTER)
-    reader.until(
-        lambda: reader.run("document.activeElement.id") in ("confirm", "dismiss"), "the focus is in the dialog"
-    )
-    reader.run("document.querySelector('#confirm').focus()")
-    reader.press(Keys.ENTER)
-    reader.until(lambda: reader.count("#dialog[open]") == 0, "the job is cancelled")
-    assert written.store.get_job(fast.id).status.state is JobState.CANCELLING
-    assert reader.complaints() == []
 
 
 def test_labels_and_notes_of_a_job_are_edited_in_place_after_its_end(
@@ -338,20 +249,3 @@ def test_two_people_who_write_notes_at_once_see_both_texts_and_lose_none(
     reader.until(lambda: not reader.count("#notes-editor:not([hidden])"), "a label is no conflict")
     assert written.store.get_job(over.id).spec.annotations == {"notes": "mine\n\ntheirs again"}
     assert [one for one in reader.complaints() if "412" not in one] == []
-
-
-def test_a_viewer_reads_labels_and_notes_and_has_no_way_to_change_them(
-    stranger: Browser, written: Service, jobs: list[JobView]
-) -> None:
-    with written.client as client:
-        client.patch(jobs[2].id, JobPatch(labels={"team": "speech"}, annotations={"notes": "for all"}))
-        token = client.create_token(TokenRequest(name="eve", role=Role.VIEWER)).token
-    stranger.open("about:blank")
-    with Client(written.url, token=token) as eve:
-        stranger.log_in(f"{written.url}{eve.session_link().path}")
-    stranger.open(f"{written.url}/jobs/{jobs[2].id}")
-    stranger.sees("#notes", "for all")
-    stranger.until(lambda: stranger.run("document.getElementById('archive').disabled"), "the role is known")
-    assert stranger.count("#labels button") == 0 and stranger.count("#edit-notes:not([hidden])") == 0
-    stranger.click("#notes p")
-    assert stranger.count("#notes-editor:not([hidden])") == 0

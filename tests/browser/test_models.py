@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from kit.processes.chromium import Browser
-from kit.worlds.written_service import AT, Service
-from shoal_api.client import Client
+from kit.worlds.written_service import Service
 from shoal_api.client.errors import ApiError
-from shoal_service.access_views import TokenRequest
 from shoal_service.artifact_views import ModelRequest
-from shoal_service.core.access import Role
-from shoal_service.store import job_deletion
-from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.views import JobView
 from shoal_workers.contract.marker import CheckpointName
 
@@ -139,55 +133,4 @@ def test_a_checkpoint_is_registered_on_the_page_of_its_job_and_on_that_of_the_mo
     reader.click("#confirm")
     reader.sees("#version-title", "text@1")
     assert sorted(_rows(reader)) == ["speech@1", "text@1"]
-    assert reader.complaints() == []
-
-
-def test_a_viewer_sees_all_and_changes_nothing_and_a_deleted_job_is_named(
-    stranger: Browser, written: Service, jobs: tuple[JobView, JobView]
-) -> None:
-    parent = jobs[0]
-    written.finish(parent)
-    written.store.writing(job_deletion.begin)(parent.id, DeletionRequest(root="/tmp/x", by="ann"), now=AT)
-    while written.store.writing(job_deletion.remove_rows)(parent.id):
-        pass
-    written.store.writing(job_deletion.finish)(parent.id, now=AT)
-    with written.client as client:
-        token = client.create_token(TokenRequest(name="eve", role=Role.VIEWER))
-    stranger.open("about:blank")
-    with Client(written.url, token=token.token) as eve:
-        stranger.log_in(f"{written.url}{eve.session_link().path}")
-    stranger.open(f"{written.url}/models#project=default&model=speech&version=1")
-    stranger.sees("#version-state", "Its job was deleted. The files of the checkpoint were kept")
-    assert stranger.count("[data-model], [data-alias]") == 0 and not stranger.text("#register")
-    assert "prod" in stranger.text('[data-version="speech@1"]')
-    assert stranger.complaints() == []
-
-
-def test_the_registry_is_used_without_a_mouse(reader: Browser, written: Service, jobs: tuple[JobView, JobView]) -> None:
-    reader.open(f"{written.url}/models#project=default&model=speech&version=2")
-    reader.until(lambda: reader.count(".graph a") and reader.count('[data-model="alias-speech-2"]'), "the version")
-    reached: list[str] = []
-    while "Set an alias for speech@2" not in reached:
-        assert len(reached) < 40, reached
-        reader.press(Keys.TAB)
-        reached.append(reader.run("document.activeElement.getAttribute('aria-label')"))
-    reader.press(Keys.ENTER)
-    reader.sees("#dialog-words", "speech@prod is version 1 now")
-    reader.press(Keys.TAB)
-    reader.press(Keys.ENTER)
-    reader.until(lambda: reader.count("dialog[open]") == 0, "the alias is set")
-    focused = "document.activeElement.getAttribute('aria-label')"
-    reader.until(lambda: reader.run(focused) == "Set an alias for speech@2", "the focus is where it was")
-    while not reader.run("document.activeElement.matches('.graph a')"):
-        assert len(reached) < 60, reached
-        reader.press(Keys.TAB)
-        reached.append(reader.run(focused))
-    assert reader.run("document.activeElement.matches(':focus-visible')")
-    reader.press(Keys.ENTER)
-    reader.sees("#title", "pretrained")
-    reader.press("/")
-    reader.press("speech@p")
-    hrefs = "[...document.querySelectorAll('.palette li[data-href]')].map((one) => one.dataset.href)"
-    expected = "/models#project=default&model=speech&version=prod"
-    reader.until(lambda: expected in reader.run(hrefs), "the search finds the alias")
     assert reader.complaints() == []

@@ -65,12 +65,3 @@ def test_a_script_that_reports_its_loss_only_has_curves_that_say_so(
     facts = reader.run(FACTS)
     assert (facts["Step"], facts["Loss"], facts["Tokens/s"]) == ("10", "4", "not reported")
     assert reader.complaints() == []
-
-
-def test_a_script_that_waits_has_nothing_to_report_yet(reader: Browser, written: Service, script: JobView) -> None:
-    reader.open(f"{written.url}/jobs/{script.id}")
-    reader.sees("#facts", "Command")
-    assert "not reported" not in reader.text("#vital") + reader.text("#facts")
-    reader.open(f"{written.url}/")
-    reader.sees("#jobs", "mine")
-    assert "not reported" not in reader.text("#jobs")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kit.processes.chromium import CUT_OFF, Browser
-from kit.worlds.written_service import CHECKPOINT, INCIDENT, RUNNING, Service
+from kit.worlds.written_service import CHECKPOINT, RUNNING, Service
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.views import JobStatus, JobView
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
-from shoal_workers.contract.suspects import Resource, Suspect
+from shoal_workers.contract.job import EndReason, JobState
 
 LAPTOP, NARROW_WINDOW, PHONE = 1400, 1024, 420
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
@@ -20,37 +19,6 @@ REASON = (
     "node 10.0.0.8 has 1 CPU free); the queue is in order of priority"
 )
 LABELS = {"sweep": "learning-rate", "lr": "3e-4", "weight-decay": "0.1", "team": "speech-recognition", "seed": "1"}
-SUSPECTED = INCIDENT.model_copy(
-    update={
-        "id": 2,
-        "cause": IncidentCause.HUNG,
-        "ranks": (2, 3, 6, 7),
-        "to_workers": 24,
-        "from_workers": 32,
-        "from_layout": "fsdp16 tp2",
-        "to_layout": "fsdp12 tp2",
-        "action": "the group without the suspected node, then new workers as soon as there is room",
-        "recovery_s": 41.6,
-        "quiesce_s": 10.0,
-        "plan_s": 0.1,
-        "form_s": 12.0,
-        "restore_s": 15.5,
-        "first_step_s": 4.0,
-        "steps_lost": 1234,
-        "state_source": StateSource.CHECKPOINT,
-        "bytes_moved": 1_610_612_736,
-        "suspect": Suspect(
-            resource=Resource.COMPUTE,
-            ranks=(2, 3),
-            node_ip="10.0.0.7",
-            evidence=(
-                "its ranks came 812 ms late to each of the last 40 collectives",
-                "the clock of its GPU is 1,095 MHz, that of the others 1,980 MHz",
-            ),
-        ),
-    }
-)
-OPEN = INCIDENT.model_copy(update={"id": 3, "closed": False, "recovery_s": None, "to_workers": None, "detect_s": None})
 SHOWN = "[...document.querySelectorAll('.wide')].filter((one) => one.clientWidth)"
 TOO_WIDE = f"{SHOWN}.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
 NARROW = (
@@ -104,20 +72,6 @@ def test_the_tables_of_a_laptop_show_all_their_columns(reader: Browser, written:
     assert reader.complaints() == []
 
 
-def test_the_incidents_of_a_job_fit_a_narrow_window(reader: Browser, written: Service, jobs: list[JobView]) -> None:
-    written.report(jobs[0], RUNNING, incidents=(SUSPECTED, OPEN))
-    reader.look(width=NARROW_WINDOW)
-    reader.open(f"{written.url}/jobs/{jobs[0].id}")
-    reader.until(lambda: reader.count("#incidents tr") == 3, "the incidents")
-    shown = reader.text("#incidents")
-    for text in ("rank 2, 3 on 10.0.0.7", "fsdp16 tp2 → fsdp12 tp2", "41.6 s", "detected in 30 ms", "1.5 GiB", "open"):
-        assert text in shown, text
-    for scheme in ("light", "dark"):
-        reader.look(width=NARROW_WINDOW, scheme=scheme)
-        assert reader.run(TOO_WIDE) == [] and reader.run("document.documentElement.scrollWidth") <= NARROW_WINDOW
-    assert reader.complaints() == []
-
-
 def test_a_phone_shows_each_row_as_a_card_with_names_and_nothing_is_cut_off(
     reader: Browser, written: Service, jobs: list[JobView]
 ) -> None:
@@ -132,13 +86,6 @@ def test_a_phone_shows_each_row_as_a_card_with_names_and_nothing_is_cut_off(
         reader.look(width=PHONE, scheme="dark")
         assert reader.run(BACKGROUND) == DARK
     assert reader.complaints() == []
-
-
-def test_the_login_page_fits_a_phone(stranger: Browser) -> None:
-    stranger.look(width=PHONE)
-    stranger.driver.refresh()
-    stranger.until(lambda: stranger.count("#token"), "the form")
-    assert stranger.run(CUT_OFF) == []
 
 
 def _pages(jobs: list[JobView]) -> dict[str, str]:

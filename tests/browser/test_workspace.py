@@ -12,7 +12,6 @@ from kit.processes.chromium import Browser
 from kit.worlds.written_service import RUNNING, Service, point
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
-from shoal_service.fleet_views import Panel, TableView, Workspace
 from shoal_service.views import JobView
 
 PANELS = "[...document.querySelectorAll('.panel')].map((one) => one.dataset.y)"
@@ -200,68 +199,3 @@ def test_panels_are_added_arranged_and_opened_by_another_user(
     ]
     assert reader.run("document.querySelector('.panel').style.gridColumn") == "span 2"
     assert all("401" in one for one in reader.complaints())
-
-
-def test_a_view_is_listed_with_its_project_and_hidden_with_it(
-    reader: Browser, written: Service, jobs: list[JobView]
-) -> None:
-    written.add_job(name="elsewhere", project="speech")
-    names = "[...document.querySelectorAll('#views option')].map((one) => one.value)"
-    with written.client as client:
-        for project in ("default", "speech"):
-            client.save_view(
-                project, "mine", TableView(workspace=Workspace(panels=(Panel(y="loss"),), project=project))
-            )
-        only = TokenRequest(name="max", role=Role.VIEWER, projects=frozenset({"speech"}))
-        token = client.create_token(only).token
-    reader.open(f"{written.url}/workspace")
-    reader.until(lambda: reader.run(names) == ["", "default/mine", "speech/mine"], "the views of all projects")
-    reader.until(lambda: reader.count("#project option") == 3, "the projects")
-    reader.click("#project option[value=speech]")
-    reader.sees("#num-runs", "1 of 1 jobs shown")
-    assert reader.run(names) == ["", "speech/mine"]
-    reader.click("#views option[value='speech/mine']")
-    reader.sees("#title", "mine")
-    assert reader.run("location.search") == "?view=speech%2Fmine"
-
-    reader.driver.delete_all_cookies()
-    reader.open(f"{written.url}/workspace?view=default%2Fmine")
-    reader.until(lambda: reader.run("location.pathname") == "/login", "the login page")
-    reader.fill("input[type=password]", token)
-    reader.press(Keys.ENTER)
-    reader.sees("#where-error", "There is no view default/mine, or its project is hidden from you.")
-    reader.until(lambda: reader.run(names) == ["", "speech/mine"], "the views of the project that is seen")
-    assert all("401" in one for one in reader.complaints())
-
-
-def test_a_point_and_a_job_arrive_without_a_reload(reader: Browser, written: Service, jobs: list[JobView]) -> None:
-    reader.open(f"{written.url}/workspace")
-    drawn(reader, 3)
-    reader.sees("#live", "live")
-    before = reader.run(PICTURE)
-    newer = (point(41, 1.0),)
-    written.report(jobs[0], RUNNING.model_copy(update={"step": 41}), series=newer)
-    reader.sees(f"[data-key='{jobs[0].id}']", "41")
-    reader.until(lambda: reader.run(PICTURE) != before, "the new point")
-    late = written.add_job(name="late")
-    written.train(late)
-    reader.sees("#runs", "late")
-    drawn(reader, 4)
-    assert reader.complaints() == []
-
-
-def test_nothing_is_cut_off_at_any_width(reader: Browser, written: Service, jobs: list[JobView]) -> None:
-    wrong = []
-    for width, scheme in ((420, "light"), (1024, "dark"), (1400, "light"), (2560, "dark")):
-        reader.look(width=width, scheme=scheme)
-        reader.open(f"{written.url}/workspace")
-        drawn(reader, 3)
-        fits = reader.run("document.documentElement.scrollWidth") <= width
-        is_readable = reader.run("[...document.querySelectorAll('.plot')].every((one) => one.clientWidth >= 250)")
-        corner = "[...document.querySelector('.panel canvas').getContext('2d').getImageData(1, 1, 1, 1).data]"
-        has_colour = (reader.run(corner)[0] > 128) is (scheme == "light")
-        if not (fits and is_readable and has_colour):
-            wrong.append((width, scheme, fits, is_readable, has_colour))
-    reader.look()
-    assert wrong == []
-    assert reader.complaints() == []

@@ -35,25 +35,3 @@ def test_a_gateway_that_hangs_is_killed_and_another_one_follows_while_jobs_train
 
     assert job.status.attempt == 1 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_a_job_that_is_submitted_while_the_gateway_stands_still_starts_once_it_goes_on(
-    submit: Any, shoal_server: Server, client: Client
-) -> None:
-    run = submit(steps=30, strikes=holds(5))
-    run.wait_at("step-5-0")
-    gateway = shoal_server.gateway()
-    os.kill(gateway, signal.SIGSTOP)
-    try:
-        run.release("step-5-0")
-        until(lambda: not client.cluster().connected, "its silence is noticed")
-        other = submit(steps=4)
-    finally:
-        os.kill(gateway, signal.SIGCONT)
-    assert other.finish().status.attempt == 1
-    job = run.finish()
-
-    assert shoal_server.gateway() == gateway, "nobody has ended it"
-    assert job.status.attempt == 1 and client.incidents(run.id) == ()
-    run.assert_undisturbed_losses()

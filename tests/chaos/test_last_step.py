@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from shoal_api.client import Client
-from shoal_workers.contract.job import EndReason, JobState
 
 
 def _submit(submit: Any, **validation: Any) -> Any:
@@ -19,18 +16,6 @@ def _submit(submit: Any, **validation: Any) -> Any:
         validation={"samples": 4, "every_steps": 100},
         data_more={"validation": validation},
     )
-
-
-@pytest.mark.matrix
-def test_a_final_validation_that_always_crashes_costs_no_step_and_keeps_the_model(submit) -> None:
-    run = _submit(submit, deaths=1000)
-    job = run.finish(JobState.FAILED)
-    assert job.status.reason == EndReason.VALIDATION_FAILED
-    assert (job.status.step, job.status.checkpoint_step, job.status.steps_lost) == (20, 20, 0)
-    assert "step-000000000020-a1-g1 committed" in job.status.message
-    assert [event.data["step"] for event in run.events("generation.forming")] == [0, 20, 20]
-    [committed] = run.events("checkpoint.committed")
-    assert committed.seq < run.events("worker.lost")[0].seq, "committed before the validation"
 
 
 def test_a_death_in_the_final_validation_is_an_incident_that_closes(submit, client: Client) -> None:

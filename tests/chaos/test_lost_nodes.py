@@ -11,7 +11,6 @@ from kit.processes.server import until
 from shoal_api.client import Client
 from shoal_workers.contract.job import IncidentCause
 
-_HOLD = {"at": "step", "do": "hold"}
 SHARDED = {"dp_shard": "auto"}
 """Otherwise every worker has the whole state, and the loss of a node costs nothing."""
 
@@ -21,16 +20,6 @@ def client(arena: Any) -> Iterator[Client]:
     """A client of the arena's server, for which each node is a machine of its own."""
     arena.mend()
     with arena.server.client as client:
-        yield client
-
-
-@pytest.fixture
-def machine_client(arena: Any, tmp_path: Any) -> Iterator[Client]:
-    """A client of another server on the same cluster, which knows that its nodes share a machine."""
-    arena.mend()
-    options = [f"--ray-address={arena.server.note['address']}"]
-    server = type(arena.server)(arena.server.python, tmp_path, options, arena.server.ray_environment)
-    with server.running() as client:
         yield client
 
 
@@ -45,75 +34,6 @@ def _by_node(client: Client, run: Any) -> dict[str, list[int]]:
 def _node_of_two(client: Client, run: Any) -> str:
     """Four workers on three nodes with room for two each."""
     return next(ip for ip, ranks in _by_node(client, run).items() if len(ranks) == 2)
-
-
-@pytest.mark.matrix
-def test_a_raylet_that_dies_alone_leaves_its_snapshots_to_the_machine(
-    machine_client: Client, arena: Any, submit: Any
-) -> None:
-    client = machine_client
-    held = {**_HOLD, "rank": 0}
-    run = submit(
-        to=client,
-        workers=4,
-        steps=16,
-        parallelism=SHARDED,
-        checkpoint={"every_steps": 100},
-        strikes=[{**held, "n": 8}, {**held, "n": 14}],
-    )
-    run.wait_at("step-8-0")
-    nodes = _by_node(client, run)
-    [mine] = [ip for ip, ranks in nodes.items() if 0 in ranks]
-    victim = next(ip for ip in nodes if ip != mine)
-    bound = run.now().status.node_loss
-    assert (bound.protection, bound.at_most, bound.now) == ("shared_memory", 1, 0)
-    arena.nodes.kill_raylet(victim)
-    run.wait_for_event("incident.opened")
-    run.release("step-8-0")
-    run.wait_at("step-14-0")
-    run.release("step-14-0")
-    job = run.finish()
-
-    [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.NODE_DIED
-    assert incident.ranks == tuple(nodes[victim])
-    assert (incident.state_source, incident.steps_lost, job.status.steps_lost) == ("memory", 0, 0)
-    assert run.events("snapshot.recovering") == [], "no worker is started to read what lies there"
-    run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_the_loss_of_a_node_with_two_ranks_costs_no_more_than_the_status_said(
-    client: Client, arena: Any, submit: Any
-) -> None:
-    """The budget is the shipped one: copies of the whole state are far apart."""
-    last = {**_HOLD, "rank": 3}
-    run = submit(
-        to=client,
-        workers=4,
-        steps=70,
-        step_s=0.05,
-        parallelism=SHARDED,
-        checkpoint={"every_steps": 100},
-        snapshot={"budget": 0.01},
-        strikes=[{**last, "n": 49}],
-    )
-    run.wait_at("step-49-3")
-    victim = _node_of_two(client, run)
-    until(lambda: run.now().status.step == 48, "the status shows the newest step")
-    before = run.now().status.node_loss
-    arena.nodes.kill_raylet(victim)
-    run.wait_for_event("incident.opened")
-    run.release("step-49-3")
-    job = run.finish()
-
-    [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.NODE_DIED and incident.node_loss is not None
-    assert incident.node_loss.protection == before.protection
-    assert incident.steps_lost <= incident.node_loss.now <= incident.node_loss.at_most, incident.node_loss.words()
-    assert incident.steps_lost <= before.at_most, before.words()
-    assert job.status.steps_lost == incident.steps_lost
-    run.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix

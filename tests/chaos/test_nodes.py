@@ -4,10 +4,7 @@ change."""
 from __future__ import annotations
 
 import os
-import signal
-import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +12,6 @@ import pytest
 from kit.processes.server import PATIENCE_S, until
 from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
-from shoal_workers.contract.job import EndReason, JobState
 
 
 @pytest.fixture
@@ -45,31 +41,6 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
         assert client.undo_drain(leaver.node_id).drain is None
     assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=holds(5, 35))
-    run.wait_at("step-5-0")
-    before = run.pids()
-    killed_at = arena.nodes.kill_head()
-    run.release("step-5-0")
-    run.wait_at("step-35-0")
-    until(arena.nodes.is_head_alive, "the head is back")
-    until(lambda: client.cluster().connected, "the control plane has found it")
-    back_at = time.time()
-    run.wait_for_step(34)
-    assert run.pids() == before
-    run.release("step-35-0")
-    job = run.finish()
-
-    assert (job.status.attempt, job.status.generation, job.status.steps_lost) == (1, 1, 0)
-    assert client.incidents(run.id) == () and run.events("supervisor.restarted") == []
-    assert any(killed_at < point.at < back_at for point in client.series(run.id))
-    run.assert_undisturbed_losses()
-    afterwards = submit(to=client, workers=1, steps=2)
-    afterwards.finish()
-    afterwards.assert_undisturbed_losses()
 
 
 @pytest.mark.matrix
@@ -130,41 +101,3 @@ def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(c
     forming = run.events("generation.forming")[-1].data
     assert forming["source"] == "checkpoint" and forming["restore"].startswith("step-000000000008")
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena, submit) -> None:
-    run = submit(to=client, workers=1, steps=20, strikes=holds(2), retry={"max_failures": 0})
-    run.wait_at("step-2-0")
-    dead: set[int] = set()
-
-    def strike_again() -> bool:
-        for pid in set(arena.nodes.pids_of("SupervisorActor")) - dead:
-            os.kill(pid, signal.SIGKILL)
-            dead.add(pid)
-        return client.job(run.id).status.state.ended
-
-    # One that is killed before it has recorded its start does not count, so more than eight may be needed.
-    until(strike_again, "the supervisor is given up")
-    assert len(dead) >= 8
-    job = run.finish(JobState.FAILED)
-    assert job.status.reason == EndReason.INTERNAL
-    assert "died 8 times in a row" in job.status.message
-    until(lambda: not arena.nodes.pids_of("WorkerActor"), "its workers are gone")
-
-
-@pytest.mark.matrix
-def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Client, arena, submit) -> None:
-    waiting = submit(to=client, workers=1, worker={"cpus": 64})
-    node, partner = [node.node_id for node in client.nodes() if node.alive and node.cpus][:2]
-    now = time.time()
-    row = (node, "as a supervisor would say it", now, waiting.id, 1, 600.0, now + 2.0, 0, "[]", now)
-    with sqlite3.connect(arena.server.state_dir / "shoal.db") as database:
-        database.execute("INSERT INTO node_suspicions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    until(lambda: client.node(node).suspected, "the control plane knows of it")
-    assert client.node(partner).suspected == ""
-
-    cleared = waiting.wait_for_event("node.cleared")
-    assert cleared.data["node_id"] == node and cleared.data["reason"] == "as a supervisor would say it"
-    until(lambda: not client.node(node).suspected, "it is not suspected any more")
-    client.cancel(waiting.id)

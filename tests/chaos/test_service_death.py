@@ -60,50 +60,6 @@ def test_training_continues_while_the_gateway_and_then_the_control_plane_is_dead
     run.assert_undisturbed_losses()
 
 
-@pytest.mark.matrix
-def test_a_killed_supervisor_is_restarted_and_finds_its_workers(submit, shoal_server, client: Client) -> None:
-    run = submit(
-        steps=60,
-        step_s=0.05,
-        strikes=[
-            {"at": "step", "rank": 0, "n": 10, "do": "mark"},
-            {"at": "step", "rank": 0, "n": 50, "do": "hold"},
-        ],
-    )
-    run.wait_at("step-10-0")
-    pids = run.pids()
-    [supervisor] = shoal_server.actors("SupervisorActor")
-    os.kill(supervisor, signal.SIGKILL)
-
-    restarted = run.wait_for_event("supervisor.restarted")
-    assert restarted.data == {"found": 2, "of": 2}
-    run.wait_at("step-50-0")
-    run.wait_for_step(49)
-    assert run.pids() == pids
-    run.release("step-50-0")
-    run.finish()
-
-    assert run.world_sizes() == [2] and client.incidents(run.id) == ()
-    run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_the_steps_lost_are_known_when_the_supervisor_and_all_workers_die(submit, shoal_server, client: Client) -> None:
-    run = submit(steps=60, strikes=holds(50), checkpoint={"every_steps": 20}, snapshot={"enabled": False})
-    run.wait_at("step-50-0")
-    run.wait_for_step(49)
-    reached_at = client.series(run.id)[-1].at
-    while time.time() < reached_at + 3.0:  # the journal has it after 2 s
-        run.now()
-    for pid in [*shoal_server.actors("SupervisorActor"), *run.pids().values()]:
-        os.kill(pid, signal.SIGKILL)
-    job = run.finish()
-
-    assert job.status.attempt == 1
-    assert job.status.steps_lost == 49 - 40
-    run.assert_undisturbed_losses()
-
-
 @pytest.fixture
 def two_services(join_cluster: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """Two control planes on one database, joined to the session's cluster."""

@@ -99,30 +99,3 @@ def test_a_host_that_is_cut_off_is_left_out_and_takes_part_again(hosts: tuple[Ho
     assert status.steps_lost <= 1 and status.workers == 3
     assert run.events("worker.lost") == [] and all(node.alive for node in client.nodes())
     client.cancel(run.id)
-
-
-@pytest.mark.matrix
-def test_the_supervisor_of_a_host_that_is_cut_off_moves(hosts: tuple[Hosts, Client], submit: Any) -> None:
-    cluster, client = hosts
-    run = submit(to=client, workers=3, steps=2000, step_s=0.05, snapshot={"budget": 1.0}, strikes=holds(8))
-    run.wait_at("step-8-0")
-    [node_ip] = set(cluster.pids_of("SupervisorActor").values())
-    [victim] = [worker for worker in client.workers(run.id) if worker.node_ip == node_ip]
-    run.release("step-8-0")
-    run.wait_for_step(12)
-    cut_at = cluster.cut(node_ip)
-    moved = run.wait_for_event("supervisor.moved")
-    run.wait_for_event("incident.closed")
-    trains_at = time.time()
-    assert all(node.alive for node in client.nodes()), "it continued before Ray's verdict"
-    print(f"noticed after {moved.at - cut_at:.2f} s, at two workers after {trains_at - cut_at:.2f} s")
-    cluster.heal(node_ip)
-    run.wait_for_event("node.answers")
-    run.wait_for_event("generation.formed", 3)
-
-    [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.NODE_UNREACHABLE and incident.ranks == (victim.rank,)
-    status = client.job(run.id).status
-    assert status.steps_lost <= 1 and status.workers == 3
-    assert len(cluster.pids_of("SupervisorActor")) == 1, "the one that was cut off has ended"
-    client.cancel(run.id)

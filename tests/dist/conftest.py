@@ -119,7 +119,7 @@ def pool_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict
 
 @pytest.fixture(scope="session")
 def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """`answer_of("context_attention.py", *arguments)`: what rank 0 of a program of kit/programs found; see `ranks`."""
+    """`answer_of("direct_collectives.py", *arguments)`: what rank 0 of a program of kit/programs found; see `ranks`."""
 
     def answer(name: str, *arguments: Any) -> Any:
         store_file = tmp_path_factory.mktemp("store") / "store"

@@ -106,30 +106,11 @@ def test_many_long_polls_wait_without_holding_threads(service: Any, spec: dict[s
     assert counts == [1] * 60
 
 
-def test_a_log_is_read_by_rank_by_tail_and_from_a_number_on(service: Any, supervise: Any) -> None:
-    job_id = supervise(logs=tuple(line(number, number % 2) for number in range(10)))
-    everything = [entry for entry in service.client.logs(job_id) if entry.worker_id]
-    assert [entry.text for entry in everything] == [f"hello {number}" for number in range(10)]
-    assert [entry.text for entry in service.client.logs(job_id, rank=1, tail=2)] == ["hello 7", "hello 9"]
-    rest = service.client.logs(job_id, after=everything[6].seq)
-    assert [entry.seq for entry in rest if entry.worker_id] == [entry.seq for entry in everything[7:]]
-
-
 def test_a_log_as_text_holds_no_control_characters(service: Any, supervise: Any) -> None:
     job_id = supervise(logs=(line(1, None), line(2, 3, "\x1b[2J<b>\u2028")))
     answer = service.http.get(f"/v1/jobs/{job_id}/logs", headers={"Accept": "text/plain"})
     assert answer.headers["content-type"].startswith("text/plain")
     assert "[-] hello 1\n[3] \ufffd[2J<b>\ufffd 2\n[job] job " in answer.text
-
-
-def test_a_series_is_down_sampled_and_keeps_values_that_are_not_finite(service: Any, supervise: Any) -> None:
-    job_id = supervise(series=tuple(point(step, math.nan if step == 3 else float(step)) for step in range(1, 201)))
-    assert service.http.get(f"/v1/jobs/{job_id}/series").json()["items"][2]["loss"] is None
-    whole = service.client.series(job_id)
-    assert [one.step for one in whole] == list(range(1, 201))
-    assert math.isnan(whole[2].loss)
-    assert len(service.client.series(job_id, max_points=20)) <= 20
-    assert [one.step for one in service.client.series(job_id, after_step=198)] == [199, 200]
 
 
 def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: Any) -> None:

@@ -105,12 +105,3 @@ def test_a_job_has_the_user_of_its_spec_else_of_the_login(service: Any, monkeypa
 @pytest.mark.parametrize(("login", "user"), [("ada", "ada"), ("LAB\\ada l.", "LAB-ada-l"), ("", None), ("---", None)])
 def test_a_login_name_becomes_a_valid_user(login: str, user: str | None) -> None:
     assert user_of_login(login) == user
-
-
-def test_a_job_above_the_limit_of_its_user_is_refused_with_the_way_out(service: Any) -> None:
-    service.client.set_user("ada", UserRules(max_queued=1))
-    service.client.submit({**SPEC, "user": "ada"})
-    with pytest.raises(ApiError) as error:
-        service.client.submit({**SPEC, "user": "ada"})
-    assert error.value.code == "queue-full"
-    assert "shoal quota set-user ada --max-queued" in str(error.value)

@@ -75,11 +75,6 @@ class Receiver:
         self._server.server_close()
         self._thread.join()
 
-    def accept_all(self) -> None:
-        """Answers 204 from now on."""
-        with self._changed:
-            self._answers.clear()
-
     def ids(self) -> list[str]:
         with self._changed:
             return [message.id for message in self.messages]

@@ -7,7 +7,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_service.views import CheckpointState
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import IncidentCause
 
 
 @pytest.mark.matrix
@@ -43,13 +43,3 @@ def test_a_disk_that_fails_under_one_rank_replaces_its_worker_and_charges_no_ret
     assert (job.status.attempt, job.status.failure) == (1, None)
     assert len(run.events("node.suspected")) == 1
     run.assert_undisturbed_losses()
-
-
-@pytest.mark.matrix
-def test_a_disk_that_fails_under_every_rank_is_an_error_of_the_task(submit, client: Client) -> None:
-    strikes = [{"at": "step", "rank": rank, "n": 7, "do": "disk"} for rank in range(2)]
-    run = submit(workers=2, min_workers=2, retry={"max_failures": 0}, strikes=strikes)
-    run.finish(JobState.FAILED)
-    assert run.now().status.reason == "user_error"
-    assert run.now().status.failure is not None and run.now().status.failure.ranks == (0, 1)
-    assert client.incidents(run.id) == () and run.events("node.suspected") == []

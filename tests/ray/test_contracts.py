@@ -6,8 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from kit.processes.server import Server
 
 TESTS = Path(__file__).parents[1]
@@ -15,11 +13,6 @@ TESTS = Path(__file__).parents[1]
 
 def test_the_implementations_over_ray_pass_the_contracts_of_their_protocols(shoal_server: Server) -> None:
     _pass_in_the_cluster(shoal_server, "ray_contracts.py", timeout_s=240)
-
-
-@pytest.mark.matrix
-def test_deaths_before_orders_and_a_second_supervisor_over_ray(shoal_server: Server) -> None:
-    _pass_in_the_cluster(shoal_server, "ray_supervisors.py", timeout_s=400)
 
 
 def _pass_in_the_cluster(server: Server, program: str, *, timeout_s: float) -> None:

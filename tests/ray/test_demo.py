@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from dashboards import BOARDS, FOLDER
 from kit.processes.prometheus import History
 from kit.processes.server import until
 from kit.requirements import missing
@@ -31,18 +30,6 @@ _SHORT = ("--steps", str(MIN_STEPS + 10))
 """Less than half of the demo's steps: a worker is killed and replaced within them."""
 _RELAYOUT = ("--scenario", "relayout")
 _LAYOUTS = {_SHORT: ["fsdp4", "fsdp3", "fsdp4"], _RELAYOUT: ["pp2 x tp2", "fsdp3", "pp2 x tp2"]}
-_WINDOW = "1m"
-"""In the place of Grafana's $__rate_interval."""
-_ABSENT_FROM_THE_DEMO = {
-    "",
-    "a GPU",
-    "a gradient log",
-    "a bound in steps",
-    "a task with metrics of its own",
-    "a webhook",
-    "a backup",
-}
-"""What a panel's query may need and not find in this run; tests/store/metrics/test_dashboards.py has it."""
 
 
 @dataclass(frozen=True)
@@ -165,22 +152,6 @@ def job_id(history: History) -> str:
     """The job that had the incident."""
     [found] = history.labels("shoal_job_incidents_total > 0", "job_id")
     return found
-
-
-@pytest.mark.parametrize("name", sorted(BOARDS))
-def test_every_query_of_a_dashboard_returns_data_of_a_real_run(name: str, history: History, job_id: str) -> None:
-    needs = {q.expr: q.needs for panels in BOARDS[name].rows.values() for panel in panels for q in panel.queries}
-    rows = json.loads((FOLDER / name).read_text())["panels"]
-    panels = [panel for row in rows for panel in (row, *row.get("panels", ()))]
-    queries = {target["expr"]: panel["title"] for panel in panels for target in panel.get("targets", ())}
-    assert queries.keys() == needs.keys()
-    empty = {}
-    for expr, title in queries.items():
-        values = history.values(expr.replace("$__rate_interval", _WINDOW).replace("$job", job_id))
-        if not values and not needs[expr]:
-            empty[title] = expr
-    assert empty == {}
-    assert set(needs.values()) <= _ABSENT_FROM_THE_DEMO
 
 
 def test_the_first_incident_of_a_cause_is_an_increase_and_names_its_job(history: History, job_id: str) -> None:

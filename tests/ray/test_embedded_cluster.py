@@ -18,7 +18,6 @@ from kit.processes.ray_nodes import Nodes
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.embedded_node import RAYLET, EmbeddedNote
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
-from shoal_service.core.node_restarts import FIRST_PAUSE_S
 
 _VICTIM = 2
 _LOOK_S = 0.02
@@ -87,23 +86,6 @@ def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_lat
 
 
 @pytest.mark.matrix
-def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: Path) -> None:
-    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
-    try:
-        with _raylets_killed(tmp_path) as killed:
-            address = cluster.start()
-        assert len(killed) == 3, "it is started three times"
-        assert cluster.away == ("127.0.0.3",)
-        assert not cluster.heal(), "it is not tried for ever"
-
-        cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
-        assert cluster.start() == address and cluster.adopted
-        assert cluster.away == ()
-    finally:
-        cluster.stop()
-
-
-@pytest.mark.matrix
 def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_have_joined(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
@@ -119,22 +101,6 @@ def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_h
     finally:
         cluster.stop()
         nodes.end_added()
-
-
-@pytest.mark.matrix
-def test_a_dead_node_is_started_again_after_its_pause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, monotonic=lambda: now[0])
-    try:
-        cluster.start()
-        os.kill(next(_pids(tmp_path)), signal.SIGKILL)
-        assert not cluster.heal() and cluster.away == ("127.0.0.3",)
-        now[0] += FIRST_PAUSE_S
-        assert cluster.heal() and cluster.away == ()
-        assert ("embedded_cluster.nodes_restarted", ["127.0.0.3"]) in _events(caplog)
-        assert _alive(cluster) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    finally:
-        cluster.stop()
 
 
 @contextmanager

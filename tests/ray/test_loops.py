@@ -58,34 +58,3 @@ def test_a_killed_worker_costs_a_loop_no_step_and_no_process(client: Client, tmp
     answer = subprocess.run(program, capture_output=True, text=True, check=True)
     losses = json.loads(answer.stdout.splitlines()[0])
     assert points == pytest.approx({int(step): loss for step, loss in losses.items()}, abs=3e-7)
-
-
-@pytest.mark.matrix  # tests/dist/loop/test_sharded.py kills ranks of this loop
-def test_a_killed_worker_of_a_sharded_loop_leaves_its_part_in_memory(client: Client, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    job = client.submit(
-        {
-            "name": "sharded",
-            "loop": {"file": "blocks.py", "args": [str(STEPS), "wrap", str(gate)]},
-            "code": {"working_dir": str(LOOPS)},
-            "elasticity": {"min_workers": 2, "max_workers": 2},
-            "parallelism": {"dp_shard": "auto"},
-            "snapshot": {"budget": 1.0},
-        }
-    )
-    until(lambda: client.job(job.id).status.step >= GATED - 1, f"step {GATED - 1}")
-    assert client.job(job.id).status.layout == "fsdp2"
-    before = {worker.rank: worker.pid for worker in client.workers(job.id)}
-    os.kill(before[1], signal.SIGKILL)
-    until(lambda: client.incidents(job.id), "the incident")
-    gate.touch()
-    status = client.wait(job.id, timeout_s=PATIENCE_S).status
-    assert status.state is JobState.SUCCEEDED, status
-    assert (status.step, status.attempt) == (STEPS, 1) and status.steps_lost <= 1
-    [incident] = client.incidents(job.id)
-    assert (incident.cause, incident.state_source) == (IncidentCause.WORKER_DIED, StateSource.MEMORY)
-    points = {point.step: point.loss for point in client.series(job.id)}
-    program = [sys.executable, plain_loop.__file__, str(LOOPS / "blocks.py"), str(STEPS), "whole"]
-    answer = subprocess.run(program, capture_output=True, text=True, check=True)
-    losses = json.loads(answer.stdout.splitlines()[0])
-    assert points == pytest.approx({int(step): loss for step, loss in losses.items()}, abs=3e-7)

@@ -109,30 +109,6 @@ def test_a_second_signal_stops_at_once_and_what_was_lost_is_an_incident(
     _assert_lost_from(run, checkpoint=16)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("server", [{"SHOAL_STOP_S": "0"}], indirect=True)
-def test_a_server_that_does_not_save_says_so_and_leaves_no_memory(server: Server, held: Callable[..., Run]) -> None:
-    run = held(checkpoint_every=8)
-    assert server.stop() == 0
-    assert f"{run.id}: not saved" in server.output()
-    assert server.processes() == {} and _in_shared_memory(run) == []
-    run.release(f"step-{_HELD}-0")
-    server.start().wait_for_cluster()
-    _assert_lost_from(run, checkpoint=16)
-
-
-@pytest.mark.matrix
-def test_the_death_of_the_server_and_its_cluster_is_an_incident_of_the_next_attempt(
-    server: Server, held: Callable[..., Run]
-) -> None:
-    run = held(checkpoint_every=8)
-    server.kill()
-    server.sweep()
-    run.release(f"step-{_HELD}-0")
-    server.start().wait_for_cluster()
-    _assert_lost_from(run, checkpoint=16)
-
-
 def _assert_lost_from(run: Run, *, checkpoint: int) -> None:
     """The job goes on from this checkpoint, and says what that costs."""
     run.wait_at(f"step-{_AFTER}-0")

@@ -109,20 +109,6 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_no_row(client:
     assert result.endswith("['checkpoint_000007', 'checkpoint_000011']"), "the reports before steps 8 and 12"
 
 
-@pytest.mark.matrix
-def test_a_smaller_group_reads_the_rows_that_are_left(client: Client, run: Run) -> None:
-    run.reach_the_gate()
-    client.scale(run.id, max_workers=1)
-    until(lambda: run.lines("rank 0 of 1 goes on"), "the group of one")
-    run.open()
-    run.ends()
-    rows = run.rows()
-    first_epoch = [row for step in range(1, 8) for of_rank in rows[step] for row in of_rank]
-    second_epoch = [row for step in sorted(rows) if step > 7 for of_rank in rows[step] for row in of_rank]
-    assert (first_epoch, second_epoch) == ([*range(ROWS)], [*range(ROWS)])
-    assert len(rows[SAVED]) == 2 and len(rows[SAVED + 1]) == 1
-
-
 def test_an_example_of_ray_runs_unchanged_and_a_shard_is_read_in_every_way(client: Client, tmp_path: Path) -> None:
     """Both jobs are submitted together, since most of their time is the start. The example is the file that Ray
     installs. 17 rows on two ranks are eight for each, and one is left out."""

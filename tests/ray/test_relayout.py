@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from kit.worlds.tiny_jobs import STACKED, holds
+from kit.worlds.tiny_jobs import STACKED
 from shoal_api.client import Client
-from shoal_service.views import JobPatch
-from shoal_workers.contract.layout import ParallelismSpec
 
 
 @pytest.fixture
@@ -62,39 +60,3 @@ def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_f
     assert (incident.from_layout, incident.to_layout) == ("pp2 x tp2", "fsdp3")
     assert incident.state_source == "memory" and incident.steps_lost is not None and incident.steps_lost <= 1
     assert_same(run, reference)
-
-
-@pytest.mark.matrix
-def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
-    submit: Any, client: Client, reference: dict[int, float]
-) -> None:
-    run = submit(workers=4, min_workers=4, steps=24, strikes=holds(4, 9, 15), **STACKED)
-    asked = [
-        ("step-4-0", ParallelismSpec(pp=4)),
-        ("step-9-0", ParallelismSpec(dp_replicate=2, tp=2)),
-        ("step-15-0", "auto"),
-    ]
-    run.wait_at("step-4-0")
-    before = run.pids()
-    for number, (place, parallelism) in enumerate(asked, start=1):
-        run.wait_at(place)
-        job = client.patch(run.id, JobPatch(parallelism=parallelism))
-        assert job.spec.parallelism == parallelism
-        run.wait_for_event("generation.switching", number)
-        run.release(place)
-    run.finish()
-    assert layouts(run) == ["dp4", "pp4", "dp2 x tp2", "dp4"]
-    assert run.now().status.steps_lost == 0 and client.incidents(run.id) == ()
-    assert set(run.pids().values()) <= set(before.values())
-    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 4, 9, 15]
-    assert_same(run, reference)
-
-
-@pytest.mark.matrix
-def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any, client: Client) -> None:
-    run = submit(workers=4, steps=24, strikes=holds(2), **STACKED)
-    run.wait_at("step-2-0")
-    with pytest.raises(Exception, match="3") as refused:
-        client.patch(run.id, JobPatch(parallelism=ParallelismSpec(tp=3)))
-    assert "tp 3" in str(refused.value)
-    assert run.now().status.layout == "dp4"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
@@ -53,30 +51,3 @@ def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_se
     job = run.finish(JobState.CANCELLED)
     assert job.status.step == 2
     shoal_server.wait_until_free()
-
-
-@pytest.mark.matrix
-def test_jobs_that_do_not_fit_wait_in_order_and_small_ones_start_if_that_delays_nobody(submit, client: Client) -> None:
-    large = {"cpus": 3.0}
-    never = submit(worker={"cpus": 9.0}, workers=1)
-    message = never.wait_for_message("Add nodes")
-    assert "Needs 1 worker of 9 CPU each" in message and "have room for 0" in message
-
-    first = submit(worker=large, min_workers=2, strikes=holds(2))
-    first.wait_at("step-2-0")
-    second = submit(worker=large, min_workers=2, strikes=holds(1))
-    second.wait_for_message("Needs 2 workers of 3 CPU each")
-    third = submit(workers=1)  # fits beside both
-    third.finish()
-    assert {run.now().status.state for run in (second, never)} == {JobState.QUEUED}
-
-    client.cancel(never.id)
-    assert never.finish(JobState.CANCELLED).status.attempt == 0
-    client.cancel(first.id)
-    first.finish(JobState.CANCELLED)
-
-    second.wait_at("step-1-0")
-    second.wait_for_event("generation.formed")
-    assert second.world_sizes() == [2], "all or nothing"
-    second.release("step-1-0")
-    second.finish()

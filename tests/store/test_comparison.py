@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.store import JobNotFound, Store, histories, submissions
+from shoal_service.store import Store, histories, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 Submit = Callable[..., str]
@@ -44,18 +44,6 @@ def test_a_repeated_step_counts_with_its_last_values(
 def test_a_loss_that_was_not_a_number_is_one_still(store: Store, trained: Callable[..., str]) -> None:
     assert store.reading(histories.parity)(trained({1: math.nan}), trained({1: math.nan})).bit_identical
     assert not store.reading(histories.parity)(trained({1: math.nan}), trained({1: 1.0})).within_tolerance
-
-
-def test_different_specs_are_reported(store: Store, trained: Callable[..., str]) -> None:
-    report = store.reading(histories.parity)(trained({1: 1.0}, seed=7), trained({1: 1.0}, name="other"))
-    assert [(d.path, d.value, d.against) for d in report.differs_in] == [("seed", 7, 0)]
-
-
-def test_both_jobs_must_exist(store: Store, trained: Callable[..., str]) -> None:
-    job_id = trained({1: 1.0})
-    for pair in ((job_id, "job-nobody"), ("job-nobody", job_id)):
-        with pytest.raises(JobNotFound, match="job-nobody"):
-            store.reading(histories.parity)(*pair)
 
 
 def test_scripts_are_compared_in_the_steps_whose_losses_they_have_reported(

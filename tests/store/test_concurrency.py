@@ -125,21 +125,6 @@ def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store,
     assert written == sorted(written)
 
 
-def test_many_submissions_with_one_key_make_one_job(store: Store, spec: JobSpec) -> None:
-    start = threading.Barrier(8)
-
-    def post(number: int) -> tuple[str, bool]:
-        start.wait()
-        job, created = store.writing(submissions.create)(spec, idempotency_key="one", now=1.0)
-        return job.id, created
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(post, range(8)))
-    assert len({job_id for job_id, _ in answers}) == 1
-    assert [created for _, created in answers].count(True) == 1
-    assert len(store.reading(job_lists.page)().items) == 1
-
-
 def test_of_two_specs_with_one_key_one_wins(store: Store, spec: JobSpec) -> None:
     start = threading.Barrier(6)
 

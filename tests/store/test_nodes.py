@@ -4,21 +4,11 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.nodes import Cordon, Drain
+from shoal_service.core.nodes import Cordon
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import Lease, LeaseLost, Store, histories, node_records
+from shoal_service.store import Lease, Store, histories, node_records
 from shoal_service.store.node_records import Suspicion
 from shoal_service.views import WorkerView
-
-
-def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
-    store.writing(node_records.request_drain)("n1", reason="new disks", deadline=None, now=1.0)
-    store.writing(node_records.request_drain)("n1", reason="now in earnest", deadline=9.0, now=2.0)
-    assert store.reading(node_records.drains)() == {
-        "n1": Drain(reason="now in earnest", requested_at=1.0, deadline=9.0, source="api"),
-    }
-    assert store.writing(node_records.undo_drain)("n1") and not store.writing(node_records.undo_drain)("n1")
-    assert store.reading(node_records.drains)() == {}
 
 
 def test_a_cordon_lasts_until_it_is_undone_or_its_node_has_left(store: Store, lease: Lease) -> None:
@@ -131,12 +121,6 @@ def test_a_test_does_not_clear_a_newer_suspicion(store: Store, suspected: Suspic
     assert not store.writing(node_records.clear_suspicion, lease.epoch)(suspected, now=700.0)
     [after] = store.reading(node_records.suspicions)().values()
     assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 81.0)
-
-
-def test_without_the_lease_no_node_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:
-    with pytest.raises(LeaseLost):
-        store.writing(node_records.clear_suspicion, lease.epoch + 1)(suspected, now=700.0)
-    assert "n1" in store.reading(node_records.suspicions)()
 
 
 def test_nodes_that_left_the_cluster_are_forgotten(store: Store, suspected: Suspicion, lease: Any) -> None:

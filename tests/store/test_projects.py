@@ -4,17 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.scheduling.market import Project, User
 from shoal_service.fleet_views import ProjectRules, UserRules
 from shoal_service.store import (
     ProjectConflict,
-    ProjectNotFound,
     QueueFull,
     Store,
-    UserNotFound,
     job_lists,
     queueing,
     quotas,
@@ -24,29 +20,6 @@ from shoal_service.store.job_lists import FleetQuery
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
-
-
-def test_a_project_is_stored_replaced_as_a_whole_and_deleted(store: Store) -> None:
-    view, is_new = store.writing(quotas.put_project)(
-        "vision", ProjectRules(weight=2.0, guaranteed=4, limit=8, max_queued=5)
-    )
-    assert is_new and (view.name, view.is_defined, view.weight, view.limit) == ("vision", True, 2.0, 8)
-    assert store.reading(quotas.defined_projects)() == {
-        "vision": Project(name="vision", weight=2.0, guaranteed=4, limit=8, max_running=None, max_queued=5)
-    }
-    view, is_new = store.writing(quotas.put_project)("vision", ProjectRules(max_running=1))
-    assert not is_new and (view.weight, view.guaranteed, view.limit, view.max_running) == (1.0, 0, None, 1)
-    store.writing(quotas.remove_project)("vision")
-    assert store.reading(quotas.defined_projects)() == {}
-    with pytest.raises(ProjectNotFound, match="shoal quota list"):
-        store.writing(quotas.remove_project)("vision")
-    with pytest.raises(ProjectNotFound):
-        store.reading(quotas.project_view)("vision")
-
-
-def test_a_guarantee_above_the_limit_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"guaranteed 9 is larger than limit 8\. Set limit to at least 9"):
-        ProjectRules(guaranteed=9, limit=8)
 
 
 def test_projects_form_a_tree(store: Store) -> None:
@@ -140,17 +113,6 @@ class TestMaxQueued:
 
 
 class TestUsers:
-    def test_limits_are_stored_replaced_as_a_whole_and_deleted(self, store: Store) -> None:
-        view, is_new = store.writing(quotas.put_user)("ada", UserRules(max_running=2, max_queued=5))
-        assert is_new and (view.name, view.is_defined, view.max_running, view.max_queued) == ("ada", True, 2, 5)
-        view, is_new = store.writing(quotas.put_user)("ada", UserRules(max_running=1))
-        assert not is_new and (view.max_running, view.max_queued) == (1, None)
-        assert store.reading(quotas.defined_users)() == {"ada": User(name="ada", max_running=1)}
-        store.writing(quotas.remove_user)("ada")
-        for request in (store.writing(quotas.remove_user), store.reading(quotas.user_view)):
-            with pytest.raises(UserNotFound, match="shoal quota list-users"):
-                request("ada")
-
     def test_the_list_shows_what_each_user_has_and_which_limits_apply(
         self, store: Store, submit: Submit, begin: Begin
     ) -> None:
@@ -163,13 +125,6 @@ class TestUsers:
         ada = shown["ada"]
         assert (ada.queued, ada.running, ada.workers, ada.max_running, ada.is_defined) == (1, 1, 3, 3, False)
         assert (shown["default"].queued, shown["default"].is_defined) == (1, True)
-
-    def test_lists_name_the_user_and_can_be_of_one(self, store: Store, submit: Submit) -> None:
-        submit()
-        job = submit(user="ada@lab.org")
-        [found] = store.reading(job_lists.page)(FleetQuery(user="ada@lab.org")).items
-        assert (found.id, found.user) == (job, "ada@lab.org")
-        assert sorted(one.user for one in store.reading(queueing.view)().items) == ["ada@lab.org", "default"]
 
     def test_a_job_too_many_of_a_user_is_refused_and_not_stored(
         self, store: Store, submit: Submit, begin: Begin

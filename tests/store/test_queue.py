@@ -11,7 +11,7 @@ from kit.store_calls import set_queue as write_places
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.store import Lease, LeaseLost, Store, driving, histories, job_lists, queueing, submissions
+from shoal_service.store import Lease, Store, driving, histories, job_lists, queueing, submissions
 from shoal_service.store.database import upsert
 from shoal_service.store.queueing import REWRITE_S
 from shoal_service.store.tables import queue_places
@@ -136,13 +136,6 @@ def test_a_long_queue_is_written_in_parts_and_nobody_is_left_out(store: Store, l
     assert [one.job_id for one in store.reading(queueing.view)().items] == ids
 
 
-def test_a_former_owner_cannot_write_the_order(store: Store, submit: Submit, lease: Lease) -> None:
-    store.release_lease(lease.owner)
-    store.acquire_lease("owner-2", ttl_s=10, now=1.0)
-    with pytest.raises(LeaseLost):
-        write_places(store, [Wait(submit(), "a", 1)], epoch=lease.epoch, now=2.0)
-
-
 def test_a_reversed_order_is_stored(store: Store, lease: Lease, submit: Submit) -> None:
     ids = [submit() for _ in range(50)]
     save = partial(write_places, store, epoch=lease.epoch)
@@ -250,10 +243,3 @@ def test_numbers_are_written_again_only_now_and_then(
         set_growth(held(job_id, reason=f"It ends at {now}."), now=now)
         answer = store.get_job(job_id).status.held_back
         assert answer is not None and answer.decided_at == decided_at
-
-
-def test_without_the_lease_nothing_is_written(store: Store, begin: Begin, lease: Lease, job_id: str) -> None:
-    begin(job_id)
-    with pytest.raises(LeaseLost):
-        store.writing(queueing.save_growth, lease.epoch - 1)([held(job_id)], {job_id: 1}, now=10.0)
-    assert store.get_job(job_id).status.held_back is None

@@ -16,7 +16,6 @@ from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.messages import LogStream
 
-Submit = Callable[..., str]
 Begin = Callable[..., Any]
 
 
@@ -262,25 +261,6 @@ class TestEnds:
         begin(job_id).report(end=_end(EndReason.USER_ERROR, 49))
         assert store.get_job(job_id).status.state is JobState.FAILED
 
-    def test_the_budget_of_failures_ends(self, store: Store, job_id: str, attempt: Any, begin: Begin) -> None:
-        attempt.report(end=_end(EndReason.INTERNAL, 10))
-        begin(job_id).report(end=_end(EndReason.NON_FINITE, 20))
-        begin(job_id).report(end=_end(EndReason.INTERNAL, 30))
-        status = store.get_job(job_id).status
-        assert status.state is JobState.FAILED
-        assert "retry.max_failures 2" in status.message
-
-    def test_a_pause_ends_the_attempt_and_a_resume_begins_another(
-        self, store: Store, job_id: str, attempt: Any, begin: Begin
-    ) -> None:
-        attempt.report()
-        assert store.writing(submissions.request)(job_id, Desired.PAUSE, now=6.0).status.state is JobState.PAUSING
-        attempt.report(JobState.PAUSING, status_step=8, end=_end(EndReason.PAUSED, 8))
-        assert store.get_job(job_id).status.state is JobState.PAUSED
-        store.writing(submissions.request)(job_id, Desired.RUN, now=8.0)
-        assert begin(job_id).number == 2
-        assert store.get_job(job_id).status.step == 8
-
     def test_a_job_that_fails_while_it_is_cancelled_is_not_tried_again(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
@@ -369,10 +349,6 @@ class TestHistory:
         texts = [line.text for line in lines]
         assert texts.index("before") < texts.index(own[1].text) < texts.index("after")
         assert [line.seq for line in lines] == list(range(1, len(lines) + 1))
-
-    def test_events_are_paged_by_number(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.report(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))
-        assert [e.seq for e in store.reading(histories.read_events)(job_id, after=3, limit=2)] == [4, 5]
 
     def test_a_long_series_is_sampled_down_to_its_means(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(series=tuple(_point(i, float(i)) for i in range(1, 101)))

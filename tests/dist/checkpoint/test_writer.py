@@ -133,13 +133,6 @@ def test_plain_tensors_are_written_by_rank_0_only_by_default(tmp_path: Path) -> 
         assert part.files[0].bytes == expected
 
 
-def test_extra_values_that_json_lacks_are_refused_before_the_save(tmp_path: Path) -> None:
-    with pytest.raises(TypeError):
-        CheckpointWriter().save(
-            {}, directory=str(tmp_path), rank=0, world_size=1, generation=1, step=1, extra={"a": {1}}, on_done=print
-        )
-
-
 @pytest.mark.parametrize("trouble", ["no directory", "another directory", "unknown protocol"])
 def test_a_storage_failure_is_reported_and_the_next_save_works(tmp_path: Path, trouble: str) -> None:
     bad = {"no directory": "/proc/self/x", "another directory": f"{tmp_path}/full", "unknown protocol": "nosuch://x"}[

@@ -30,7 +30,7 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
     # State on a GPU is copied within the phase; in shared memory it is there as soon as the update is done.
     reached = 6 if phase == "snapshot" and not ON_GPU else 5
     assert source.step == reached, "the dead rank's part outlives it"
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
+    job.finish(survivors, restore_snapshot=source)
     formed = job.reported(survivors, GroupFormed)[-1]
     assert (formed.start_step, formed.remote_bytes) == (reached, 0)
     assert formed.restored_bytes > 0
@@ -48,8 +48,7 @@ def test_survivors_keep_their_model_when_a_standby_replaces_the_dead_rank(make_j
     exits = job.interrupt(survivors)
     before = [worker.call("model_id") for worker in survivors]
     group = [workers[0], spare, workers[2]]
-    ends = job.run(group, restore_snapshot=job.in_memory(exits, group))
-    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3
+    job.finish(group, restore_snapshot=job.in_memory(exits, group))
     assert [worker.call("model_id") for worker in survivors] == before
     assert job.reported(group, GroupFormed)[-1].start_step == 4
     assert job.losses(group) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -67,8 +66,7 @@ def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_no_step(make_job
     assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2
     assert not list(Path(job.root).glob("step-*"))
     larger = workers + job.workers(2)
-    ends = job.run(larger, restore_snapshot=job.in_memory(exits, larger))
-    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 4
+    job.finish(larger, restore_snapshot=job.in_memory(exits, larger))
     assert job.reported(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
@@ -88,7 +86,7 @@ def test_a_lost_node_is_restored_from_the_buddies_on_the_other(make_job: Any, re
     source = job.in_memory(exits, here)
     assert source.generation == generation
     assert 6 - source.step <= 2, "a copy that was still on its way does not count"
-    assert [e.kind for e in job.run(here, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(here, restore_snapshot=source)
     assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -151,7 +149,7 @@ def test_re_formations_leak_nothing(make_job: Any, tmp_path: Path, rounds: int) 
 def test_rank_0_reports_the_cost_of_the_snapshots(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
     workers = job.workers(2)
-    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
+    job.finish(workers)
     costs = job.reported(workers, SnapshotCost)
     assert costs and costs[0].every_steps == 1 and costs[0].num_bytes > 0
     assert costs[-1].share > 0, "reported once it is known"

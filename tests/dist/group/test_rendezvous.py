@@ -147,22 +147,6 @@ def test_the_fence_ends_the_wait_and_the_connection_serves_the_next_generation(r
     assert [one.result(60) for one in ranks.call(lambda one: one.gather("x", "new"))] == [["new"] * WORLD] * WORLD
 
 
-def test_a_newer_generation_fences_the_ranks_that_wait(ranks: Ranks) -> None:
-    older = ranks.meet(store_timeout_s=600.0)
-    waiting = ranks.call(lambda one: one.gather("x", ""), range(1, WORLD))
-    while len(older[0].store.absent("x", WORLD)) > 1:
-        pass  # until the others wait
-    connections = StoreConnections(KEY)
-    late = Rendezvous(older[0]._assignment.model_copy(update={"generation": 2}), connections, lambda: None)
-    late.connect()
-    late.store.set("a", "1")
-    for one in waiting:
-        with pytest.raises(Fenced, match="the store is used by generation 2"):
-            one.result(60)
-    late.close()
-    connections.close()
-
-
 def test_a_decision_that_fails_is_raised_on_rank_0_and_the_others_are_fenced_out_of_their_wait(ranks: Ranks) -> None:
     def fail(values: list[str]) -> str:
         raise ZeroDivisionError

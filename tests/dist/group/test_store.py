@@ -204,16 +204,6 @@ def test_torch_finds_in_it_what_it_finds_in_its_own_store(connect: Connect) -> N
     assert operations(connect()) == operations(HashStore())
 
 
-def test_a_value_of_another_client_ends_a_wait(connect: Connect) -> None:
-    waiting, writing = connect(), connect()
-    found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.append(waiting.get("late")))
-    thread.start()
-    writing.set("late", b"\0\xff")
-    thread.join(60)
-    assert found == [b"\0\xff"]
-
-
 def test_a_clone_does_not_wait_for_a_wait_of_the_store(connect: Connect) -> None:
     store = connect()
     clone, found = store.clone(), []
@@ -296,15 +286,6 @@ def test_the_fence_ends_a_wait_and_the_connection_serves_the_next_generation(ser
     following.set("key", "value")
     assert following.get("key") == b"value"
     connection.close()
-
-
-def test_a_rank_of_an_older_generation_is_fenced_by_the_store(server: StoreServer, connect: Connect) -> None:
-    late, newer = connect(1), connect(2)
-    late.set("a", "1")
-    newer.set("b", "2")
-    with pytest.raises(Fenced, match="used by generation 2"):
-        late.set("a", "3")
-    assert server.num_keys == 1
 
 
 def test_a_lost_store_ends_a_wait(server: StoreServer, connect: Connect) -> None:

@@ -12,7 +12,6 @@ from kit.worlds.plain_reference import whole_model
 from kit.worlds.whole_states import whole
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.tasks.lm import LanguageModel
 
 LAYOUTS = {
@@ -42,8 +41,7 @@ def _drawn(make_job: Any, spec: dict[str, Any], layout: Layout) -> dict[str, Any
     workers = job.workers(layout.world_size)
     for worker in workers:
         worker.strike("forward", 0, "dump")
-    ends = job.run(workers, layout=layout, store_timeout_s=90.0)
-    assert {end.kind for end in ends} == {ExitKind.FINISHED}, ends[0].error
+    job.finish(workers, layout=layout, store_timeout_s=90.0)
     return {name: value for name, value in whole([worker.dumped() for worker in workers]).items() if "model." in name}
 
 

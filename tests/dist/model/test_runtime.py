@@ -9,7 +9,6 @@ import pytest
 
 from kit.worlds.layout_cases import spec_of
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
-from shoal_workers.contract.messages import ExitKind
 
 _STEPS = 6
 _KILLS = (2, 4)
@@ -63,28 +62,7 @@ def _kill_twice(make_job: Any, plain_run: Any, text: str, model: str, layout: La
         group = [*survivors, *job.workers(1)]
         source = job.in_memory(exits, group)
         assert source.step in (step, step + 1)
-    ends = job.run(group, layout=layout, restore_from=None, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+    job.finish(group, layout=layout, restore_from=None, restore_snapshot=source)
     models.append([worker.call("model_id") for worker in survivors])
     assert models == [models[0]] * 3
     assert job.losses(group) == pytest.approx(plain_run(spec).losses, abs=1e-5)
-
-
-@pytest.mark.matrix
-def test_a_hundred_generations_of_one_model_leak_no_memory(make_job: Any, text: str) -> None:
-    spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
-    job = make_job(memory=True, **spec)
-    group, source, resource_counts, models = job.workers(4), None, {}, set()
-    for turn in range(100):
-        generation = job.start(group, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
-        group[0].call("request_yield", generation, False)
-        exits = [worker.exit() for worker in group]
-        assert [one.kind for one in exits] == [ExitKind.YIELDED] * 4, [one.error for one in exits]
-        source = job.in_memory(exits, group)
-        models.add(tuple(worker.call("model_id") for worker in group))
-        if turn in (19, 99):
-            resource_counts[turn] = [worker.call("resource_counts") for worker in group]
-    assert len(models) == 1
-    for (fds, threads), (fds_after, threads_after) in zip(resource_counts[19], resource_counts[99], strict=True):
-        assert fds_after <= fds + 2
-        assert threads_after <= threads + 1

@@ -21,8 +21,7 @@ def test_plain_replicas_give_losses_and_norms_of_the_plain_run(make_job: Any, pl
     spec = {**SPEC, "validation": {"samples": 5}}
     job = make_job(memory=True, **spec)
     workers = job.workers(world_size)
-    ends = job.run(workers, layout=plain(world_size))
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size
+    job.finish(workers, layout=plain(world_size))
     expected = plain_run({"task": "tiny_tasks:Counting", **spec})
     reports = job.reported(workers, StepReport)
     assert [r.loss for r in job.reported(workers, ValidationReport)] == pytest.approx([expected.validation], abs=1e-5)
@@ -44,8 +43,7 @@ def test_a_killed_rank_costs_at_most_one_step(make_job: Any, reference: Any, lay
     assert victim.died()
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == 5
-    ends = job.run(survivors, layout=after, restore_snapshot=source)
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    job.finish(survivors, layout=after, restore_snapshot=source)
     assert job.reported(survivors, GroupFormed)[-1].start_step == 5
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
@@ -71,8 +69,7 @@ def test_a_checkpoint_of_one_kind_is_read_by_the_other(
     group[0].call("go")
     assert [worker.exit().kind for worker in group] == [ExitKind.YIELDED] * first.world_size
     job.commit(group)
-    ends = job.run(workers[: second.world_size], layout=second)
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * second.world_size
+    job.finish(workers[: second.world_size], layout=second)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
@@ -87,8 +84,7 @@ def test_a_survivor_keeps_its_module_and_parameters_when_a_standby_takes_the_pla
     exits = job.interrupt([first])
     before = first.call("model_id")
     source = job.in_memory(exits, [first])
-    ends = job.run([first, spare], layout=plain(2), restore_snapshot=source)
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    job.finish([first, spare], layout=plain(2), restore_snapshot=source)
     assert first.call("model_id") == before
     assert job.reported([first], GroupFormed)[-1].start_step == 4
     assert job.losses([first, spare]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -119,8 +115,7 @@ def test_plain_replicas_whose_state_does_not_fit_are_refused_on_every_worker_and
     assert [error.mistake for error in errors] == [LAYOUT_REFUSED] * 2
     for error in errors:
         assert error.message.startswith("the whole state of the model does not fit on each worker: 2 on 127.0.0.1 need")
-    ends = job.run(workers, layout=fully_sharded(2))
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * 2
+    job.finish(workers, layout=fully_sharded(2))
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
@@ -131,8 +126,7 @@ def test_one_worker_and_what_the_spec_asks_for_are_not_refused(
     make_job: Any, world_size: int, parallelism: Any
 ) -> None:
     job = make_job(**SPEC, worker={"memory_gib": 1e-6}, parallelism=parallelism)
-    ends = job.run(job.workers(world_size), layout=plain(world_size))
-    assert [(e.kind, e.error) for e in ends] == [(ExitKind.FINISHED, None)] * world_size
+    job.finish(job.workers(world_size), layout=plain(world_size))
 
 
 KINDS = ("no_grad", "data", "assigned", "copied", "decayed", "once")

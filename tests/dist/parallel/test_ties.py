@@ -67,8 +67,7 @@ def test_a_checkpoint_holds_a_tie_once_and_any_layout_reads_it(make_job: Any, re
     assert not any("head" in name for name in names)
     for layout in (Layout(dp_shard=2), _PP4):
         group = job.workers(layout.world_size)
-        exits = job.run(group, layout=layout, restore_from=first)
-        assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(group)
+        job.finish(group, layout=layout, restore_from=first)
         losses = {report.step: report.loss for report in job.reports(group[0])}
         assert losses == pytest.approx({step: expected[step] for step in range(3, 7)}, abs=2e-6), layout
 

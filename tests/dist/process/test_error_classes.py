@@ -42,14 +42,6 @@ def test_one_rank_reports_the_fault_of_its_node(make_job: Any, fault: str, error
     assert words in failed.error.message and "tiny_tasks.py" in failed.error.traceback
 
 
-def test_every_rank_reports_it_if_the_code_of_the_task_is_the_reason(make_job: Any) -> None:
-    job = make_job(**{**SPEC, "model": {"fault": "memory"}})
-    workers = job.workers(3)
-    exits = job.run(workers)
-    assert [e.kind for e in exits] == [ExitKind.WORKER_FAULT] * 3
-    assert {(e.error.error_class, e.error.origin) for e in exits} == {(ErrorClass.HOST_MEMORY, Origin.TASK)}
-
-
 def test_a_worker_that_raised_trains_on_in_the_next_generation(make_job: Any) -> None:
     job = make_job(**{**SPEC, "model": {"fault": "disk", "on": 17}})
     (worker,) = job.workers(1)

@@ -114,12 +114,6 @@ def test_a_launcher_that_does_not_wait_starts_interpreters_until_the_server_is_w
         raylet.kill()
 
 
-@pytest.mark.matrix
-def test_a_module_that_the_node_does_not_have_is_left_out(raylet: Raylet) -> None:
-    answer = raylet.start(**{PRELOAD: "missing.module 0-0 /nowhere"})
-    assert answer["is_forked"] and not answer["is_preloaded"]
-
-
 def test_another_version_of_what_is_preloaded_has_another_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,13 +130,6 @@ def test_processes_share_no_state(raylet: Raylet) -> None:
     assert first["parent"] == second["parent"], "of the same server"
     assert "COLOUR" not in second["env"]
     assert not set(first["numbers"]) & set(second["numbers"])
-
-
-@pytest.mark.matrix
-def test_other_environment_variables_of_libraries_start_another_server(raylet: Raylet) -> None:
-    first, second = raylet.start(), raylet.start(RAY_JOB_ID="02000000")
-    assert second["is_forked"]
-    assert first["parent"] != second["parent"]
 
 
 def test_without_a_raylets_socket_an_interpreter_is_started(raylet: Raylet, tmp_path: Path) -> None:

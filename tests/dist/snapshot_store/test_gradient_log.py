@@ -94,18 +94,6 @@ def test_a_step_without_its_commit_is_not_listed(nodes: Any, pair: Any) -> None:
     _assert_same(_load(nodes.start("c"), nodes.server(buddy), partner, 2), partner.states[2])
 
 
-def test_a_skipped_step_is_left_out(nodes: Any, pair: Any) -> None:
-    partner, buddy = pair
-    partner.open(nodes.server(buddy))
-    partner.step()
-    partner.append()
-    partner.skip()
-    partner.step()
-    partner.wait()
-    assert _steps(buddy) == [1, 2, 4]
-    _assert_same(_load(nodes.start("c"), nodes.server(buddy), partner, 4), partner.states[4])
-
-
 def test_entries_without_a_whole_copy_are_worth_nothing_until_it_arrives(nodes: Any, pair: Any) -> None:
     partner, buddy = pair
     partner.open(nodes.server(buddy), copies=False)
@@ -251,30 +239,6 @@ def test_without_shared_memory_the_log_is_refused_and_says_so(nodes: Any, pair: 
     log.append(2, [memoryview(bytes(8))])
     log.wait(nothing, patience_s=60.0)
     assert "no shared memory" in log.failure
-
-
-def test_entries_of_earlier_generations_are_dropped_with_the_copies(nodes: Any, pair: Any) -> None:
-    partner, buddy = pair
-    partner.open(nodes.server(buddy))
-    partner.step()
-    partner.wait()
-    buddy.drop_older(2)
-    assert _steps(buddy) == []
-    partner.step()
-    partner.log.wait(nothing, patience_s=60.0)
-    assert partner.log.failure
-    assert _steps(buddy) == []
-
-
-def test_a_lost_entry_ends_the_chain_there(nodes: Any, pair: Any) -> None:
-    partner, buddy = pair
-    partner.open(nodes.server(buddy))
-    for _ in range(4):
-        partner.step()
-    partner.wait()
-    files = sorted(nodes.root.rglob("log-*"), key=lambda path: int(path.name.removeprefix("log-")))
-    files[1].unlink()
-    assert _steps(buddy) == [1, 2]
 
 
 def test_a_copy_of_another_layout_is_refused(nodes: Any, pair: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import threading
 import time
@@ -135,27 +134,6 @@ def test_the_step_of_which_every_rank_has_a_copy_outlives_later_copies_of_one_ra
         assert (cost.generation, cost.step) == (1, step)
         assert (1, 1) in _steps(writer) and (1, 1) in _steps(buddy)
     assert _steps(buddy) == [(1, 1), (1, 4)]
-
-
-def test_without_a_snapshot_there_is_nothing_to_send(nodes: Any) -> None:
-    writer, buddy = nodes.start("a"), nodes.start("b")
-    assert not writer.replicate(nodes.server(buddy))
-
-
-def test_the_copy_is_used_when_the_node_is_dead(nodes: Any) -> None:
-    writer, buddy, reader = nodes.start("a"), nodes.start("b"), nodes.start("c")
-    _snapshot(writer, 7)
-    assert writer.replicate(nodes.server(buddy))
-    _wait_until_sent(writer)
-    shutil.rmtree(writer._registry.node)
-    with pytest.raises(SnapshotLost, match="no longer exists"):
-        reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
-    for store in (reader, buddy):
-        state = _state(-1)
-        loaded = store.load(state, nodes.source(buddy, step=7), check=_nothing)
-        assert loaded.extra == {"step": 7}
-        assert bool((state["w"] == 7).all())
-    assert loaded.remote_bytes == 0
 
 
 def test_a_local_copy_is_read_even_if_the_supervisor_named_another_node(nodes: Any) -> None:

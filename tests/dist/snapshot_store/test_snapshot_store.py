@@ -73,26 +73,6 @@ def test_parts_are_listed_by_every_process_of_the_node_and_by_no_other(nodes: An
     assert elsewhere.snapshot_parts() == ()
 
 
-def test_the_restored_snapshot_is_kept_after_the_first_one_of_the_new_generation(nodes: Any) -> None:
-    store = nodes.start()
-    for step in (10, 11):
-        _snapshot(store, step)
-    _load(store, nodes.source(store, step=10))
-    _snapshot(store, 11, generation=2)
-    assert _steps(store) == [(1, 10), (2, 11)]
-    _snapshot(store, 12, generation=2)
-    assert _steps(store) == [(2, 11), (2, 12)]
-
-
-def test_newer_steps_of_an_abandoned_generation_are_deleted_first(nodes: Any) -> None:
-    store = nodes.start()
-    for step in (40, 41):
-        _snapshot(store, step)
-    for step in (5, 6):  # restored from a checkpoint
-        _snapshot(store, step, generation=2)
-    assert _steps(store) == [(2, 5), (2, 6)]
-
-
 def test_the_restored_snapshot_is_kept_until_the_new_layout_has_its_own(nodes: Any) -> None:
     """Slots that are too small are not reused; the preparation for the new layout must not delete them."""
     store = nodes.start()

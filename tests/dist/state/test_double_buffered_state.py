@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kit.worlds.snapshot_spec import snapshot_spec
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed
 
 STEPS = 8
@@ -35,7 +34,7 @@ def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
     assert source.step == 5
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
+    job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -57,7 +56,7 @@ def test_the_state_that_survives_two_deaths_in_a_row_is_the_source_both_times(
     exits = job.interrupt(workers[:2])
     second = job.in_memory(exits, workers[:2])
     assert (second.generation, second.step) == (first.generation + 1, 5)
-    assert [e.kind for e in job.run(workers[:2], restore_snapshot=second)] == [ExitKind.FINISHED] * 2
+    job.finish(workers[:2], restore_snapshot=second)
     assert job.losses(workers[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -73,7 +72,7 @@ def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, ref
     source = job.in_memory(exits, group)
     workers[0].strike("restoring", 0, "dump")
     workers[0].strike("forward", 4, "dump")
-    assert [e.kind for e in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
+    job.finish(group, restore_snapshot=source)
     before, after = workers[0].dumped(), workers[0].dumped()
     for name, (_, _, values) in before.items():
         assert (values == after[name][2]).all(), name
@@ -110,7 +109,7 @@ def test_a_step_is_repeated_if_one_rank_dies_before_completing_it(
     assert {step for rank, step in held if rank == 1} == ({4, 5} if action == "stop" else {5})
     source = job.in_memory(exits, survivors)
     assert source.step == 5
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -128,7 +127,7 @@ def test_a_survivor_that_is_ahead_returns_to_its_other_buffer_without_reading(ma
     workers[0].call("go")
     group = [workers[0], spare]
     source = job.in_memory([workers[0].exit()], group)
-    assert [e.kind for e in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(group, restore_snapshot=source)
     (formed,) = [item for item in job.reported(group, GroupFormed) if item.generation == job.generation]
     assert formed.start_step == 5
     assert job.losses(group) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -146,5 +145,5 @@ def test_the_state_of_a_tasks_own_optimizer_is_not_moved(make_job: Any, referenc
     workers[0].call("go")
     exits = job.interrupt(workers[1:])
     source = job.in_memory([workers[0].exit(), *exits], workers)
-    assert [e.kind for e in job.run(workers, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(workers, restore_snapshot=source)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

@@ -38,7 +38,7 @@ def test_a_kill_costs_no_completed_step_and_no_copy_is_made(
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == 5
     survivors[0].strike("forward", 7, "dump")
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(survivors, restore_snapshot=source)
     names = survivors[0].dumped()
     assert {"model.blocks.0.up.weight", "model.blocks.1.up.weight"} <= names.keys()
     assert not [name for name in names if name.startswith(("optim.blocks.0", "optim.embed"))]
@@ -66,7 +66,7 @@ def test_both_buffers_have_the_frozen_parameters(make_job: Any, reference: Any) 
         worker.call("go")
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == 4
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
@@ -123,5 +123,5 @@ def test_frozen_parameters_that_were_read_from_a_checkpoint_are_in_both_buffers(
     assert workers[2].died()
     source = job.in_memory(job.interrupt(workers[:2]), workers[:2])
     assert source.step == 5
-    assert [e.kind for e in job.run(workers[:2], restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(workers[:2], restore_snapshot=source)
     assert job.losses([*first, *workers]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

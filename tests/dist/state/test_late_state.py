@@ -14,7 +14,6 @@ import pytest
 
 from kit.worlds.snapshot_spec import snapshot_spec
 from kit.worlds.whole_states import assert_same_bits, whole
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost
 
 STEPS = 10
@@ -44,7 +43,7 @@ def undisturbed(make_job: Any, reference: Any, _undisturbed: Any) -> Any:
             workers = job.workers(world_size)
             for worker in workers:
                 worker.strike("forward", STEPS - 1, "dump")
-            assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * world_size
+            job.finish(workers)
             assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
             _undisturbed[task, world_size] = whole([worker.dumped() for worker in workers])
         return _undisturbed[task, world_size]
@@ -56,8 +55,7 @@ def _finish(job: Any, group: list[Any], **restore: Any) -> dict[str, Any]:
     """Train to the end. The state before the last step."""
     for worker in group:
         worker.strike("forward", STEPS - 1, "dump")
-    ends = job.run(group, **restore)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(group), [end.error for end in ends]
+    job.finish(group, **restore)
     return whole([worker.dumped() for worker in group])
 
 

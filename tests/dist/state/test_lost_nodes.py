@@ -54,7 +54,7 @@ def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, phas
     survivors, source = _lose_a_node(job, phase=phase, step=8)
     expected = (8, 9) if phase == "optimizer" else (8,)  # step 9 is complete once the vote has accepted it
     assert source.step in expected
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
     costs = job.reported(survivors, SnapshotCost)
     assert [cost for cost in costs if cost.log_lag_steps is not None], "the log was in force"
@@ -103,7 +103,7 @@ def test_a_node_that_dies_in_the_middle_of_a_phase_costs_at_most_one_step(
         assert worker.died()
     source = job.in_memory(job.interrupt(here), here)
     assert source.step in ((8, 9) if phase == "optimizer" else (8,))
-    assert [e.kind for e in job.run(here, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(here, restore_snapshot=source)
     assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -134,7 +134,7 @@ def test_a_node_lost_right_after_a_re_formation_costs_at_most_one_step(make_job:
     group[0].call("go")
     source = job.in_memory(job.interrupt(here), here)
     assert source.step in (6, 7)
-    assert [e.kind for e in job.run(here, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(here, restore_snapshot=source)
     assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -183,8 +183,7 @@ def test_the_buddies_replay_every_bit_in_any_layout(
     group = [*here, *spares]
     for worker in group:
         worker.strike("forward", steps, "dump")
-    ends = job.run(group, restore_snapshot=source, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+    job.finish(group, restore_snapshot=source, layout=layout)
     assert_same_bits(before, whole([worker.dumped() for worker in group]))
     costs = job.reported(here, SnapshotCost)
     assert [cost for cost in costs if cost.log_lag_steps is not None], {cost.log_reason for cost in costs}
@@ -215,7 +214,7 @@ def test_an_elementwise_optimizer_of_the_task_is_replayed_bit_for_bit(
     group = [here, spare]
     for worker in group:
         worker.strike("forward", source.step, "dump")
-    assert [end.kind for end in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(group, restore_snapshot=source)
     if before is not None:
         assert_same_bits(before, whole([worker.dumped() for worker in group]))
     assert job.losses(group) == pytest.approx(reference(steps + 2, **spec), abs=1e-5)
@@ -227,8 +226,7 @@ def test_an_elementwise_optimizer_of_the_task_is_replayed_bit_for_bit(
 def test_an_optimizer_that_its_task_declares_not_elementwise_keeps_copies(make_job: Any) -> None:
     job = make_job(memory=True, **{**SPEC, "task": "tiny_tasks:Augmenting", "stop": {"steps": 4}})
     workers = [job.workers(1, "n1")[0], job.workers(1, "n2")[0]]
-    ends = job.run(workers, buddy_of=lambda rank: workers[1 - rank])
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2
+    job.finish(workers, buddy_of=lambda rank: workers[1 - rank])
     reasons = {cost.log_reason for cost in job.reported(workers, SnapshotCost)}
     assert reasons == {"the task says elementwise_optimizer = False"}
 

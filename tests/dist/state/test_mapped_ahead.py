@@ -9,7 +9,6 @@ import pytest
 from kit.worlds.layout_cases import spec_of
 from kit.worlds.whole_states import assert_same_bits, whole
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import ExitKind
 
 _SWITCH = 7
 _CHANGES = {
@@ -42,7 +41,6 @@ def test_a_change_of_layout_copies_every_bit_from_maps(make_job: Any, plain_run:
     source = job.in_memory(exits, group)
     for worker in group:
         worker.strike("forward", _SWITCH, "dump")
-    ends = job.run(group, layout=Layout(dp_shard=2, tp=2), restore_snapshot=source, restore_from=None)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 4, [end.error for end in ends]
+    job.finish(group, layout=Layout(dp_shard=2, tp=2), restore_snapshot=source, restore_from=None)
     assert_same_bits(before, whole([worker.dumped() for worker in group]))
     assert job.losses(group) == pytest.approx(plain_run(spec).losses, abs=1e-5)

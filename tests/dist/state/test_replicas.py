@@ -10,7 +10,6 @@ import pytest
 from kit.worlds.layout_cases import spec_of
 from shoal_workers.checkpoint.index import payload_name
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SnapshotCost
 
 _STEPS = 5
@@ -56,37 +55,8 @@ def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
     source = job.in_memory(exits, survivors)
     assert (source.step, len(source.parts)) == (3, 2)
     assert {part.node_id for part in source.parts} == {worker.node_id for worker in survivors}
-    ends = job.run(survivors, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
+    job.finish(survivors, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
     assert job.losses(group) == pytest.approx(dict(plain_run(spec).losses), abs=1e-5)
-
-
-@pytest.mark.matrix
-def test_a_shard_with_replicas_is_kept_at_the_steps_of_the_copies_of_other_shards(make_job: Any, text: str) -> None:
-    """Shard 0 is on nodes a and c, shard 1 on node b only. Without a log, a lost node b takes the group back to the
-    step of its copy, and of shard 0 that step must be there too."""
-    spec = spec_of("dense", text, **{**_CHANGES, "stop": {"steps": 40}})
-    spec["snapshot"] = {"gradient_log": "off"}
-    job = make_job(memory=True, **spec)
-    a, c, lost = job.workers(1, "a")[0], job.workers(1, "c")[0], job.workers(2, "b")
-    group = [a, lost[0], c, lost[1]]
-    a.strike("forward", 38, "hold")
-    job.start(
-        group,
-        layout=Layout(dp_replicate=2, dp_shard=2),
-        restore_from=None,
-        buddy_of={1: a}.get,
-    )
-    a.reached()
-    for worker in lost:
-        worker.kill()
-    a.call("interrupt", job.generation)
-    a.call("go")
-    source = job.in_memory(job.interrupt([a, c]), [a, c])
-    [*_, cost] = job.reported([a], SnapshotCost)
-    assert cost.buddy_step is not None and source.step >= cost.buddy_step
-    ends = job.run([a, c], layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
 
 
 def test_replicas_on_one_node_need_one_gradient_log(make_job: Any, plain_run: Any, text: str) -> None:
@@ -106,8 +76,7 @@ def test_replicas_on_one_node_need_one_gradient_log(make_job: Any, plain_run: An
         worker.kill()
     source = job.in_memory(job.interrupt(second), second)
     assert (source.step, len(source.parts)) == (8, 2)
-    ends = job.run(second, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
+    job.finish(second, layout=Layout(dp_shard=2), restore_snapshot=source, restore_from=None)
     assert job.losses(group) == pytest.approx(dict(plain_run(spec).losses), abs=1e-5)
     costs = [item for item in first[0].reports if isinstance(item, SnapshotCost)]
     assert costs[-1].log_lag_steps is not None, costs[-1].log_reason
@@ -117,8 +86,7 @@ def test_checkpoints_contain_each_shard_once(make_job: Any, text: str) -> None:
     sizes = []
     for number, layout in enumerate((Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=2))):
         job = make_job(f"job-{number}", memory=True, **spec_of("dense", text, **_CHANGES))
-        ends = job.run(job.workers(layout.world_size), layout=layout, restore_from=None)
-        assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size
+        job.finish(job.workers(layout.world_size), layout=layout, restore_from=None)
         (directory,) = job.committed
         payloads = (Path(directory, payload_name(rank)) for rank in range(layout.world_size))
         sizes.append(sum(path.stat().st_size for path in payloads))

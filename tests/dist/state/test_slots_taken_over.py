@@ -46,7 +46,7 @@ def test_the_same_files_serve_every_layout_and_size(make_job: Any, reference: An
         exits = _yield_at(job, group, step, restore_snapshot=source)
         assert _files(tmp_path) == files
         assert not list(tmp_path.rglob("own-[0-9]*"))
-    assert [e.kind for e in job.run(workers, restore_snapshot=job.in_memory(exits, workers))] == [ExitKind.FINISHED] * 4
+    job.finish(workers, restore_snapshot=job.in_memory(exits, workers))
     assert _files(tmp_path) == files
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
@@ -69,7 +69,7 @@ def test_a_death_around_the_first_update_of_a_smaller_group_costs_no_step(
     exits = job.interrupt(survivors)
     second = job.in_memory(exits, survivors)
     assert (second.generation, second.step) == (first.generation + 1, 4)
-    assert [e.kind for e in job.run(survivors, restore_snapshot=second)] == [ExitKind.FINISHED] * 2
+    job.finish(survivors, restore_snapshot=second)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_survivors_that_read_nothing_keep_what_the_others_were_restored_from(mak
     exits = job.interrupt([workers[0]])
     again = job.in_memory(exits, [workers[0], workers[1]])
     assert (again.generation, again.step) == (source.generation, 4)
-    assert [e.kind for e in job.run(workers, restore_snapshot=again)] == [ExitKind.FINISHED] * 2
+    job.finish(workers, restore_snapshot=again)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -108,7 +108,6 @@ def test_a_group_with_buddies_keeps_a_third_slot_for_the_next_change(
     files = _files(tmp_path)
     assert len(files) == 12
     source = job.in_memory(exits, workers)
-    ends = job.run(workers, buddy_of=buddy_of, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 4
+    job.finish(workers, buddy_of=buddy_of, restore_snapshot=source)
     assert _files(tmp_path) == files
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)

@@ -7,7 +7,6 @@ new layout       restored from disk: the same bits?            |  to the end: th
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from kit.worlds.transition_cases import STEPS, SWITCH
 from kit.worlds.whole_states import assert_same_bits, whole
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.spec import plan_of
 
@@ -56,8 +54,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
         for worker in next_group:
             worker.strike("forward", SWITCH, "dump")
-        ends = job.run(next_group, layout=case.new, **restore)
-        assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+        job.finish(next_group, layout=case.new, **restore)
         assert_same_bits(before, whole([worker.dumped() for worker in next_group]))
         losses = {r.step: r.loss for r in job.reports(next_group[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
@@ -105,37 +102,3 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
         spec = parse_spec(spec_of(model, "unused"))
         for layout in {layout for name, *both in pairs if name == model for layout in both}:
             assert violations(layout, spec, plan_of(spec)) == ()
-
-
-@pytest.mark.matrix
-def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
-    spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
-    job = make_job(memory=True, **spec)
-    workers = job.workers(4)
-    source, resource_counts = None, {}
-    for turn in range(20):
-        layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
-        group = workers[: layout.world_size]
-        workers[0].strike("forward", turn, "hold")
-        generation = job.start(group, layout=layout, restore_snapshot=source, restore_from=None)
-        workers[0].reached()
-        workers[0].call("request_yield", generation, False)
-        workers[0].call("go")
-        exits = [worker.exit() for worker in group]
-        assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(group), [one.error for one in exits]
-        source = job.in_memory(exits, group)
-        assert source.step == turn + 1
-        if turn in (9, 19):
-            resource_counts[turn] = [(*worker.call("resource_counts"), _resident_mib(worker.pid)) for worker in workers]
-    for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(
-        resource_counts[9], resource_counts[19], strict=True
-    ):
-        assert fds_after <= fds + 2
-        assert threads_after <= threads + 1
-        assert mib_after <= mib + 8
-
-
-def _resident_mib(pid: int) -> float:
-    """The process's own memory, without what it shares with files."""
-    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
-    return int(line.split()[1]) / 1024

@@ -86,8 +86,7 @@ def assert_as_plain(reports: list[StepReport], updates: list[str]) -> None:
 def run(make_job: Any, layout: Layout, name: str = "job", **spec: Any) -> list[StepReport]:
     job = make_job(name, **spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(workers), [end.error for end in ends]
+    job.finish(workers, layout=layout)
     return list(job.reported(workers, StepReport))
 
 
@@ -134,8 +133,7 @@ def test_a_kill_between_the_updates_of_a_round_and_a_resize_change_nothing(make_
     survivors = [workers[0], workers[2]]
     source = job.in_memory(job.interrupt(survivors), survivors)
     assert source.step == step, "no completed update is lost"
-    ends = job.run(survivors, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
+    job.finish(survivors, restore_snapshot=source)
     assert_as_plain(job.reported(survivors, StepReport), ["d", "d", "g"])
 
 

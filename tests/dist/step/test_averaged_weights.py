@@ -58,8 +58,7 @@ def test_validation_is_that_of_the_averages_and_training_that_of_the_weights(
     spec = {**SPEC, **changes}
     job = make_job(**spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    job.finish(workers, layout=layout)
     plain = {step: values[0] for step, values in plain_reference.losses(spec, STEPS).items()}
     assert job.losses(workers) == pytest.approx(plain, rel=1e-6)
     assert _validated(job, workers) == pytest.approx(_expected(spec, 3, 6, STEPS), rel=1e-6)
@@ -72,7 +71,7 @@ def test_a_death_and_a_resize_keep_the_averages(make_job: Any, world: int) -> No
     survivor, source = job.lose_one_of_two("forward", 5)
     assert source.step == 5
     group = [survivor, *job.workers(world - 1)]
-    assert [end.kind for end in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * world
+    job.finish(group, restore_snapshot=source)
     assert job.reported(group, SnapshotCost)[0].copies_reason == ""
     assert _validated(job, group) == pytest.approx(_expected(SPEC, 3, 6, STEPS), rel=1e-6)
 
@@ -86,16 +85,6 @@ def test_a_death_within_a_validation_leaves_the_weights_of_the_last_step(make_jo
     plain = reference(STEPS, **SPEC)
     losses = job.losses([survivor])
     assert {7, 8} <= losses.keys() and losses == pytest.approx({step: plain[step] for step in losses}, rel=1e-6)
-
-
-@pytest.mark.matrix
-def test_a_lost_node_keeps_the_averages(make_job: Any) -> None:
-    """The buddy steps them from the gradient log."""
-    job = make_job(memory=True, **{**SPEC, "snapshot": {}})
-    here, source = job.lose_a_node(5)
-    assert source.step == 5
-    assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
-    assert _validated(job, [here])[STEPS] == pytest.approx(_expected(SPEC, STEPS)[STEPS], rel=1e-6)
 
 
 def test_an_export_has_the_averages_unless_the_weights_are_asked_for(make_job: Any, tmp_path: Path) -> None:
@@ -125,7 +114,7 @@ def test_averages_may_begin_and_end_in_a_job_that_goes_on(make_job: Any) -> None
     spec = {**without, "optimizer": SPEC["optimizer"], "stop": {"steps": STEPS}}
     job = make_job("first", **spec)
     workers = job.workers(3)
-    assert [end.kind for end in job.run(workers)] == [ExitKind.FINISHED] * 3
+    job.finish(workers)
     plain = {
         step: values[0] for step, values in plain_reference.losses({**without, "stop": {"steps": STEPS}}, STEPS).items()
     }

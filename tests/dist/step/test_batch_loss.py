@@ -37,8 +37,7 @@ def _assert_plain(seen: list[StepReport], spec: dict[str, Any], tolerance: float
 def _run(make_job: Any, layout: Layout, spec: dict[str, Any]) -> list[StepReport]:
     job = make_job(f"{layout.describe()}-{layout.shard}", **spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(workers), [end.error for end in ends]
+    job.finish(workers, layout=layout)
     return list(job.reported(workers, StepReport))
 
 
@@ -73,23 +72,6 @@ def test_bfloat16_rows_are_compared_in_fp32(make_job: Any) -> None:
     plain = plain_reference.losses(spec, STEPS)
     seen = _run(make_job, Layout(dp_shard=2), {**spec, "precision": "bf16"})
     assert [one.loss for one in seen] == pytest.approx([plain[one.step][0] for one in seen], rel=3e-2)
-
-
-def test_a_killed_rank_changes_no_loss(make_job: Any) -> None:
-    spec = {**SPEC, "snapshot": {"budget": 1.0}}
-    job = make_job(memory=True, **spec)
-    workers = job.workers(3)
-    workers[1].strike("backward", 3, "kill")
-    job.start(workers)
-    assert workers[1].died()
-    survivors = [workers[0], workers[2]]
-    exits = job.interrupt(survivors)
-    source = job.in_memory(exits, survivors)
-    ends = job.run(survivors, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
-    plain = plain_reference.losses(spec, STEPS)
-    losses = job.losses(survivors)
-    assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-5) and STEPS in losses
 
 
 @pytest.mark.parametrize(

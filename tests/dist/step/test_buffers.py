@@ -31,9 +31,7 @@ STAGED: dict[str, Any] = {**SPEC, "task": "buffered_tasks:Staged", "model": {}, 
 
 
 def _finish(job: Any, workers: Any, **changes: Any) -> None:
-    exits = job.run(workers, **changes)
-    faults = [one.error.traceback for one in exits if one.error]
-    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    job.finish(workers, **changes)
 
 
 def _saved(job: Any) -> dict[str, torch.Tensor]:

@@ -114,8 +114,7 @@ def test_a_killed_rank_and_a_resize_change_nothing(make_job: Any) -> None:
     source = job.in_memory(job.interrupt(survivors[:1]), survivors[:1])
     assert source.step == 3
     group = [survivors[0], *job.workers(3)]
-    ends = job.run(group, restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 4, [end.error for end in ends]
+    job.finish(group, restore_snapshot=source)
     assert_as_one_batch(job, group, SPEC)
 
 

@@ -31,9 +31,7 @@ MIXED = {"precision": "bf16", "module_precision": {"*norm": "fp32", "head": "fp3
 def _losses(make_job: Any, layout: Layout, name: str = "job", **spec: Any) -> dict[int, float]:
     job = make_job(name, **spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout, restore_from=None)
-    faults = [one.error.traceback for one in ends if one.error]
-    assert [one.kind for one in ends] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    job.finish(workers, layout=layout, restore_from=None)
     found: dict[int, float] = job.losses(workers)
     return found
 
@@ -107,7 +105,7 @@ def test_a_kill_costs_no_completed_step(make_job: Any) -> None:
     group = [workers[0], spare]
     source = job.in_memory(job.interrupt(workers[:1]), group)
     assert source.step == 3
-    assert [one.kind for one in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    job.finish(group, restore_snapshot=source)
     assert job.losses(group) == alone
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from kit.tasks import biased_tasks
-from kit.worlds import plain_reference
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel, fully_sharded
 from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.worker_reports import SnapshotCost, StepReport
+from shoal_workers.contract.worker_reports import SnapshotCost
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -48,8 +47,7 @@ def test_losses_are_those_of_torch_in_one_process(make_job: Any, reference: Any,
     spec = {**SPEC, "optimizer": {"clip_norm": 0.5, **OPTIMIZERS[name]}}
     job = make_job(**spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    job.finish(workers, layout=layout)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), rel=1e-6, abs=1e-6)
 
 
@@ -62,8 +60,7 @@ def test_a_tensor_that_tp_and_shards_both_split_is_updated_as_the_whole_one(
     spec = {**SPEC, "task": "biased_tasks:Biased", "plan": biased_tasks.PLAN, "optimizer": OPTIMIZERS[name]}
     job = make_job(**spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    job.finish(workers, layout=layout)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), rel=1e-4 if name == "muon" else 2e-6)
 
 
@@ -97,27 +94,9 @@ def test_groups_of_the_spec_are_those_of_torch_in_every_stage(
     spec = {**SPEC, "task": "metered_tasks:Staged", "model": {}, "plan": PLAN, "optimizer": GROUPED[name]}
     job = make_job(**spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    job.finish(workers, layout=layout)
     # Muon computes in bf16, where a last bit of a sum may round an element to its neighbour.
     assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), rel=1e-4 if name == "muon" else 1e-6)
-
-
-@pytest.mark.matrix
-def test_a_scheduler_of_torch_has_its_rates_after_a_death(make_job: Any) -> None:
-    """Its restarts are at the same steps: the rate is a function of the step."""
-    path = "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts"
-    schedule = {"name": path, "args": {"T_0": 3, "T_mult": 2}}
-    spec = {**SPEC, "optimizer": OPTIMIZERS["sgd"], "schedule": schedule}
-    step, _, losses = _killed(make_job, spec)
-    assert step == 5
-    plain = plain_reference.losses(spec, STEPS)
-    assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-6)
-    job = make_job("rates", **spec)
-    workers = job.workers(1)
-    job.run(workers)
-    rates = {one.step: one.lr for one in job.reported(workers, StepReport)}
-    assert rates == pytest.approx({step: values[2] for step, values in plain.items()}, rel=1e-12)
 
 
 def _killed(make_job: Any, spec: dict[str, Any]) -> tuple[int, SnapshotCost, dict[int, float]]:

@@ -32,8 +32,7 @@ COMPLEX = {"complex64": 1e-6, "complex128": 1e-6}
 
 def found(job: Any, world_size: int, **how: Any) -> list[tuple[float, float]]:
     workers = job.workers(world_size)
-    ends = job.run(workers, **how)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * world_size, [end.error for end in ends]
+    job.finish(workers, **how)
     return [(report.loss, report.grad_norm) for report in job.reported(workers, StepReport)]
 
 
@@ -112,8 +111,7 @@ def test_a_killed_worker_changes_nothing_for_complex_parameters(make_job: Any, r
     exits = job.interrupt(workers[:2])
     source = job.in_memory(exits, workers[:2]) if restores_from == "memory" else None
     assert source is None or source.step == 4
-    ends = job.run(workers[:2], restore_snapshot=source)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2, [end.error for end in ends]
+    job.finish(workers[:2], restore_snapshot=source)
     plain = plain_reference.losses(spec, STEPS)
     losses = job.losses(workers[:2])
     assert losses == pytest.approx({step: plain[step][0] for step in losses}, rel=1e-6, abs=1e-6)
@@ -124,7 +122,7 @@ def test_a_scalar_is_exported_without_a_dimension_and_a_job_begins_with_it(make_
     spec = {**SPEC, "task": "odd_tensors:Forms", "validation": {"samples": 8}}
     job = make_job("first", **spec)
     workers = job.workers(3)
-    assert [end.kind for end in job.run(workers)] == [ExitKind.FINISHED] * 3
+    job.finish(workers)
     export(job.root, tmp_path / "out")
     shapes = {name: list(tensor.shape) for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items()}
     assert {name: shapes[name] for name in ("scale", "heat.shift", "wide")} == {

@@ -8,7 +8,6 @@ import pytest
 
 from kit.worlds import plain_reference
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepReport
 
 _STEPS = 4
@@ -39,8 +38,7 @@ def test_groups_by_position_and_by_name_are_those_of_the_whole_model(make_job: A
     spec = {**SPEC, "task": f"grouped_tasks:{task}"}
     job = make_job("job", **spec)
     workers = job.workers(layout.world_size)
-    ends = job.run(workers, layout=layout)
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * layout.world_size, [end.error for end in ends]
+    job.finish(workers, layout=layout)
     plain = plain_reference.losses(spec, _STEPS)
     assert {one.step: one.loss for one in job.reported(workers, StepReport)} == pytest.approx(
         {step: values[0] for step, values in plain.items()}, abs=2e-6

@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
 def test_every_world_size_gives_the_losses_of_the_plain_run(make_job: Any, reference: Any, world_size: int) -> None:
     job = make_job(**SPEC)
     workers = job.workers(world_size)
-    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * world_size
+    job.finish(workers)
     assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -57,7 +57,7 @@ def test_a_bias_that_shards_and_tp_both_split_counts_once_in_the_norm(make_job: 
     for root, degrees in (("one", Layout()), ("split", layout)):
         job = make_job(root, **spec)
         workers = job.workers(degrees.world_size)
-        assert {e.kind for e in job.run(workers, layout=degrees)} == {ExitKind.FINISHED}
+        job.finish(workers, layout=degrees)
         found.append([(report.loss, report.grad_norm) for report in job.reported(workers, StepReport)])
     one, split = found
     assert split == [pytest.approx(expected, rel=1e-5) for expected in one]
@@ -120,5 +120,5 @@ def test_a_validation_and_a_checkpoint_after_the_same_step_leave_all_ranks_alike
     job = make_job(memory=True, **{**SPEC, **both})
     workers = job.workers(3)
     layout = Layout(dp_shard=3, shard=level)
-    assert [e.kind for e in job.run(workers, layout=layout)] == [ExitKind.FINISHED] * 3
+    job.finish(workers, layout=layout)
     assert [r.step for r in job.reported(workers, ValidationReport)] == [2, 4, 6, 8, 10, 12]

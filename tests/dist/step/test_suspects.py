@@ -8,7 +8,7 @@ from typing import Any
 from kit.processes.fleet import PATIENCE_S
 from kit.tasks.tiny_tasks import SLOW_S
 from shoal_service.core.system_metrics import sample_of
-from shoal_workers.contract.messages import ExitKind, StepPart, WorkerUse
+from shoal_workers.contract.messages import StepPart, WorkerUse
 from shoal_workers.contract.suspects import Resource
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 
@@ -44,7 +44,7 @@ def test_a_rank_that_calls_another_collective_names_itself_and_no_other_does(mak
 def test_a_loss_that_is_not_finite_on_one_rank_is_that_ranks(make_job: Any) -> None:
     job = job_with(make_job, "nan")
     workers = job.workers(3)
-    assert [one.kind for one in job.run(workers)] == [ExitKind.FINISHED] * 3
+    job.finish(workers)
     assert [(one.step, one.ranks) for one in job.reported(workers, StepSkipped)] == [(4, (FAULTY,))]
 
 

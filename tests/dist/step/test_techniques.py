@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepSkipped
 
 _STEPS = 6
@@ -29,9 +28,7 @@ def _train(make_job: Any, name: str = "job", layout: Layout | None = None, **cha
     job = make_job(name, **{**SPEC, **changes})
     layout = layout or fully_sharded(2)
     workers = job.workers(layout.world_size)
-    exits = job.run(workers, layout=layout)
-    faults = [one.error.traceback for one in exits if one.error]
-    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    job.finish(workers, layout=layout)
     return job, workers
 
 
@@ -90,6 +87,6 @@ def test_a_recovery_continues_with_the_loss_scale_of_the_lost_group(make_job: An
     job.wait_until_committed(workers, max(skipped) if max(skipped) < _STEPS else min(skipped))
     job.interrupt(workers)
     job.commit(workers)
-    assert all(one.kind is ExitKind.FINISHED for one in job.run(workers))
+    job.finish(workers)
     assert {one.step for one in job.reported(workers, StepSkipped)} == skipped
     assert job.losses(workers) == pytest.approx(losses, abs=1e-6)

@@ -147,18 +147,6 @@ def test_fp16_skips_no_step_because_sums_are_larger_than_means(make_job: Any, pl
     assert job.losses(workers) == pytest.approx(plain_run(SPEC).losses, rel=2e-2)
 
 
-def test_after_the_death_of_a_rank_the_losses_are_those_of_an_undisturbed_run(make_job: Any, plain_run: Any) -> None:
-    job = make_job(memory=True, **MEMORY)
-    workers = job.workers(3)
-    workers[1].strike("backward", 5, "kill")
-    job.start(workers)
-    assert workers[1].died()
-    survivors = [workers[0], workers[2]]
-    job.interrupt(survivors)
-    assert _exits(job, survivors, layout=fully_sharded(2), is_recovery=True) == [ExitKind.FINISHED] * 2
-    assert job.losses(survivors) == pytest.approx(plain_run(MEMORY).losses, rel=1e-6)
-
-
 def test_the_buddy_of_a_lost_node_repeats_its_steps_with_the_weights(make_job: Any, plain_run: Any) -> None:
     spec = {**MEMORY, "checkpoint": {"every_steps": 100}, "elasticity": {"max_workers": 2}}
     job = make_job(memory=True, **spec)

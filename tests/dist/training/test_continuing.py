@@ -39,7 +39,7 @@ def first(_zygote_fleet: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("first")
     job = Job(_zygote_fleet, SPEC, root, None)
     group = job.workers(2)
-    assert {end.kind for end in job.run(group)} == {ExitKind.FINISHED}
+    job.finish(group)
     losses = _losses(job, group[0])
     _zygote_fleet.kill_all()
     return losses, {Path(directory).name[:17]: directory for directory in job.committed}
@@ -59,8 +59,7 @@ def test_it_goes_on_with_the_losses_of_the_undisturbed_run_in_another_layout(
     before = sorted(path.name for path in Path(origin["url"]).parent.rglob("*"))
     job = make_job("new", **SPEC, continue_from=origin)
     group = job.workers(world)
-    ends = job.run(group, restore_from=origin["url"])
-    assert [end.kind for end in ends] == [ExitKind.FINISHED] * world, [end.error for end in ends]
+    job.finish(group, restore_from=origin["url"])
     losses = _losses(job, group[0])
     assert sorted(losses) == [5, 6, 7, 8]
     assert [formed.past for formed in job.reported(group, GroupFormed)] == [()], "its series has only steps of its own"
@@ -128,8 +127,7 @@ def test_a_longer_stop_at_a_step_boundary_gives_the_losses_of_a_job_that_had_it_
         lr=3e-4,
     )
     source = job.in_memory(exits, group)
-    ends = job.run(group, restore_snapshot=source, restore_from=None, settings=settings, layout=fully_sharded(2))
-    assert {end.kind for end in ends} == {ExitKind.FINISHED}
+    job.finish(group, restore_snapshot=source, restore_from=None, settings=settings, layout=fully_sharded(2))
     assert _losses(job, group[0]) == expected
     assert [item.step for item in job.reported([group[0]], ValidationReport)] == [5, 10, 12]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal_api.cli.commands.specs import templates
-from shoal_service.fleet_views import ProjectRules, StartForecast
-from shoal_service.store import archives, quotas
+from shoal_service.fleet_views import StartForecast
+from shoal_service.store import archives
 
 LLAMA = {
     "model_type": "llama",
@@ -91,14 +91,3 @@ def test_a_dry_run_says_when_the_job_would_start(shoal: Any, service: Any, spec_
     service.cluster.start = StartForecast(position=3, reason="Needs 2 workers.", expected_at=time.time() + 100)
     text = shoal("submit", str(spec_file), "--dry-run").out
     assert "number 3 of the queue, expected in" in text and "Needs 2 workers." in text
-
-
-def test_a_dry_run_is_refused_as_the_submission_would_be(shoal: Any, service: Any, spec_file: Path) -> None:
-    invalid = shoal("submit", str(spec_file), "--dry-run", "--set", "batch.global_sise=8")
-    assert invalid.code == 2 and "'global_size'" in invalid.err
-    missing = shoal("submit", str(spec_file), "--dry-run", "--from", "job-nowhere@3")
-    assert missing.code != 0 and "job-nowhere" in missing.err
-    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=1))
-    service.add_job()
-    full = shoal("submit", str(spec_file), "--dry-run")
-    assert full.code != 0 and "max_queued" in full.err

@@ -63,15 +63,6 @@ def test_a_deletion_needs_a_yes_and_what_the_job_needs_is_refused(shoal: Any, se
     assert [path.name for path in root.iterdir()] == ["step-000000000020-a1-g1"]
 
 
-def test_of_a_deleted_checkpoint_that_is_not_known_any_more_no_size_is_said(shoal: Any, service: Any) -> None:
-    job = service.add_job()
-    service.begin(job)
-    gone = CheckpointView(step=10, url="/x/step-000000000010-a1-g1", state="deleted", bytes=0, attempt=1, generation=1)
-    service.report(job, JobStatus(state=JobState.RUNNING), checkpoints=(gone,))
-    [row] = [line for line in shoal("checkpoints", job.id).out.splitlines() if "deleted" in line]
-    assert " 0 B" not in row and row.split("deleted")[1].split()[:4] == ["-"] * 4
-
-
 def test_export_takes_the_best_checkpoint_by_validation(service: Any, tmp_path: Path) -> None:
     session = Session(url=service.url, output=Output(as_json=False))
     job = service.add_job(checkpoint={"keep_best": 2}, validation={"every_steps": 10})

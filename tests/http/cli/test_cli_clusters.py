@@ -127,14 +127,6 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
     later.join()
 
 
-def test_a_label_of_shoal_join_that_no_node_can_have_is_refused_before_anything_starts(shoal: Any) -> None:
-    for label, words in (("region", "has no value"), ("region=a b", "not valid in a label of a node")):
-        ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", label)
-        assert ran.code != 0 and words in ran.err
-    ran = shoal("join", "http://127.0.0.1:1", "--token", "t", "--label", "a=b", "--label", "a=c")
-    assert ran.code != 0 and "is given twice" in ran.err
-
-
 def test_nodes_are_listed_in_both_forms(shoal: Any) -> None:
     [node] = shoal("nodes", "--json").json()
     assert node["node_id"] == "a" * 56 and node["drain"] is None

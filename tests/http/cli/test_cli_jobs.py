@@ -192,12 +192,6 @@ def test_scale_without_a_number_is_a_usage_error(shoal: Any, service: Any) -> No
     assert shoal("scale", service.add_job().id).code == 2
 
 
-def test_scaling_beyond_the_micro_batches_is_refused_with_the_numbers(shoal: Any, service: Any) -> None:
-    ran = shoal("scale", service.add_job().id, "--max", "11")
-    assert ran.code == 2
-    assert "Lower max_workers to 10" in ran.err
-
-
 def test_pause_resume_and_cancel_print_the_state_afterwards(shoal: Any, service: Any) -> None:
     job = service.add_job()
     assert shoal("pause", job.id, "--json").json()["status"]["state"] == "PAUSED"

@@ -1,16 +1,13 @@
 """`submit --from`, `extend`, `retry`, `label` and `update` against a real server and store."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal_service.access_views import TokenRequest
 from shoal_service.control.code_archive import pack
-from shoal_service.core.access import Role
-from shoal_service.store import archives, credentials
+from shoal_service.store import archives
 from shoal_service.views import CheckpointView, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -100,33 +97,6 @@ def test_update_stores_the_directory_and_names_its_version(shoal: Any, service: 
     code = service.store.get_job(job.id).spec.code
     assert (code.archive, code.env) == (archive.sha256, {"A": "1"})
     assert "spec changed to version 2: code" in shoal("events", job.id).out
-
-
-def test_update_is_refused_in_words(shoal: Any, service: Any, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builtin = service.add_job(name="builtin")
-    gpu = service.add_job(name="gpu", task="mine:Task", code={"archive": "a" * 64}, worker={"gpus": 1})
-    service.begin(gpu)
-    code = ["--code", str(new)]
-    refused = shoal("update", gpu.id, *code)
-    assert refused.code == 2 and "Pause it, change the code, and resume it" in refused.err
-    refused = shoal("update", builtin.id, *code)
-    assert refused.code == 2 and "is not from code of its own" in refused.err
-    assert shoal("update", "nobody", *code).code == 4
-    assert shoal("update", gpu.id, "--code", str(new / "no")).code == 2
-    shoal("cancel", builtin.id)
-    refused = shoal("update", builtin.id, *code)
-    assert refused.code == 2 and "has ended" in refused.err
-    (new / "link").symlink_to("/etc/hostname")
-    refused = shoal("update", gpu.id, *code)
-    assert refused.code == 2 and "outside" in refused.err and "code.working_dir in the spec" not in refused.err
-    (new / "link").unlink()
-    made = service.store.writing(credentials.create_token)(
-        TokenRequest(name="eve", role=Role.VIEWER), by="test", now=time.time()
-    )
-    monkeypatch.setenv("SHOAL_TOKEN", made.token)
-    refused = shoal("update", gpu.id, *code)
-    assert refused.code == 2 and "needs the role operator" in refused.err
-    assert [service.store.get_job(one.id).spec_version for one in (builtin, gpu)] == [1, 1]
 
 
 def test_update_changes_the_weights_of_a_mixture_and_says_when(shoal: Any, service: Any) -> None:

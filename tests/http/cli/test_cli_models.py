@@ -68,35 +68,3 @@ def test_an_alias_moves_and_is_deleted_and_what_is_not_there_is_named(shoal: Any
     assert ran.code == 4 and "'prod'" in ran.err
     ran = shoal("model", "alias", "speech", "prod", "--delete")
     assert ran.code == 4
-
-
-def test_a_removed_version_keeps_its_number_and_its_checkpoint(shoal: Any, service: Any, job: JobView) -> None:
-    assert shoal("model", "register", f"{job.id}@10", "--name", "speech").code == 0
-    ran = shoal("delete-checkpoint", job.id, "10", "--yes")
-    assert ran.code != 0 and "`shoal model remove speech@1` takes it out of the registry" in " ".join(ran.err.split())
-    assert shoal("model", "remove", "speech@latest").out == "speech@1 is not registered any more\n"
-    assert shoal("model", "remove", "speech@1").code == 4
-    with service.client as client:
-        assert [one.state for one in client.checkpoints(job.id) if one.step == 10 and one.bytes == 7000] == [
-            "committed"
-        ]
-    made = shoal("model", "register", f"{job.id}@10", "--name", "speech", "--json").json()
-    assert made["version"] == 2
-
-
-def test_what_cannot_be_registered_or_fetched_is_said_in_words(shoal: Any, job: JobView, tmp_path: Path) -> None:
-    ran = shoal("model", "register", f"{job.id}@first", "--name", "speech")
-    assert ran.code != 0 and "has no step after the @" in ran.err and "JOB@1000" in ran.err
-    ran = shoal("model", "register", f"{job.id}@11", "--name", "speech")
-    assert ran.code == 4 and "of step 11" in ran.err
-    ran = shoal("model", "register", job.id, "--name", "no/slash")
-    assert ran.code != 0
-    assert shoal("model", "register", job.id, "--name", "speech").code == 0
-    ran = shoal("model", "get", "speech@1", "--to", str(tmp_path / "out"))
-    words = " ".join(ran.err.split())
-    assert ran.code != 0 and "the checkpoint could not be exported" in words and "never committed" in words
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    ran = shoal("model", "get", "speech@1", "--to", str(tmp_path / "mine"))
-    assert ran.code != 0 and "is not empty" in ran.err

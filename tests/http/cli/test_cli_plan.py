@@ -64,31 +64,8 @@ def test_a_damaged_profile_is_named(tmp_path: Path) -> None:
         load_profiles(tmp_path)
 
 
-def test_nodes_and_racks_decide_which_links_each_axis_uses(offline: Any, tmp_path: Path) -> None:
-    state = ("--state-dir", str(tmp_path))
-    spec = (str(EXAMPLES / "llama-70b.yaml"), "--gpus", "32", "--set", "parallelism={tp: 8, cp: 2}", *state)
-    ran = offline("plan", *spec, "--nodes", "8,8/8,8")
-    assert ran.code == 0, ran.err
-    for words in ("links", "tp_inside_node: tp 8 inside nodes", "cp 2 (all_gather) between nodes"):
-        assert words in ran.out
-    links = offline("plan", *spec, "--nodes", "8,8/8,8", "--json").json()["ranking"]["predictions"][0]["links"]
-    assert links == {"tp": "inside_node", "cp": "between_nodes", "dp_shard": "between_racks"}
-    links = offline("plan", *spec, "--nodes", "16,16", "--json").json()["ranking"]["predictions"][0]["links"]
-    assert links == {"tp": "inside_node", "cp": "inside_node", "dp_shard": "between_nodes"}
-
-
 @pytest.mark.parametrize("nodes", ["8,x", "0", "4,4/", "8"])
 def test_node_sizes_that_are_none_or_have_too_little_room_are_a_usage_error(
     offline: Any, spec_file: Path, nodes: str
 ) -> None:
     assert offline("plan", str(spec_file), "--workers", "9", "--nodes", nodes).code == 2
-
-
-def test_the_host_memory_of_a_worker_is_shown(offline: Any, spec_file: Path, tmp_path: Path) -> None:
-    arguments = ("plan", str(spec_file), "--workers", "2", "--state-dir", str(tmp_path))
-    shown = " ".join(offline(*arguments).out.split())
-    assert "host memory of a worker: 0." in shown and "; on several machines up to 0." in shown
-    host = offline(*arguments, "--json").json()["choice"]["host"]
-    assert host["process"] == CPU.reserved_bytes and host["snapshots"] > 0
-    without = offline(*arguments, "--set", "snapshot.enabled=false")
-    assert "on several machines" not in without.out

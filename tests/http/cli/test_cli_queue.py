@@ -74,14 +74,6 @@ def test_submit_takes_priority_and_project(shoal: Any, tmp_path: Path) -> None:
     assert shoal("submit", str(spec), "--json").json()["spec"]["priority"] == 1
 
 
-def test_a_time_in_yaml_needs_no_quotes(shoal: Any, tmp_path: Path) -> None:
-    spec = tmp_path / "job.yaml"
-    spec.write_text("stop: {steps: 1}\ndata: {corpus: python-stdlib}\nfinish_by: 2030-01-31T18:00:00Z\n")
-    assert shoal("submit", str(spec), "--json").json()["spec"]["finish_by"] == 1896112800.0
-    override = ("--set", "finish_by=2030-01-31T18:00:01Z")
-    assert shoal("submit", str(spec), *override, "--json").json()["spec"]["finish_by"] == 1896112801.0
-
-
 class TestQuota:
     def test_what_is_not_given_stays(self, shoal: Any, service: Any) -> None:
         shoal("quota", "set", "vision", "--weight", "2", "--limit", "8", "--max-queued", "3")

@@ -27,18 +27,6 @@ def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
     assert job["workers"][-1] == [job["finished_s"], 0]
 
 
-def test_costs_nodes_and_regular_calls_change_the_result(offline: Any) -> None:
-    def mean(*options: str) -> float:
-        found = offline("simulate", EXAMPLE, "--json", *options).json()
-        return float(found["policies"][0]["mean_jct_h"])
-
-    plain = mean()
-    assert mean("--switch-s", "60") > plain
-    assert mean("--start-s", "60") > plain
-    assert mean("--nodes", "8") < plain < mean("--workers-per-node", "2")
-    assert mean("--every-s", "60") == pytest.approx(plain, rel=0.05), "decisions between changes cost little"
-
-
 def test_the_picture_has_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
     file = tmp_path / "x.svg"
     assert offline("simulate", EXAMPLE, "--picture", str(file)).code == 0
@@ -54,25 +42,6 @@ def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp
     assert ran.code == 1
     assert "jobs waiting for ever" in " ".join(ran.out.split())
     assert "0 to 2 nodes of 4 workers" in ran.out
-
-
-def test_several_clusters_one_of_which_is_lost(offline: Any, tmp_path: Path) -> None:
-    file = tmp_path / "clusters.csv"
-    file.write_text("at_s,cluster,nodes\n0,east,2\n0,west,2\n600,west,away\n9000,west,2\n")
-    options = ("simulate", EXAMPLE, "--capacity", str(file))
-    assert "2 to 4 nodes of 4 workers in 2 clusters" in offline(*options).out
-    found = offline(*options, "--json").json()
-    assert found["clusters"] == {"east": [[0, 8]], "west": [[0, 8], [600, None], [9000, 8]]}
-    jobs = [job for one in found["policies"] for job in one["jobs"]]
-    assert {name for job in jobs for _, name in job["clusters"]} == {"east", "west"}
-    assert found["policies"][0]["num_losses"] > 0
-
-
-def test_projects_weigh_in_the_fairness(offline: Any, tmp_path: Path) -> None:
-    file = tmp_path / "projects.yaml"
-    file.write_text("vision: {weight: 5, guaranteed: 8}\nspeech: {limit: 4}\n")
-    weighted = offline("simulate", EXAMPLE, "--json", "--projects", str(file)).json()["policies"][0]
-    assert weighted["fairness"] < offline("simulate", EXAMPLE, "--json").json()["policies"][0]["fairness"]
 
 
 @pytest.mark.parametrize(

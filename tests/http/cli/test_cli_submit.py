@@ -178,15 +178,6 @@ def test_the_words_that_people_try_first_name_the_command(shoal: Any, word: str)
     assert f"shoal {word} " not in shoal("--help").out
 
 
-def test_a_function_as_the_task_is_refused_before_anything_is_sent(shoal: Any, script: Path) -> None:
-    script.write_text("def main(): ...\n")
-    Path("job.yaml").write_text("task: train:main\nstop: {steps: 1}\ncode: {working_dir: .}\n")
-    for command in (("submit", "job.yaml", "--dry-run"), ("submit", "job.yaml"), ("check", "job.yaml")):
-        ran = shoal(*command)
-        assert ran.code == 2 and "is a function" in ran.err and "shoal submit train.py" in ran.err
-    assert shoal("jobs", "--json").json() == []
-
-
 def test_submit_follow_shows_events_as_text_and_ends_with_the_job(shoal: Any, service: Any, spec_file: Path) -> None:
     supervisor = _supervise(service, EndReason.FINISHED)
     ran = shoal("submit", str(spec_file), "--follow")

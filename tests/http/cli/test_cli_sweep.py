@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal_service.fleet_views import ProjectRules
-from shoal_service.store import quotas
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -39,36 +37,6 @@ def test_a_dry_run_checks_every_job_and_submits_none(shoal: Any, spec_file: Path
     wrong = shoal("sweep", str(spec_file), "--grid", "batch.micro_size=4,5", "--dry-run")
     assert wrong.code == 2 and "micro_size 5" in wrong.err
     assert shoal("jobs", "--json").json() == []
-
-
-def test_mistakes_are_refused_before_any_job_is_submitted(shoal: Any, spec_file: Path) -> None:
-    for arguments, words in (
-        ((), "needs --grid"),
-        (("--grid", "seed"), "KEY.PATH=VALUE"),
-        (("--grid", "seed=1,2", "--grid", "seed=3"), "names seed twice"),
-        (("--grid", "project=a,b"), "project cannot be varied, since a sweep is of one project"),
-        (("--grid", "data.corpus.x=1,2"), "not a section"),
-        (("a b", "--grid", "seed=1,2"), "NAME 'a b'"),
-        (("--grid", "seed=1,x"), "seed"),
-        (("--grid", "seed=1,2", "--prune", "mean"), "prune"),
-        (("rates", "more", "--grid", "seed=1,2"), "takes a spec, and a name"),
-        (("--range", "seed=1:2"), "samples, the number of jobs, is missing"),
-        (("--range", "seed=1-2", "--samples", "3"), "use KEY.PATH=LOW:HIGH"),
-        (("--range", "seed=5:2", "--samples", "3"), "low must be a number less than high"),
-        (("--range", "seed=1:2", "--grid", "seed=1,2", "--samples", "3"), "which has values already"),
-    ):
-        ran = shoal("sweep", str(spec_file), *arguments)
-        assert (ran.code, words in ran.err) == (2, True), ran.err
-    assert shoal("jobs", "--json").json() == []
-
-
-def test_a_full_queue_takes_all_jobs_of_a_sweep_or_none(shoal: Any, service: Any, spec_file: Path) -> None:
-    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=3))
-    refused = shoal("sweep", str(spec_file), "rates", *GRID)
-    assert refused.code == 2 and "No job of the sweep was submitted" in refused.err and "which is 3" in refused.err
-    assert shoal("jobs", "--json").json() == []
-    service.store.writing(quotas.put_project)("default", ProjectRules(max_queued=4))
-    assert len(shoal("sweep", str(spec_file), "rates", *GRID, "--json").json()["jobs"]) == 4
 
 
 def test_the_name_of_another_sweep_is_refused_and_more_values_continue_one(

@@ -66,11 +66,6 @@ def test_the_same_request_again_submits_nothing_twice(service: Any, spec: dict[s
     assert service.client.sweep("default", "again").num_jobs == 2
 
 
-def test_a_sweep_without_a_name_gets_one(service: Any, spec: dict[str, Any]) -> None:
-    made = service.http.post("/v1/sweeps", json={"spec": spec, "grid": {"seed": [1]}}).json()
-    assert made["name"].startswith("tiny-") and made["jobs"][0]["labels"]["sweep"] == made["name"]
-
-
 @pytest.mark.parametrize(
     ("changes", "code", "words"),
     [
@@ -231,17 +226,3 @@ def test_values_are_drawn_at_random_and_more_samples_continue_the_sweep(service:
 def test_a_mistake_in_ranges_is_named(service: Any, spec: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     refused = service.http.post("/v1/sweeps", json={"name": "wrong", "spec": spec, "grid": GRID} | changes)
     assert refused.status_code == 422 and words in refused.text
-
-
-def test_the_curves_of_a_sweep_are_those_of_its_jobs(
-    service: Any, spec: dict[str, Any], client_of: Callable[..., Client]
-) -> None:
-    made = service.client.submit_sweep(request_for(spec | {"project": "theirs"}, "curved"))
-    found = service.client.sweep_curves("theirs", "curved", measure="val_loss")
-    assert [one.id for one in found.jobs] == [job.id for job in made.jobs]
-    assert (found.measure, found.best, found.influences) == ("val_loss", (), ())
-    assert service.http.get("/v1/sweeps/theirs/curved/curves?measure=lr").status_code == 422
-    for client, name in ((service.client, "none"), (client_of(Role.VIEWER, "mine"), "curved")):
-        with pytest.raises(NotFound) as caught:
-            client.sweep_curves("theirs", name)
-        assert caught.value.code == "sweep-not-found"

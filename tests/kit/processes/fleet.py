@@ -20,7 +20,7 @@ from kit.device import ON_GPU
 from kit.processes.warm import Zygote, shared_zygote
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ExitKind, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
 
@@ -258,6 +258,11 @@ class Job:
         exits = [worker.exit() for worker in workers]
         self.commit(workers)
         return exits
+
+    def finish(self, workers: list[RemoteWorker], **changes: Any) -> None:
+        """Run a generation that every rank completes."""
+        exits = self.run(workers, **changes)
+        assert {end.kind for end in exits} == {ExitKind.FINISHED}, [end.error for end in exits]
 
     def interrupt(self, workers: list[RemoteWorker]) -> list[WorkerExit]:
         """Interrupt the current generation everywhere; the exits."""

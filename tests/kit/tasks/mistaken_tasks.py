@@ -142,44 +142,6 @@ class Frozen(Right):
         return model
 
 
-class Teacher(Right):
-    """A frozen copy follows the model while the loss is computed."""
-
-    def build_model(self):
-        model = Pair()
-        model.teacher.requires_grad_(False)
-        return model
-
-    def loss(self, model, batch):
-        inputs, labels = batch
-        own, aim = model(inputs)
-        self.follow(model)
-        return F.cross_entropy(own, labels) + F.mse_loss(own, aim)
-
-    def follow(self, model):
-        with torch.no_grad():
-            model.teacher.weight.mul_(0.9)
-
-
-class TeacherThroughData(Teacher):
-    def follow(self, model):
-        model.teacher.weight.data.mul_(0.9)
-
-
-class TeacherAssigned(Teacher):
-    def follow(self, model):
-        model.teacher.weight.data = model.teacher.weight.data * 0.9
-
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.own, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
-
-    def forward(self, inputs):
-        return self.own(inputs), self.teacher(inputs)
-
-
 class Detached(Right):
     def loss(self, model, batch):
         return super().loss(model, batch).detach()
@@ -592,30 +554,15 @@ class WidthToBuild(Right):
         return nn.Linear(4, width)
 
 
-class NoSettings(Right):
-    def build_optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 class KeywordSamples(Right):
     def collate(self, *, samples):
         return torch.utils.data.default_collate(samples)
-
-
-class NoUnits(Right):
-    def shard_units(self):
-        return []
 
 
 class NoModelToDescribe(Right):
     @functools.cache  # noqa: B019  (written in C: its own signature is not known)
     def export_config(self):
         return {}
-
-
-class NoProgress(Right):
-    def prepare(self):
-        pass
 
 
 class NumberAsUnits(Right):

@@ -83,13 +83,6 @@ class Run:
         until(lambda: self.now().status.step >= step or self._ended(), f"{self.id} has done step {step}")
         assert self.now().status.step >= step
 
-    def wait_for_message(self, text: str) -> str:
-        """The message of the job's status, as soon as there is one."""
-        until(lambda: text in self.now().status.message or self._ended(), f"{self.id} says {text!r}")
-        message = self.now().status.message
-        assert text in message
-        return message
-
     def wait_for_event(self, type_: str, count: int = 1) -> EventView:
         """The `count`-th event of a type."""
         after, seen = 0, 0

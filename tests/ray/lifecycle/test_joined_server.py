@@ -33,21 +33,6 @@ def test_a_server_that_joins_a_cluster_trains_there_and_leaves_it_running(
     assert client.cluster().connected and client.cluster().nodes, "an orderly stop ends no cluster of others"
 
 
-@pytest.mark.matrix
-def test_a_server_that_is_stopped_right_after_the_end_of_a_job_leaves_no_supervisor(
-    join_cluster: Callable[..., Server], shoal_server: Server, tmp_path: Path
-) -> None:
-    """Nobody else would end it: the job has ended, so no other control plane drives it."""
-    before = set(shoal_server.actors("SupervisorActor"))
-    server = join_cluster(tmp_path / "joined", [], {"SHOAL_CHECKPOINT_URL": str(tmp_path / "checkpoints")})
-    server.start().wait_for_cluster()
-    (tmp_path / "gate").mkdir()
-    with server.client as joined:
-        submit_tiny(joined, tmp_path / "gate", dict, workers=1, steps=4).finish()
-    assert server.stop() == 0
-    until(lambda: before >= set(shoal_server.actors("SupervisorActor")), "its supervisor is released")
-
-
 _LEAVE_A_SUPERVISOR = """
 import sys, ray
 from shoal_workers.contract.ids import NAMESPACE, supervisor_name

@@ -78,25 +78,3 @@ def test_a_job_that_holds_everything_is_shrunk_for_the_next_one_and_loses_no_ste
     for run in (first, second):
         run.assert_undisturbed_losses()
         assert run.now().status.steps_lost == 0
-
-
-@pytest.mark.matrix
-def test_an_urgent_job_preempts_one_that_cannot_shrink_enough_and_that_one_continues_from_its_step(submit) -> None:
-    first = submit(workers=4, worker=TWO, waves=[1], min_workers=2, steps=40, step_s=0.2)
-    until(lambda: first.now().status.step >= 3, "the first job trains on the whole cluster")
-    urgent = submit(workers=4, worker=TWO, waves=[1], min_workers=4, steps=10, step_s=0.1, priority=50)
-    until(lambda: urgent.now().status.step >= 1, "the urgent job trains")
-    print(f"urgent job: first step seen {time.time() - urgent.now().created_at:.2f} s after submit")
-    [preempted] = first.events("job.preempted")
-    assert preempted.data["beneficiary"] == urgent.id and preempted.data["reason"]
-    waiting = first.now().status
-    assert waiting.state is JobState.QUEUED and waiting.step >= 3
-    states = [(event.data["to"], event.data["reason"]) for event in first.events("job.state")]
-    assert states[-2:] == [("PAUSING", "preempted"), ("QUEUED", "preempted")]
-    urgent.finish()
-    job = first.finish()
-    assert job.status.attempt == 2 and job.status.steps_lost == 0
-    starts = [event.data["start_step"] for event in first.events("generation.formed")]
-    assert starts == [0, waiting.step]
-    for run in (first, urgent):
-        run.assert_undisturbed_losses()

@@ -8,7 +8,7 @@ import pytest
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Store, checkpoint_rows, driving, job_deletion, models
-from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound, ModelNotFound
+from shoal_service.store.errors import CheckpointKept, ModelNotFound
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
@@ -86,11 +86,3 @@ def test_lineage_follows_what_a_job_goes_on_from(store: Store, submit: Submit, b
     assert [(one.job_id, one.is_known) for one in hidden.jobs] == [(child, True), (parent, False)]
     weights = store.reading(models.lineage)(submit(init_from="/weights")).jobs[0].parent
     assert weights is not None and (weights.job_id, weights.url) == ("", "/weights")
-
-
-def test_only_a_committed_checkpoint_can_be_registered(store: Store, begin: Begin, job_id: str) -> None:
-    begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DAMAGED),))
-    with pytest.raises(CheckpointConflict, match="only a committed one can be registered"):
-        _register(store, job_id, 10)
-    with pytest.raises(CheckpointNotFound, match="of step 11"):
-        _register(store, job_id, 11)

@@ -1,17 +1,10 @@
 """Pins of checkpoints, on both databases."""
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from shoal_service.store import Store, checkpoint_rows, driving, histories
-from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, JobNotFound
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.marker import CheckpointName
-
-Submit = Callable[..., str]
-Begin = Callable[..., Any]
 
 
 def _checkpoint(step: int, state: CheckpointState = CheckpointState.COMMITTED) -> CheckpointView:
@@ -41,15 +34,3 @@ def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, job_
     assert _pinned(store, job_id) == [10]
     types = [event.type for event in store.reading(histories.read_events)(job_id) if event.type.endswith("pinned")]
     assert types == ["checkpoint.pinned", "checkpoint.pinned", "checkpoint.unpinned"], "a repeated pin is none"
-
-
-def test_only_a_committed_checkpoint_of_the_job_can_be_pinned(store: Store, begin: Begin, job_id: str) -> None:
-    begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DELETED),))
-    with pytest.raises(CheckpointConflict, match="is deleted: only a committed one"):
-        store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
-    with pytest.raises(CheckpointNotFound, match="has no checkpoint 'step-000000000010-a1-g2'"):
-        store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 2), is_pinned=True, now=50.0)
-    with pytest.raises(JobNotFound):
-        store.writing(checkpoint_rows.pin)("job-0", CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
-    store.writing(checkpoint_rows.pin)(job_id, CheckpointName(10, 1, 1), is_pinned=False, now=50.0)
-    assert [event.type for event in store.reading(histories.read_events)(job_id)][-1] == "job.state"

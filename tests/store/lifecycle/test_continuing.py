@@ -67,18 +67,6 @@ def test_what_the_service_sets_is_not_taken_from_the_user(store: Store, submit: 
     assert origin is not None and origin.url == "/c/job/step-000000000010-a1-g1"
 
 
-def test_it_is_refused_in_words_if_there_is_nothing_to_go_on_from(store: Store, submit: Submit, begin: Begin) -> None:
-    source, empty = _source(submit, begin, 10, 20), submit()
-    with pytest.raises(SpecError, match="There is no job 'job-x'"):
-        submit(continue_from={"job": "job-x"})
-    with pytest.raises(SpecError, match=f"job {empty} has no checkpoint"):
-        submit(continue_from={"job": empty})
-    with pytest.raises(SpecError, match=r"no checkpoint of this step\. It has those of steps 10, 20"):
-        submit(continue_from={"job": source, "step": 15})
-    with pytest.raises(SpecError, match=r"20 completed steps, and stop\.steps is 20"):
-        submit(continue_from={"job": source}, stop={"steps": 20})
-
-
 def test_a_repeated_request_finds_its_job_although_the_newest_checkpoint_is_another_one(
     store: Store, submit: Submit, begin: Begin
 ) -> None:

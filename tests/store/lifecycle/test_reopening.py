@@ -9,14 +9,11 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import CodeRefused, CodeRolledBack
-from shoal_service.core.selection import LabelSelector
 from shoal_service.fleet_views import ProjectRules
 from shoal_service.reports import PendingEvent
-from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, job_lists, quotas, submissions
+from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, quotas, submissions
 from shoal_service.store.errors import LifecycleConflict, QueueFull, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
-from shoal_service.store.job_lists import FleetQuery
-from shoal_service.store.submissions import merged_labels
 from shoal_service.views import CheckpointState, CheckpointView, CodePatch, JobPatch, SchedulePatch, ValidationPatch
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
@@ -89,14 +86,6 @@ def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Su
     ended = store.get_job(job_id)
     assert ended.status.state is JobState.FAILED
     assert "Not retried: " in ended.status.message
-
-
-def test_only_a_failed_job_is_tried_again(store: Store, begin: Begin, job_id: str) -> None:
-    with pytest.raises(LifecycleConflict, match="it has not failed"):
-        store.writing(submissions.retry)(job_id, now=1.0)
-    store.writing(submissions.request)(job_id, Desired.CANCEL, now=2.0)
-    with pytest.raises(LifecycleConflict, match="shoal submit --from"):
-        store.writing(submissions.retry)(job_id, now=3.0)
 
 
 def test_a_job_that_returns_counts_for_the_limits_of_the_queue(store: Store, submit: Submit, begin: Begin) -> None:
@@ -192,23 +181,6 @@ def test_a_preempted_script_has_lost_nothing_that_is_known(store: Store, begin: 
     begin(job_id).report(status_step=40, end=end)
     status = store.get_job(job_id).status
     assert (status.state, status.step, status.lost) == (JobState.QUEUED, 40, None)
-
-
-def test_null_removes_and_what_is_not_named_stays() -> None:
-    before = {"a": "1", "b": "2"}
-    assert merged_labels(before, {"b": None, "c": "3", "d": None}) == {"a": "1", "c": "3"}
-    assert before == {"a": "1", "b": "2"}
-
-
-def test_a_job_is_found_by_its_new_labels_only(store: Store, submit: Submit) -> None:
-    job_id, other = submit(labels={"a": "1", "b": "2"}), submit(labels={"a": "1"})
-    store.writing(submissions.patch)(job_id, JobPatch(labels={"a": "9", "b": None, "c": "3"}), if_match=None, now=5.0)
-
-    def found(text: str) -> set[str]:
-        return {job.id for job in store.reading(job_lists.page)(FleetQuery(labels=(LabelSelector.parse(text),))).items}
-
-    assert [found(text) for text in ("a=1", "a=9", "b", "c=3")] == [{other}, {job_id}, set(), {job_id}]
-    assert store.get_job(job_id).spec.labels == {"a": "9", "c": "3"}
 
 
 def test_the_same_labels_again_are_no_change(store: Store, submit: Submit) -> None:

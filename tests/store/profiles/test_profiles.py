@@ -7,7 +7,7 @@ import pytest
 
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Store, driving, histories, profile_requests
-from shoal_service.store.errors import JobNotFound, ProfileNotFound, ProfileOpen, RequestConflict
+from shoal_service.store.errors import ProfileOpen
 from shoal_service.store.profile_requests import UNANSWERED_S
 from shoal_service.views import ProfileBody, ProfileState
 from shoal_workers.contract.job import EndReason
@@ -66,16 +66,6 @@ def test_the_end_of_the_attempt_ends_an_open_request_and_keeps_a_result_that_com
         attempt.report(profiles=profiles, end=end)
         assert store.reading(profile_requests.view)(job_id, 1).state is state
     assert len(_types(store, job_id)) == 2
-
-
-def test_only_a_job_with_workers_can_be_profiled(store: Store, job_id: str) -> None:
-    with pytest.raises(RequestConflict, match="is QUEUED: it cannot be profiled"):
-        store.writing(profile_requests.create)(job_id, BODY, now=50.0)
-    with pytest.raises(JobNotFound):
-        store.writing(profile_requests.create)("job-0", BODY, now=50.0)
-    assert store.reading(profile_requests.views)(job_id) == []
-    with pytest.raises(ProfileNotFound, match="has no profile 1"):
-        store.reading(profile_requests.view)(job_id, 1)
 
 
 def test_a_request_that_nobody_answers_is_given_up_when_the_next_one_comes(

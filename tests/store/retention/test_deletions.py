@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select
@@ -17,7 +16,7 @@ from shoal_service.core.retention import Kind, RetentionRules
 from shoal_service.settings import SettingsError, load_settings
 from shoal_service.store import Store, archives, audit, checkpoint_rows, histories, job_deletion, submissions
 from shoal_service.store.audit import AuditQuery, Deed
-from shoal_service.store.errors import JobNotEnded, JobNotFound, RequestConflict
+from shoal_service.store.errors import JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.store.tables import metadata
 from shoal_service.telemetry.tallies import RemovalTallies
@@ -69,22 +68,6 @@ def test_a_deletion_is_done_in_bounded_steps_and_continued_after_a_crash(
     assert store.writing(job_deletion.finish)(job_id, now=999.0) == first
     assert store.writing(job_deletion.remove_rows)(job_id) == 0
     assert store.writing(job_deletion.begin)(job_id, REQUEST, now=400.0) == first, "a repeated request finds it done"
-
-
-def test_a_job_that_has_not_ended_is_refused_with_the_way_out(
-    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
-) -> None:
-    for job_id in (submit(), submit()):
-        with pytest.raises(JobNotEnded, match=f"Cancel it first: `shoal cancel {job_id}`"):
-            store.writing(job_deletion.begin)(job_id, REQUEST, now=200.0)
-        assert store.reading(job_deletion.find)(job_id) is None
-    begin(job_id)
-    with pytest.raises(JobNotEnded, match="is STARTING"):
-        store.writing(job_deletion.begin)(job_id, REQUEST, now=200.0)
-    with pytest.raises(JobNotFound):
-        store.writing(job_deletion.begin)("job-unknown", REQUEST, now=200.0)
-    with pytest.raises(JobNotFound):
-        store.writing(job_deletion.finish)("job-unknown", now=200.0)
 
 
 def test_rows_of_a_job_that_is_not_being_deleted_are_never_removed(store: Store, ended: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ from kit.attempt_reports import reported, sent, take
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import StacksAnswer, SupervisorReports
 from shoal_service.store import Lease, Store, reporting, supervisor_links
-from shoal_service.store.errors import AttemptTokenRefused, JobNotFound, LeaseLost
+from shoal_service.store.errors import AttemptTokenRefused, LeaseLost
 from shoal_service.store.supervisor_links import StoredDirective, directives_of
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -53,16 +53,6 @@ def test_the_next_attempt_begins_with_number_one(store: Store, lease: Lease, job
         store.reading(supervisor_links.directive)(job_id, 1)
     assert store.reading(supervisor_links.directive)(job_id, 2) is None, "the row is that of the attempt before"
     assert store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 2, "{}") == 1
-
-
-def test_a_control_plane_without_the_lease_writes_none(store: Store, lease: Lease, job_id: str) -> None:
-    store.writing(supervisor_links.put_directive, lease.epoch)(job_id, 1, "{}")
-    for epoch in (lease.epoch - 1, lease.epoch + 1):
-        with pytest.raises(LeaseLost):
-            store.writing(supervisor_links.put_directive, epoch)(job_id, 1, '{"late":1}')
-    with pytest.raises(JobNotFound):
-        store.writing(supervisor_links.put_directive, lease.epoch)("nothing", 1, "{}")
-    assert store.reading(supervisor_links.directive)(job_id, 1) == StoredDirective(1, "{}")
 
 
 def test_the_next_holder_of_the_lease_goes_on_counting(store: Store, lease: Lease, job_id: str) -> None:

@@ -11,7 +11,6 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.pruning import Measure, Rule
-from shoal_service.fleet_views import SweepResult, SweepSummary
 from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_curves, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -161,29 +160,3 @@ def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, 
     found = store.reading(sweep_curves.read)("default", "long", "loss")
     assert found.steps_per_point == 8 and len(found.jobs[0].step) == 125
     assert found.jobs[0].value[0] == 4.5
-
-
-def test_the_list_has_the_best_job_of_each_sweep_and_when_the_last_one_ended(
-    store: Store, submit: Submit, begin: Callable[..., Any]
-) -> None:
-    """By the rule of `core.sweeps.rank`: the validation loss, where there is one, before the loss."""
-    ids = [submit(sweep=SWEEP) for _ in range(4)]
-    attempts = [begin(job_id) for job_id in ids]
-    results = ((2.0, None), (9.0, 1.0), (float("nan"), None), (3.0, 1.0))
-    for attempt, (loss, val_loss) in zip(attempts, results, strict=True):
-        attempt.report(status_step=12, status_loss=loss, status_val_loss=val_loss)
-    other = submit(sweep=SWEEP, project="other")
-    begin(other)
-
-    def listed(project: str) -> SweepSummary:
-        [found] = store.reading(sweep_jobs.page)(project=project).items
-        return found
-
-    assert listed("default").best == SweepResult(
-        job=ids[1], name=store.get_job(ids[1]).name, measure="val_loss", value=1.0
-    ), "the older one of two equal ones"
-    assert listed("default").best.job == store.reading(sweep_jobs.view)("default", "lr").jobs[0].id
-    assert (listed("other").best, listed("other").ended_at) == (None, None)
-    for attempt in attempts:
-        attempt.report(end=AttemptEnd(reason=EndReason.FINISHED, message="", step=12))
-    assert listed("default").ended_at is not None

@@ -142,18 +142,6 @@ def test_no_secret_is_in_the_environment_of_a_service(compose: dict[str, Any]) -
     assert all("/run/secrets" in value or name == "RAY_AUTH_MODE" for name, value in secret.items()), secret
 
 
-def test_the_gateway_has_no_secret_of_the_server_and_the_server_none_of_ray(compose: dict[str, Any]) -> None:
-    gateway, server = compose["services"]["gateway"], compose["services"]["shoal"]
-    assert set(gateway["secrets"]) == {"ray_auth_token", "cluster_token"}
-    assert set(server["secrets"]) == {"shoal_database_url", "cluster_token"}
-    assert gateway["volumes"] == ["gateway-sockets:/var/lib/ray-gateway"]
-    assert gateway["network_mode"] == gateway["pid"] == "service:gateway-node"
-    assert compose["services"]["gateway-node"]["networks"] == ["cluster"]
-    assert not [name for name in server["environment"] if name.startswith("RAY_")] and "env_file" not in server
-    for name in ("ray-head", "ray-node", "gateway-node"):
-        assert compose["services"][name]["secrets"] == ["ray_auth_token"]
-
-
 def test_the_gateway_joins_as_the_cluster_of_the_server_with_its_token(compose: dict[str, Any]) -> None:
     gateway, server = compose["services"]["gateway"], compose["services"]["shoal"]["environment"]
     url, *options = gateway["command"]

@@ -12,8 +12,6 @@ import pytest
 
 import trace_generator
 from measurements.disturbance import (
-    Aftermath,
-    Control,
     aftermath,
     control,
     is_over,
@@ -21,7 +19,7 @@ from measurements.disturbance import (
     measure,
     measure_switch,
 )
-from measurements.recovery_tables import TITLES, node_losses, ratios, rows, spread, table
+from measurements.recovery_tables import ratios, rows
 from measurements.stamps import StepEnd
 from measurements.trial import (
     Event,
@@ -30,12 +28,9 @@ from measurements.trial import (
     System,
     Trial,
     Victim,
-    control_trial,
     read_trials,
     strike_all,
-    with_aftermath,
 )
-from shoal_service.simulator.traces import read_trace
 
 
 def _trial(
@@ -54,24 +49,10 @@ NODE = _trial(System.SHOAL, 1.0, 2.0, 0, Event.HOST_CUT, victim=Victim.SUPERVISO
 HANG = [Trial(System.TORCHRUN, Event.WORKER_STOP, from_workers=4, note="no recovery within 40 s")]
 
 
-def test_a_line_of_json_is_the_trial() -> None:
-    path_lines = [trial.line() for trial in [*SHOAL, *HANG]]
-    assert all("\n" not in line for line in path_lines)
-
-
 def test_trials_survive_their_file(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_text("\n".join(['{"machine": {}}', *(trial.line() for trial in [*SHOAL, *HANG, NODE])]))
     assert read_trials(path) == [*SHOAL, *HANG, NODE]
-
-
-def test_a_row_has_min_median_max_and_common_remarks() -> None:
-    ours, theirs, hang = rows([*HANG, *PEER, *SHOAL])
-    spreads = ("0.70 / 0.90 / 1.40", "0.20 / 0.40 / 0.90", "0.70 / 0.90 / 1.40")
-    assert ours.cells()[2:] == ("3", *spreads, "–", "–", "0 to 1", "4 → 3", "from memory")
-    assert theirs.cells()[3:9] == ("8.50", "8.00", "12.00", "–", "–", "6")
-    assert hang.cells()[3:] == ("–", "–", "–", "–", "–", "–", "–", "no recovery within 40 s")
-    assert spread([]) == "–"
 
 
 def test_an_event_that_fails_is_noted_with_its_reason_and_the_next_ones_go_on() -> None:
@@ -94,56 +75,10 @@ def test_an_event_that_fails_is_noted_with_its_reason_and_the_next_ones_go_on() 
     assert (row[2], row[-1]) == ("0", "failed: EventFailed: the cluster has 3 of 4 CPUs")
 
 
-def test_ratios_are_of_medians() -> None:
-    [line] = ratios([*SHOAL, *PEER])
-    assert line.endswith("torchrun / Shoal: next step 9.4 x, pause 20.0 x, regain 13.3 x")
-
-
 @pytest.mark.parametrize("runs", [("one", "two"), ("", "")])
 def test_trials_of_two_runs_or_of_an_unknown_one_have_no_ratio(runs: tuple[str, str]) -> None:
     ours, theirs = (dataclasses.replace(trial, run=run) for trial, run in zip((SHOAL[0], PEER[0]), runs, strict=True))
     assert ratios([ours, theirs]) == []
-
-
-def test_models_and_places_of_the_victim_have_rows_of_their_own() -> None:
-    trials = [
-        _trial(System.SHOAL, 0.4, 0.9, 0, Event.RAYLET_KILL, victim=Victim.AWAY),
-        _trial(System.SHOAL, 0.5, 1.9, 1, Event.RAYLET_KILL, victim=Victim.HEAD),
-        _trial(System.SHOAL, 4.0, 9.0, 0, Event.RAYLET_KILL, victim=Victim.AWAY, params=Size.LARGE),
-    ]
-    title = TITLES[Event.RAYLET_KILL]
-    assert [row.title for row in rows(trials)] == [title, f"{title}, the head's node", f"{title}, 85m parameters"]
-
-
-def test_lost_nodes_are_counted_against_the_bound() -> None:
-    trials = [
-        _trial(System.SHOAL, 0.4, regain, lost, Event.RAYLET_KILL, victim=Victim.AWAY)
-        for regain, lost in ((0.9, 0), (1.1, 0), (3.0, 1), (1.0, 0))
-    ]
-    [line] = node_losses([*trials, *SHOAL])
-    assert line.endswith(
-        "no completed step lost in 3 of 4 trials (75%), at most 1; regain within pause + 1.5 steps in 3 of 4"
-    )
-
-
-def test_the_window_after_a_signal_is_in_the_trial_and_in_its_row(tmp_path: Path) -> None:
-    watched = with_aftermath(SHOAL[0], Aftermath(60.0, None, (3, 3, 4, 4)), global_batch=12)
-    back = with_aftermath(SHOAL[1], Aftermath(60.0, 12.5, (4,) * 10), global_batch=12)
-    assert (watched.samples, back.samples) == (48, 120)
-    [row] = rows([watched, back])
-    assert row.cells()[6:8] == ("12.50; 1 of 2 not within 60 s", "48 / 84 / 120")
-
-    replicas = with_aftermath(_trial(System.TORCHFT, 1, 2, 0), Aftermath(60.0, 9.0, (3, 3, 4)), global_batch=12)
-    assert replicas.samples == 30, "a step of three replicas has nine samples"
-
-
-def test_an_undisturbed_window_is_a_trial_whose_next_step_is_its_longest_gap() -> None:
-    [row] = rows([control_trial(System.SHOAL, Control(longest_gap_s=0.9, step_s=0.5, new_steps=100), 60.0, 12)])
-    assert row.cells()[3:9] == ("0.90", "0.40", "–", "–", "1200", "0")
-
-
-def test_every_line_of_the_table_has_the_same_width() -> None:
-    assert len({len(line) for line in table([*SHOAL, *PEER, *HANG]).splitlines()}) == 1
 
 
 def test_the_committed_page_and_picture_are_made_from_the_committed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,25 +114,6 @@ def test_pages_show_the_committed_figures(page: dict[str, Any]) -> None:
     for name in page["_PAGES"]:
         text = (ROOT / "docs" / name).read_text(encoding="utf-8")
         assert page["with_tables"](name, text, figures) == text
-
-
-def test_a_table_is_replaced_and_the_rest_of_the_page_stays(page: dict[str, Any]) -> None:
-    layout = {
-        "name": "tp2",
-        "world_size": 2,
-        "predicted_bytes": 90 << 20,
-        "measured_bytes": 100 << 20,
-        "memory_error": -0.1,
-        "predicted_s": 0.5,
-        "measured_s": 0.25,
-    }
-    reality = {"layouts": [layout], "memory_error_largest": 0.1, "memory_error_median": 0.1}
-    machine = {"cpu": "2 cores", "memory": "24 GiB", "system": "Linux", "software": "torch"}
-    begin = page["_BEGIN"].format(name="reality")
-    text = f"before\n{begin}\nold\n{page['_END']}\nafter\n"
-    made = page["with_tables"]("planner.md", text, {"machine": machine, "reality": reality})
-    assert "| 2 | tp2 | 90.0 MiB | 100.0 MiB | -10.0 % | 500 ms | 250 ms |" in made
-    assert made.startswith("before\n") and made.endswith("\nafter\n") and "old" not in made
 
 
 def _steps(first: int, at: list[float], *, world_size: int = 4, life: str = "a") -> list[StepEnd]:
@@ -285,16 +201,3 @@ def test_an_undisturbed_window_shows_its_slowest_step() -> None:
 def test_the_committed_example_is_up_to_date() -> None:
     made = trace_generator.generate(trace_generator.NUM_JOBS, trace_generator.SEED)
     assert made == trace_generator.EXAMPLE.read_text(encoding="utf-8"), "run `make docs`"
-
-
-def test_the_example_has_what_a_trace_can_have() -> None:
-    jobs = read_trace(trace_generator.EXAMPLE).jobs
-    assert len(jobs) == trace_generator.NUM_JOBS
-    assert {job.project for job in jobs} == {"vision", "speech"}
-    assert {job.priority for job in jobs} == {0, 50}
-    assert {job.min_workers for job in jobs} == {1, 2} and {job.max_workers for job in jobs} == {4, 8}
-    assert all(job.curve.rate(job.max_workers) > job.curve.rate(1) for job in jobs)
-
-
-def test_another_seed_makes_another_trace() -> None:
-    assert trace_generator.generate(3, 1) != trace_generator.generate(3, 2)

@@ -99,24 +99,6 @@ def test_a_release_that_cannot_be_had_is_neither_a_pass_nor_a_failure(
     assert not (tmp_path / "results.json").exists()
 
 
-def test_a_copy_of_an_environment_has_files_of_its_own_where_its_path_is_written(
-    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, copy = tmp_path / "made", tmp_path / "copy"
-    (made / "bin").mkdir(parents=True)
-    (made / "lib.py").write_text("x = 1\n")
-    (made / "bin" / "tool").write_text(f"#!{made}/bin/python\n")
-    (made / "bin" / "python").symlink_to("/usr/bin/env")
-    monkeypatch.setattr("sys.prefix", str(made))
-    running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    tool["_copy"](tool["Combination"](name="a", python=running, torch="1", ray="1"), copy)
-    assert (copy / "lib.py").samefile(made / "lib.py")
-    assert (copy / "bin" / "tool").read_text() == f"#!{copy}/bin/python\n"
-    assert (made / "bin" / "tool").read_text() == f"#!{made}/bin/python\n"
-    with pytest.raises(tool["_Missing"]):
-        tool["_copy"](tool["Combination"](name="b", python="3.1", torch="1", ray="1"), tmp_path / "other")
-
-
 @pytest.mark.slow
 def test_every_test_of_the_sample_exists(tool: dict[str, Any]) -> None:
     """The cells of a matrix have other names when it gets a choice more."""

@@ -152,16 +152,6 @@ def test_the_first_is_run_and_those_with_the_most_new_pairs_of_values() -> None:
     assert (FEW["http"], MORE["http"]) == (2, 3)
 
 
-def test_a_test_with_few_cells_or_none_keeps_them() -> None:
-    cells = [Cell("test_a"), Cell("test_b[0]"), Cell("test_b[1]")]
-    assert chosen("http", cells) == ["test_a", "test_b[0]", "test_b[1]"]
-
-
-def test_each_test_is_counted_alone() -> None:
-    cells = [Cell(f"test_{name}[{at}]") for name in "ab" for at in range(5)]
-    assert chosen("http", cells) == ["test_a[0]", "test_a[1]", "test_b[0]", "test_b[1]"]
-
-
 def test_one_database_is_enough_outside_of_the_store() -> None:
     both = [Cell("test_a[sqlite]"), Cell("test_a[postgres]", "postgres"), Cell("test_b[postgres]", "postgres")]
     assert chosen("http", both) == ["test_a[sqlite]", "test_b[postgres]"]
@@ -192,7 +182,3 @@ def test_marks_of_the_test_itself_count() -> None:
     assert chosen("dist", three) == ["test_a[0]"] and len(chosen("dist", three, slow=True)) == 3
     cells = [Cell("test_a[0]", "matrix"), Cell("test_a[1]"), Cell("test_a[2]")]
     assert chosen("http", cells) == ["test_a[1]", "test_a[2]"]
-
-
-def test_other_folders_run_all() -> None:
-    assert len(chosen("store", [Cell(f"test_a[{at}]") for at in range(9)])) == 9

@@ -390,14 +390,12 @@ class World(Commanded):
 
     def open(self, *, then: int | None = None) -> World:
         """Bring the attempt to STARTING, or to RUNNING with `then` completed steps."""
-        self.answer_storage()
-        self.deliver_all()
+        self.finish_storage()
         if self.state.target.is_script:
             self.pass_time(0)  # no search for a checkpoint is answered
         if then is not None:
             self.start_all()
-            self.form()
-            self.deliver_all()
+            self.join()
             assert self.state.stage is Stage.RUNNING
             self.run(then)
         return self
@@ -405,18 +403,39 @@ class World(Commanded):
     def run(self, steps: int) -> None:
         """Train, and store what is saved."""
         for _ in range(steps):
-            self.train(1)
-            self.deliver_all()
-            self.answer_storage()
-            self.deliver_all()
+            self.advance()
+            self.finish_storage()
 
-    def recover(self) -> None:
-        """Survivors are woken, and the next group forms."""
+    def advance(self) -> None:
+        """Train one step; what is saved is not committed yet."""
+        self.train(1)
+        self.deliver_all()
+
+    def finish_storage(self, *, ok: bool = True) -> None:
+        """The storage answers all that it was asked."""
+        self.answer_storage(ok=ok)
+        self.deliver_all()
+
+    def join(self, *, proof: LayoutProof | None = None) -> None:
+        """The group forms, and reports it."""
+        self.form(proof=proof)
+        self.deliver_all()
+
+    def quiesce(self) -> None:
+        """Survivors are woken, and leave the lost group."""
         self.deliver_all()
         self.obey_interrupts()
         self.deliver_all()
-        self.form()
-        self.deliver_all()
+
+    def recover(self) -> None:
+        """Survivors are woken, and the next group forms."""
+        self.quiesce()
+        self.join()
+
+    def lose(self, index: int, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
+        """A worker dies, and the others go on without it."""
+        self.die(index, cause)
+        self.recover()
 
     def until(self, *stages: Stage, rounds: int = 80) -> None:
         """Cooperate until one of the stages is reached."""

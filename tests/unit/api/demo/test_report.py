@@ -17,15 +17,13 @@ from shoal_api.demo.outcome import (
     mean_tokens_per_s,
     world_sizes,
 )
-from shoal_api.demo.report import Run, plot_losses, report, sizes_by_step
+from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView, IncidentView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
-
-CURVE = {step: 5.0 - step / 10 for step in range(1, 41)}
 
 
 def series(*sizes: int) -> tuple[SeriesPoint, ...]:
@@ -70,34 +68,6 @@ def test_the_report_shows_failed_checks(incident: IncidentView) -> None:
     text = shown(incident, ("the losses differ by 0.5",))
     assert "✗ the losses differ by 0.5" in text
     assert "the same model" not in text
-
-
-def test_shrinking_and_growing_are_marked(incident: IncidentView) -> None:
-    assert sizes_by_step(series(4, 4, 3, 4)) == (4, 3, 4)
-    axis = next(line for line in shown(incident).splitlines() if "└" in line)
-    assert axis.index("✗") < axis.index("↑")
-
-
-def test_equal_runs_are_one_curve() -> None:
-    text = "\n".join(plot_losses(CURVE, CURVE, marks={}, width=40, height=10))
-    assert "●" in text
-    assert "▲" not in text
-    assert "▽" not in text
-
-
-def test_unequal_runs_show_the_points_of_each_run() -> None:
-    other = {step: loss + (1.0 if step > 20 else 0.0) for step, loss in CURVE.items()}
-    text = "\n".join(plot_losses(CURVE, other, marks={}, width=40, height=10))
-    assert all(glyph in text for glyph in "●▲▽")
-
-
-def test_marks_are_drawn_on_the_axis() -> None:
-    assert plot_losses(CURVE, CURVE, marks={20: "✗", 99: "!"}, width=40, height=10)[-2].count("✗") == 1
-
-
-def test_without_points_there_are_no_lines() -> None:
-    assert plot_losses({}, {1: float("nan")}, marks={}, width=40, height=10) == []
-    assert plot_losses({1: 2.0}, {}, marks={}, width=40, height=10)
 
 
 def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:

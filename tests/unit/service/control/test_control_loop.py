@@ -43,16 +43,6 @@ async def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_star
         assert store.get_job(bad).status.reason == "quarantined"
 
 
-async def test_a_queued_job_that_fits_is_started_with_its_supervisor(store: Store, bench: ControlBench) -> None:
-    job_id = bench.submit()
-    async with bench.running():
-        assert bench.state(job_id) is JobState.STARTING
-        supervisor = bench.cluster.supervisors[job_id, 1]
-        assert supervisor.config.granted == 2 and supervisor.config.epoch == 1
-    assert store.current_lease() is None, "released at the end"
-    assert not supervisor.is_released, "the supervisor goes on without a control plane"
-
-
 async def test_nothing_is_driven_while_another_control_plane_holds_the_lease(store: Store, bench: ControlBench) -> None:
     store.acquire_lease("other", ttl_s=6.0, now=bench.clock.time())
     job_id = bench.submit()

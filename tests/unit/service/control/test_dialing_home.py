@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from doubles.driver_bench import DriverBench, event
+from doubles.driver_bench import DriverBench
 from doubles.fake_journal import FakeJournal, JournalStorage
 from shoal_service.core.access import hash_of
-from shoal_service.core.endings import AttemptEnd
 from shoal_service.home import AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import supervisor_links
 from shoal_service.store.errors import SupervisorReplaced
@@ -20,10 +19,9 @@ from shoal_service.supervisor.config import Directive, StaleEpoch
 from shoal_service.supervisor.dialer import Dialer, HomeAway, HomeReplaced
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import JobState
 
 pytestmark = pytest.mark.timeout(120)
-END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
 TOKEN = "of the attempt"
 
 
@@ -87,42 +85,6 @@ class Bench:
 
     def run(self) -> None:
         self.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
-
-
-def test_every_item_is_stored_once_whatever_becomes_of_the_answers(store: Store) -> None:
-    bench = Bench(store)
-    bench.link.faults = ["", "answer lost", "away", "answer lost", "answer lost"]
-    bench.run()
-    bench.dial()
-    for number in range(1, 31):
-        bench.outbox.add(event(number))
-    while bench.link.faults:
-        bench.link.failed.wait(0.05)
-        bench.outbox.add(event(100))
-    bench.outbox.add_end(END)
-    assert bench.released.wait(60)
-    stored = bench.driver.events()
-    assert stored[:30] == [*range(1, 31)] and len(stored) == bench.outbox.seq - 2, "each once"
-    assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
-
-
-def test_a_restarted_supervisor_goes_on_after_what_its_predecessor_has_reported(store: Store) -> None:
-    bench = Bench(store)
-    bench.run()
-    bench.outbox.add(event(1))
-    bench.dial()
-    while bench.driver.events() != [1]:
-        bench.outbox.pull(bench.outbox.seq, 0.05)
-    _, unacknowledged, _ = Outbox(1).unacknowledged()
-    successor = Outbox(1, seq=bench.outbox.seq + 1000, unacknowledged=unacknowledged)
-    successor.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
-    successor.add(event(2))
-    bench.dial(outbox=successor)
-    assert bench.replaced.wait(60), "the older one ends"
-    successor.add(event(3))
-    successor.add_end(END)
-    assert bench.released.wait(60)
-    assert bench.driver.events() == [1, 2, 3]
 
 
 def test_a_directive_is_obeyed_and_one_of_an_older_lease_changes_nothing(store: Store) -> None:

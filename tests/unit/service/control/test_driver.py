@@ -71,16 +71,6 @@ async def test_a_supervisor_is_told_the_newest_good_checkpoint_that_the_store_kn
     assert config.newest == str(CheckpointName(12, 1, 1))
 
 
-async def test_a_live_supervisor_is_found_and_not_started_again(bench: DriverBench) -> None:
-    supervisor = await bench.started()
-    await bench.stop()
-    bench.driver = bench.make_driver()
-    bench.start()
-    supervisor.report(event(1))
-    await bench.stored(1)
-    assert len(bench.cluster.avoided) == 1
-
-
 async def test_reports_are_stored_once_and_each_report_says_what_the_one_before_has_acknowledged(
     bench: DriverBench,
 ) -> None:
@@ -359,13 +349,6 @@ async def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_fo
     first.reconnect()
     await bench.clock.advance(3.0)
     assert first.num_refused and bench.supervisor.num_refused == 0, "its token ended with it"
-    await bench.stop()
-
-
-async def test_a_late_supervisor_on_a_host_that_answers_is_awaited(bench: DriverBench) -> None:
-    first = await bench.started()
-    await bench.clock.advance(4.0)
-    assert bench.supervisor is first
     await bench.stop()
 
 

@@ -67,18 +67,6 @@ async def test_a_job_that_does_not_fit_waits_with_a_note_and_starts_when_there_i
         assert bench.state(job_id) is JobState.STARTING
 
 
-async def test_capacity_that_a_finished_job_returns_goes_to_the_next_one(bench: ControlBench) -> None:
-    first = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
-    async with bench.running():
-        await bench.clock.advance(1.0)
-        second = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
-        await bench.clock.advance(2.0)
-        assert (bench.state(first), bench.state(second)) == (JobState.STARTING, JobState.QUEUED)
-        bench.cluster.supervisors[first, 1].end(AttemptEnd(reason=EndReason.FINISHED, message="done", step=4))
-        await bench.clock.advance(3.0)
-        assert (bench.state(first), bench.state(second)) == (JobState.SUCCEEDED, JobState.STARTING)
-
-
 async def test_a_thousand_jobs_that_can_never_fit_do_not_hide_the_next_one(store: Store, bench: ControlBench) -> None:
     bench.submit(elasticity={"min_workers": 9, "max_workers": 9})
     with store._database.write() as tx:  # a copy of the row takes less time than a submission

@@ -35,11 +35,6 @@ def seconds(ledger: Ledger) -> dict[str, float]:
     return {name: amount for name, amount in goodput.show(ledger).seconds.items() if amount}
 
 
-def test_the_first_call_only_starts_the_clock() -> None:
-    ledger = goodput.account(Ledger(), Category.QUEUED, requested=4, now=7.0)
-    assert ledger.at == 7.0 and seconds(ledger) == {}
-
-
 def test_missing_workers_of_a_running_group_are_degraded() -> None:
     assert seconds(train(running(), 110.0, in_group=3)) == {"productive": 30.0, "degraded": 10.0}
 
@@ -77,11 +72,6 @@ def test_a_repeated_report_changes_nothing() -> None:
     once = settle(train(running(), 102.0), 1)
     assert settle(once, 1) == once
     assert settle(once, 5, generation=0) == once
-
-
-def test_two_reports_that_come_together_are_settled_one_by_one() -> None:
-    ledger = train(running(max_step=1), 102.0)
-    assert seconds(settle(settle(ledger, 1), 2)) == {"recomputed": 4.0, "productive": 4.0}
 
 
 def test_steps_never_settle_more_than_was_booked() -> None:

@@ -34,21 +34,6 @@ def test_a_move_costs_its_seconds_and_no_work() -> None:
     assert b.finished_at == 5 + 2 + 500
 
 
-def test_a_preempted_job_keeps_its_work_and_pays_for_the_next_start() -> None:
-    jobs = [trace_job("a", work=100), trace_job("b", submit_s=10, work=20)]
-    script = scripted({0: {"a": 4}, 10: {"a": 0, "b": 4}, 16: {"a": 4}})
-    a, b = simulate(jobs, script, market(4, Costs(start_s=1))).jobs
-    assert b.finished_at == 10 + 1 + 5
-    assert a.finished_at == 16 + 1 + 64 / 4  # 36 of 100 samples were done before the preemption
-    assert (a.num_preemptions, a.num_moves) == (1, 0)
-
-
-def test_a_move_during_a_start_does_not_shorten_the_start() -> None:
-    jobs = [trace_job("a", work=40), trace_job("b", submit_s=1, work=40)]
-    a, _ = simulate(jobs, scripted({0: {"a": 4}, 1: {"a": 2, "b": 2}}), market(4, Costs(switch_s=0.5, start_s=10))).jobs
-    assert a.finished_at == 10 + 20
-
-
 def test_restart_costs_of_the_trace_replace_the_measured_ones_where_there_are_any() -> None:
     known = replace(trace_job("known"), restart_s=50.0)
     costs = Costs(switch_s=1, start_s=2, use_restart_s=True)
@@ -178,13 +163,6 @@ def test_a_policy_that_breaks_a_rule_is_refused(grants: dict[str, int], message:
 def test_a_decision_on_an_unknown_job_is_refused() -> None:
     with pytest.raises(PolicyError, match="decided on x, which is not in the market"):
         simulate([trace_job("a")], lambda state, now: [Start("x", 1, "")], market(4))
-
-
-def test_progress_is_reported_at_each_event() -> None:
-    seen: list[tuple[float, int]] = []
-    jobs = [trace_job("a", work=40), trace_job("b", submit_s=5, work=40)]
-    simulate(jobs, scripted({0: {"a": 4}, 5: {"b": 4}}), market(8), progress=lambda now, done: seen.append((now, done)))
-    assert seen == [(0, 0), (5, 0), (10, 1), (15, 2)]
 
 
 def test_completion_times_makespan_utilisation_and_goodput() -> None:

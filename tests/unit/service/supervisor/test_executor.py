@@ -10,7 +10,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.supervisor.journal import SLICE_S, HeadWait
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SaveFailed, ValidationReport
 
 
@@ -52,15 +52,6 @@ async def test_an_unusable_storage_ends_the_attempt_before_a_worker_starts(bench
     assert bench.fleet.starts == []
 
 
-async def test_user_code_that_cannot_be_loaded_ends_the_attempt(bench: SupervisorBench) -> None:
-    bench.workers.start_error = ErrorReport(
-        type="ImportError", message="no torchvision", traceback="...", phase=Phase.PREPARING
-    )
-    bench.start()
-    end = await bench.end()
-    assert end.failure is not None and end.failure.type == "ImportError"
-
-
 async def test_a_lost_worker_is_replaced_and_the_group_forms_again(bench: SupervisorBench) -> None:
     await bench.start_and_train()
     survivor, lost = bench.workers.group
@@ -76,14 +67,6 @@ async def test_a_lost_worker_is_replaced_and_the_group_forms_again(bench: Superv
     assert second.assignment is not None and second.assignment.generation == 3
     [incident] = bench.reports.incidents
     assert (incident.cause, incident.ranks, incident.closed) == (IncidentCause.WORKER_DIED, (1,), True)
-
-
-async def test_survivors_are_interrupted_and_their_snapshots_are_not_forgotten(bench: SupervisorBench) -> None:
-    await bench.start_and_train()
-    survivor = bench.workers.group[0]
-    bench.workers.group[1].die()
-    await bench.clock.advance(1.0)
-    assert survivor.interrupts == [1] and survivor.num_forgotten == 0
 
 
 async def test_a_dead_node_is_one_loss_of_all_its_workers(bench: SupervisorBench) -> None:
@@ -145,16 +128,6 @@ async def test_a_directive_changes_what_differs_and_a_repeated_one_changes_nothi
     await until(lambda: bench.entry.state.target.spec.elasticity.wait_s == 7.0)
     assert bench.entry.directive is not None and bench.entry.directive.granted == 1
     assert bench.reports.status.observed_generation == 2
-
-
-async def test_a_smaller_grant_asks_the_group_to_stop_at_the_next_step(bench: SupervisorBench) -> None:
-    await bench.start_and_train()
-    bench.direct(granted=1)
-    await until(lambda: bench.workers.group[0].yields)
-    assert bench.stage is Stage.SWITCHING
-    for worker in bench.workers.group:
-        worker.leave(ExitKind.YIELDED)
-    await until(lambda: len(bench.workers.group) == 1)
 
 
 async def test_avoided_nodes_are_those_of_the_directive_and_those_that_ray_drains(bench: SupervisorBench) -> None:
@@ -230,14 +203,6 @@ class TestRestart:
         await settle()
         [incident] = bench.reports.incidents
         assert (incident.cause, incident.node_id) == (IncidentCause.NODE_DIED, "node-1")
-
-    async def test_a_run_that_ended_meanwhile_is_joined(self, bench: SupervisorBench) -> None:
-        await bench.start_and_train()
-        bench.workers.train(3)
-        await until(lambda: bench.status.step == 4)
-        bench.workers.finish()
-        await bench.restart()
-        assert (await bench.end()).reason is EndReason.FINISHED
 
     async def test_a_worker_that_was_still_starting_is_prepared_again(self, bench: SupervisorBench) -> None:
         bench.start()

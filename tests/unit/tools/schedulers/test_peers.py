@@ -3,7 +3,7 @@
 import pytest
 
 from kit.market_traces import FREE, market, trace_job
-from schedulers import POLICIES, concave_rates, elastic_srpt, first_come, max_min, optimus
+from schedulers import POLICIES, concave_rates, elastic_srpt, max_min, optimus
 from shoal_service.core.scheduling.market import (
     MarketJob,
     MarketNode,
@@ -11,7 +11,6 @@ from shoal_service.core.scheduling.market import (
     Policy,
     Start,
     ThroughputCurve,
-    Wait,
 )
 from shoal_service.simulator.engine import Market, simulate
 from shoal_service.simulator.traces import WORKER, Capacity
@@ -72,30 +71,11 @@ def test_elastic_srpt_sees_a_step_ahead() -> None:
     assert _started(elastic_srpt, 5, _job("a", 100, workers=(1, 4), curve=steps), _job("b", 100)) == {"a": 4, "b": 1}
 
 
-@pytest.mark.parametrize("policy", [optimus, elastic_srpt])
-def test_a_worker_that_adds_nothing_stays_free(policy: Policy) -> None:
-    flat = ThroughputCurve((1, 2), (1.0, 1.0))
-    assert _started(policy, 4, _job("a", 100, workers=(1, 4), curve=flat)) == {"a": 1}
-
-
-def test_first_come_gives_all_to_the_first() -> None:
-    nodes = [MarketNode(node_id="n", cpus=4.0)]
-    first, second = first_come(MarketState(jobs=[_job("a", 1), _job("b", 1)], nodes=nodes), 0.0)
-    assert (first.job_id, getattr(first, "workers", 0)) == ("a", 4)
-    assert isinstance(second, Wait) and second.position == 1
-
-
 JOBS = [
     trace_job("long", work=120, asked=3),
     trace_job("wide", submit_s=10, work=40, asked=4),
     trace_job("short", submit_s=20, work=10, asked=1),
 ]
-
-
-def test_fifo_lets_nobody_pass() -> None:
-    """`short` would fit beside `long`, and waits behind `wide`."""
-    run = simulate(JOBS, POLICIES["fifo-gang"].build(JOBS), market(4))
-    assert [job.history for job in run.jobs] == [[(0, 3), (40, 0)], [(40, 4), (50, 0)], [(50, 1), (60, 0)]]
 
 
 def test_srtf_preempts_for_the_shortest_remaining_time() -> None:

@@ -44,33 +44,6 @@ def test_empty_root_has_no_checkpoint(catalog: CheckpointCatalog) -> None:
     assert catalog.retain(1, damaged=(), in_flight=()) == []
 
 
-def test_parts_without_a_marker_are_not_a_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
-    write_parts(10)
-    assert catalog.newest() is None
-
-
-def test_uncommitted_directories_are_deleted_and_damaged_checkpoints_kept(
-    root: str, catalog: CheckpointCatalog, commit: Commit, write_parts: WriteParts
-) -> None:
-    good, damaged = commit(10), commit(20)
-    open_directory(root).child(str(damaged)).write(MARKER_NAME, [b"{"])
-    write_parts(30)
-    write_parts(40)
-    assert catalog.remove_torn(in_flight=[CheckpointName(40, 1, 1)]) == [CheckpointName(30, 1, 1)]
-    assert open_directory(root).directories().count(str(CheckpointName(30, 1, 1))) == 0
-    assert sorted(open_directory(root).directories()) == sorted(map(str, (good, damaged, CheckpointName(40, 1, 1))))
-
-
-def test_committed_parts_are_a_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
-    parts = write_parts(10, generation=3)
-    marker = catalog.commit(parts, job_id="job", attempt=1, now=5.0)
-    name = CheckpointName(10, 1, 3)
-    assert catalog.newest() == name
-    assert catalog.markers() == [(name, marker)]
-    assert (marker.world_size, marker.committed_at, len(marker.files)) == (2, 5.0, 4)
-    catalog.verify(name)
-
-
 def test_parts_may_arrive_in_any_order(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
     parts = write_parts(10)
     assert catalog.commit(parts[::-1], job_id="job", attempt=1, now=5.0) == catalog.commit(
@@ -112,13 +85,6 @@ def test_newest_is_by_step_then_by_writer(catalog: CheckpointCatalog, commit: Co
     assert catalog.newest(excluding=[newest]) == CheckpointName(20, 1, 1)
     assert catalog.newest(before=CheckpointName(20, 1, 1)) == CheckpointName(10, 1, 1)
     assert catalog.newest(before=CheckpointName(10, 1, 1)) is None
-
-
-def test_damaged_marker_is_skipped(catalog: CheckpointCatalog, commit: Commit, root: str) -> None:
-    older, newer = commit(10), commit(20)
-    open_directory(root).child(str(newer)).write(MARKER_NAME, [b'{"crc32": 0, "marker": {}}'])
-    assert catalog.newest() == older
-    assert [name for name, _ in catalog.markers()] == [older]
 
 
 @pytest.mark.parametrize("file", ["shard-00000.bin", "shard-00001.bin", "shard-00001.json"])

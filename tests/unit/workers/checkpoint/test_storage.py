@@ -10,14 +10,6 @@ import pytest
 from shoal_workers.checkpoint.storage import join, open_directory
 
 
-def test_written_file_reads_back(root: str) -> None:
-    place = open_directory(root)
-    place.create()
-    place.write("a", [b"hello ", memoryview(b"world")])
-    assert place.read("a") == b"hello world"
-    assert place.files() == {"a": 11}
-
-
 def test_writing_again_replaces(root: str) -> None:
     place = open_directory(root)
     place.create()

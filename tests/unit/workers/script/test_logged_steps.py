@@ -26,12 +26,6 @@ def logged() -> Logged:
     return Logged()
 
 
-def test_what_is_not_logged_is_not_known(logged: Logged) -> None:
-    assert logged(7) == StepReport(
-        generation=4, step=7, at=101.0, loss=None, grad_norm=None, lr=None, tokens=None, step_s=1.0, world_size=3
-    )
-
-
 def test_all_values_are_passed_on(logged: Logged) -> None:
     values = {"loss": 0.5, "lr": 1e-3, "grad_norm": 2, "tokens": 4096.0, "total_steps": 90.0, "metrics": {"acc": 1}}
     report = logged(1, **values)

@@ -14,7 +14,7 @@ from shoal_api.cli.render.fleet import rows_that_fit, top_page
 from shoal_api.cli.render.jobs import job_page, jobs_table
 from shoal_api.cli.render.plan import plan_page
 from shoal_api.cli.render.queue import dry_run_page, queue_page
-from shoal_api.cli.render.terminal import Part, bar, new_table, shares, sparkline, steps, worker_bar
+from shoal_api.cli.render.terminal import new_table, shares, sparkline, steps, worker_bar
 from shoal_service.control.planning import PlanRequest, answer
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.fleet_views import ClusterView, DryRun, PlannedSize, QueuedJob, QueueView
@@ -201,14 +201,6 @@ def _job(**status: Any) -> JobView:
     )
 
 
-def test_a_falling_series_gives_falling_blocks() -> None:
-    assert sparkline([8, 7, 6, 5, 4, 3, 2, 1], 8) == "█▇▆▅▄▃▂▁"
-
-
-def test_many_values_are_averaged_into_the_width() -> None:
-    assert sparkline([1.0] * 50 + [2.0] * 50, 2) == "▁█"
-
-
 def test_values_that_are_not_finite_give_an_empty_line() -> None:
     assert sparkline([math.nan, math.inf], 10) == ""
 
@@ -231,15 +223,6 @@ def test_shares_fill_the_width_and_every_part_is_visible_if_the_width_allows(amo
     assert all((block == 0) for block, amount in zip(blocks, amounts, strict=True) if amount == 0)
     if sum(1 for amount in amounts if amount > 0) <= width:
         assert all(block >= 1 for block, amount in zip(blocks, amounts, strict=True) if amount > 0)
-
-
-def test_the_length_of_a_part_is_its_share() -> None:
-    line = bar([Part("a", 3.0, "red"), Part("b", 0.0, "blue"), Part("c", 1.0, "green")], 8)
-    assert line.plain == "█" * 8
-    assert [(span.start, span.end, span.style) for span in line.spans if span.end > span.start] == [
-        (0, 6, "red"),
-        (6, 8, "green"),
-    ]
 
 
 MODEL = {"dim": 64, "num_layers": 4, "num_heads": 4, "seq_len": 32}

@@ -59,12 +59,6 @@ def test_a_resize_counts_with_its_new_size_and_a_preempted_job_with_what_it_stil
     assert asked(state, [Resize("a", 1, ""), Preempt("b", "", "c")]) == {CPU: 3}
 
 
-def test_nothing_is_asked_for_a_job_above_the_limit_of_its_project() -> None:
-    jobs = [job("a", granted=3, least=3, project="p"), job("b", project="p"), job("c", project="q")]
-    state = MarketState(jobs=jobs, nodes=[], projects={"p": Project(name="p", limit=4)})
-    assert asked(state, [Wait("b", "limit", 1), Wait("c", "no room", 2)]) == {CPU: 5}
-
-
 def test_a_long_queue_asks_for_a_limited_number_of_workers_first_come_first() -> None:
     jobs = [job("a", least=MAX_WORKERS - 1, need=GPU_NEED), job("b"), job("c", least=1)]
     waits = [Wait("c", "", 3), Wait("b", "", 2), Wait("a", "", 1)]

@@ -47,16 +47,8 @@ def test_until_the_first_group_runs_all_workers_are_starting(new_world: NewWorld
     world.pass_time(2.0)
     world.start_all()
     world.pass_time(1.0)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert seconds(world) == {"starting": 24.0}
-
-
-def test_ranks_are_productive_and_missing_workers_degraded(new_world: NewWorld) -> None:
-    world = new_world(workers=6).open(then=0)
-    before = world.state
-    steps(world, 4)
-    assert since(world, before) == {"productive": 12.0, "degraded": 4.0}
 
 
 def test_a_death_costs_the_step_that_it_undid_and_all_until_the_next_group_runs(new_world: NewWorld) -> None:
@@ -76,8 +68,7 @@ def test_a_death_costs_the_step_that_it_undid_and_all_until_the_next_group_runs(
 def test_steps_that_were_lost_are_recomputed_afterwards(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 3)  # no checkpoint: from the seed again
-    world.die(3)
-    world.recover()
+    world.lose(3)
     before = world.state
     steps(world, 4)
     assert since(world, before) == {"recomputed": 3 * 3.5, "productive": 3.5, "degraded": 2.0}
@@ -100,8 +91,7 @@ def test_a_planned_change_costs_no_step_and_is_resizing_until_the_next_group_run
 
 def test_an_incident_stays_open_below_min_workers(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2).open(then=1)
-    world.die(0)
-    world.recover()
+    world.lose(0)
     before = world.state
     assert before.stage is Stage.WAITING
     world.pass_time(10.0)

@@ -33,9 +33,7 @@ def broken(new_world: NewWorld, **settings: Any) -> Any:
 def test_a_worker_that_does_not_receive_the_interrupt_is_replaced_after_the_first_deadline(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.stop(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.pass_time(Timeouts().unresponsive_s - 0.25)
     assert killed(world) == []
     world.pass_time(0.25)
@@ -107,19 +105,8 @@ def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
 def test_a_standby_that_does_not_answer_replaces_no_rank(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
     world.feed(WorkerUnreachable(2))
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.workers == (0,)
-
-
-def test_the_time_without_a_supervisor_kills_no_worker(new_world: NewWorld) -> None:
-    world = broken(new_world)
-    world.now += 60.0
-    world.pass_time(0.25)
-    assert killed(world) == []
-    world.deliver_all()
-    world.pass_time(3.0)
-    assert killed(world) == [], "they have acknowledged it"
 
 
 def test_a_busy_queue_puts_no_deadline_off(new_world: NewWorld) -> None:
@@ -135,8 +122,7 @@ def test_the_time_to_detect_is_bounded_by_the_last_report(new_world: NewWorld) -
     world = new_world(workers=3, memory=True).open(then=6)
     world.beat(2, beat=7)
     world.now += 0.75
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(1)
     assert world.incidents()[0].detect_s == pytest.approx(0.75)
 

@@ -94,8 +94,7 @@ def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
     yield world
     world = new_world(workers=3, memory=True, health=HEALTH).open(then=6)
     world.lost_memory = {(1, 6)}
-    world.die(1)
-    world.recover()
+    world.lose(1)
     yield world
 
 
@@ -108,8 +107,7 @@ def _updated_worlds(new_world: NewWorld) -> Iterator[Any]:
             world.start_all()
         if until in ("trial", "fault", "rolled back"):
             world.run(1)
-            world.form()
-            world.deliver_all()
+            world.join()
         if until == "fault":
             skipped = StepSkipped(generation=2, step=8, at=0, loss=None, grad_norm=None)
             world.feed(ReportArrived(world.group()[0].index, skipped))
@@ -150,12 +148,10 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
         world.deliver_all()
         yield world
     world = new_world(workers=3, min_workers=3).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     yield world
     world = new_world(workers=3).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     yield world
     for reported in ("nothing", "one exit", "exits", "exits and parts"):
         world = new_world(workers=3).open(then=6)
@@ -173,8 +169,7 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
     world.committed["step-000000000004-a0-g1"] = False
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     yield world
 
 

@@ -90,8 +90,7 @@ def test_an_incident_gets_the_words_of_the_operating_system_also_after_it_was_cl
 ) -> None:
     world = new_world(workers=3, memory=True).open(then=2)
     worker_id = world.workers[1].worker_id
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(steps)
     words = "process 4001 on 10.0.0.1 was killed by the kernel: out of memory"
     world.feed(DeathExplained(worker_id, words))
@@ -108,8 +107,7 @@ def test_the_exit_of_a_process_is_reported_once(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=2)
     first, second = world.workers[1].worker_id, world.workers[2].worker_id
     world.die(1)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     for worker_id in (first, second, first, second):
         world.feed(DeathExplained(worker_id, "process 4001 on 10.0.0.1 exited with 3"))
     world.restart_supervisor()

@@ -48,8 +48,7 @@ def test_a_last_save_that_fails_is_tried_again_for_a_while(
         world.pass_time(waited - 0.25)
         assert world.state.stage is Stage.WAITING
         world.pass_time(0.5)
-        world.form()
-        world.deliver_all()
+        world.join()
         last(world)
         world.deliver_all()
     assert world.end.reason is EndReason.STORAGE_FAILED and "not durable" in world.end.message
@@ -62,12 +61,9 @@ def test_a_last_save_that_succeeds_later_is_a_success(new_world: NewWorld) -> No
     world.deliver_all()
     world.pass_time(1.25)
     assert world.state.group.source.step == world.total_steps, "no step is done again"
-    world.form()
-    world.deliver_all()
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.join()
+    world.advance()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED and world.state.history.steps_lost == 0
 
 

@@ -29,16 +29,14 @@ def form_again(world: Any) -> None:
     world.start_all()
     world.now = max(world.now, world.state.budgets.form_not_before)
     world.pass_time(0.0)
-    world.form()
-    world.deliver_all()
+    world.join()
 
 
 def test_the_workers_are_notified_once_the_last_checkpoint_is_committed(new_world: NewWorld) -> None:
     world = at_the_last_step(new_world, workers=2)
     assert world.group()[0].run.commit_timeout_s == world.state.config.timeouts.commit_s > 0
     assert world.count(NoteCommit) == 0
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     noted = [c for c in world.commands if isinstance(c, NoteCommit)]
     assert noted == [NoteCommit(0, 1, 12), NoteCommit(1, 1, 12)]
     unsent = unanswered(dict(enumerate(noted)), world.state)
@@ -47,8 +45,7 @@ def test_the_workers_are_notified_once_the_last_checkpoint_is_committed(new_worl
 
 def test_they_receive_why_it_could_not_be_committed(new_world: NewWorld) -> None:
     world = at_the_last_step(new_world)
-    world.answer_storage(ok=False)
-    world.deliver_all()
+    world.finish_storage(ok=False)
     assert [c.error for c in world.commands if isinstance(c, NoteCommit)] == ["disk full"]
 
 
@@ -58,8 +55,7 @@ def test_no_commit_of_another_step_is_noted(new_world: NewWorld) -> None:
 
 def test_a_final_validation_that_is_always_lost_ends_with_its_own_reason(new_world: NewWorld) -> None:
     world = at_the_last_step(new_world)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     for _ in range(2):
         world.die(max(world.workers))
         world.deliver_all()
@@ -84,8 +80,7 @@ def test_without_a_checkpoint_the_state_after_the_last_step_is_worth_more_tries(
 
 def test_an_incident_during_the_final_validation_closes_with_its_report(new_world: NewWorld) -> None:
     world = at_the_last_step(new_world)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     world.die(0)
     world.deliver_all()
     form_again(world)
@@ -106,10 +101,8 @@ def test_an_incident_of_a_group_that_only_saves_again_closes_at_the_end(new_worl
     world.die(0)
     world.deliver_all()
     form_again(world)
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.advance()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED
     assert [incident.closed for incident in world.incidents()] == [True]
 
@@ -125,8 +118,7 @@ def test_an_exit_carries_the_part_whose_report_dies_with_the_worker(new_world: N
     world.die(0)
     world.deliver_all()
     assert world.count(Commit) == 3 and world.state.stage is Stage.COMMITTING
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED
 
 

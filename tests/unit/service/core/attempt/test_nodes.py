@@ -28,12 +28,9 @@ def notify(world: Any, index: int, grace_s: float) -> None:
 
 
 def switch(world: Any) -> None:
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.advance()
+    world.finish_storage()
+    world.join()
     world.run(1)
 
 
@@ -110,8 +107,7 @@ def test_unless_its_time_has_come_and_then_a_checkpoint_is_left(new_world: NewWo
     assert world.state.stage is Stage.WAITING and world.state.checkpoints.newest == "step-000000000006-a1-g1"
     assert world.state.pool.worker(1) is None, "nothing stays there"
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.world_size == 3 and world.state.history.steps_lost == 0
 
 
@@ -176,8 +172,7 @@ def test_a_short_notice_leaves_no_time_to_wait_for_a_replacement(new_world: NewW
 def test_a_worker_that_dies_of_what_it_announced_was_preempted(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     notify(world, 1, grace_s=30.0)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.incident.cause is IncidentCause.PREEMPTED
 
 

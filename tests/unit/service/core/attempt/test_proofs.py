@@ -45,8 +45,7 @@ def refuse(world: Any) -> str:
 
 def starting(world: Any) -> Any:
     """A world whose first group forms."""
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     world.start_all()
     assert world.state.stage is Stage.FORMING, world.state.stage
     return world
@@ -103,8 +102,7 @@ def test_a_refused_layout_that_the_spec_fixes_ends_the_job_with_its_sentence(new
 def test_what_is_proven_is_not_proven_again_and_shows_in_the_status(new_world: NewWorld) -> None:
     world = starting(new_world(workers=2, min_workers=2, **ONE_MICRO_BATCH, parallelism={"tp": 2}))
     proof = LayoutProof(layout=world.state.group.layout, outcome=ProofOutcome.PROVEN, difference=1e-7, seconds=0.8)
-    world.form(proof=proof)
-    world.deliver_all()
+    world.join(proof=proof)
     assert world.events("layout.proven")[0]["layout"] == "tp2"
     status = status_of(world.state, Readings(), spec_version=1, now=world.now)
     assert status.proofs == (proof,)

@@ -388,8 +388,7 @@ def lives_of(
             for _ in range(200):
                 if world.state.stage is Stage.ENDED:
                     break
-                world.train(1)
-                world.deliver_all()
+                world.advance()
                 if not world.is_whole and world.state.stage is Stage.RUNNING:
                     for worker in world.group():
                         worker.is_stuck = worker.is_stopped

@@ -19,8 +19,7 @@ def test_the_search_for_a_checkpoint_is_repeated(new_world: NewWorld) -> None:
     world.committed[OLD] = False
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.issued == [FindCheckpoint(excluding=(OLD,), expected=OLD)]
 
 
@@ -46,27 +45,22 @@ def test_a_running_group_is_left_alone(new_world: NewWorld) -> None:
 def test_the_commit_of_the_result_is_repeated(new_world: NewWorld) -> None:
     """Else the job would wait for an answer that died with the supervisor, and call its finished training a failure."""
     world = new_world(workers=2).open(then=11)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.state.stage is Stage.COMMITTING
     commits, world.commits = world.commits, []
     assert world.issued == commits
     world.perform(world.issued)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED
 
 
 def test_a_commit_of_the_generation_before_is_repeated(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=7)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     commits = world.commits
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.generation == 2 and world.issued == commits
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.issued == [] and world.state.checkpoints.parts == {}
 
 
@@ -77,13 +71,11 @@ def test_what_a_predecessor_trained_after_its_last_journal_entry_is_not_done_aga
     for _ in range(3):
         world.break_collectives()
         world.deliver_all()
-        world.form()
-        world.deliver_all()
+        world.join()
     entry = entry_of(world)
     assert entry.state.stage is Stage.WAITING and entry.state.budgets.form_not_before > world.now
     world.pass_time(2.0)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.train(3)
     world.deliver_all()
     restart_from(world, entry)
@@ -99,8 +91,7 @@ def test_a_worker_that_had_left_when_the_journal_was_written_is_asked_what_it_ho
     entry = entry_of(world)
     assert entry.state.stage is Stage.QUIESCING and list(entry.state.group.exits) == [1]
     world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     world.train(2)
     world.deliver_all()
     world.die(0)

@@ -124,16 +124,14 @@ def test_a_pause_asks_the_script_to_end_and_commits_nothing(
     wait = find_wait(world.state)
     assert wait.deadline is Deadline.STEP_BOUNDARY
     assert wait.until == world.now + world.state.config.timeouts.switch_s + GRACE_S
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.end.reason is reason and world.count(Commit) == 0
 
 
 def test_a_preempted_script_says_that_it_goes_on_from_its_own_checkpoint(new_world: NewWorld) -> None:
     world = script_world(new_world).open(then=5)
     world.direct(is_preempted=True)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.end.reason is EndReason.PREEMPTED
     assert world.end.message == "its script was asked to end, and goes on from its own checkpoint."
 
@@ -145,8 +143,7 @@ def test_a_resize_starts_the_script_again_and_counts_the_steps_that_it_repeats(n
         world.leave(worker, ExitKind.YIELDED)
     world.deliver_all()
     world.script_step = 4
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.world_size == 2 and world.state.progress.step == 8, "where it goes on is not known yet"
     assert world.events("generation.formed")[-1]["start_step"] is None
     world.run(1)
@@ -184,8 +181,7 @@ def test_a_validation_that_a_script_logs_is_noted_and_decides_nothing(new_world:
 def test_the_first_report_of_the_next_group_closes_the_incident(new_world: NewWorld) -> None:
     world = script_world(new_world).open(then=10)
     world.script_step = 7
-    world.die(1)
-    world.recover()
+    world.lose(1)
     [incident] = world.incidents()
     assert world.state.stage is Stage.RUNNING and not incident.closed and incident.steps_lost is None
     world.run(1)
@@ -197,8 +193,7 @@ def test_the_first_report_of_the_next_group_closes_the_incident(new_world: NewWo
 
 def test_without_reports_the_incident_closes_once_the_group_has_formed(new_world: NewWorld) -> None:
     world = script_world(new_world).open(then=0)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     [incident] = world.incidents()
     assert incident.closed and (incident.steps_lost, incident.first_step_s) == (None, None)
 
@@ -490,8 +485,7 @@ def test_an_error_says_whether_the_attempt_had_run_for_long(new_world: NewWorld)
 
 def test_a_lost_worker_is_replaced_after_a_minute_if_no_step_is_reported(new_world: NewWorld) -> None:
     world = script_world(new_world).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     started = world.count(StartWorker)
     world.pass_time(LONG_S - 1.0)
     assert world.count(StartWorker) == started, "a worker that starts would slow the first step down"
@@ -548,8 +542,7 @@ def test_what_a_script_does_not_report_is_not_shown(new_world: NewWorld) -> None
 def test_time_without_reports_is_productive(new_world: NewWorld) -> None:
     world = script_world(new_world, workers=8).open(then=0)
     world.pass_time(100.0)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     booked = show(world.state.ledger)
     assert booked.seconds[Category.PRODUCTIVE] == pytest.approx(8 * 100.0, rel=0.01)
 

@@ -37,8 +37,7 @@ def test_a_group_that_re_forms_saves_what_its_memory_holds(new_world: NewWorld) 
 
 def test_an_attempt_without_a_group_ends_at_once_and_names_what_is_saved(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.stage is Stage.WAITING
     world.direct(server_stops=True)
     assert world.end.reason is EndReason.SERVER_STOPPED and world.end.message == "saved at step 4 of 5."
@@ -59,8 +58,7 @@ def test_training_goes_on_under_a_server_that_keeps_the_cluster(new_world: NewWo
     world.direct(server_stops=True)
     world.direct(server_stops=False)
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.RUNNING and world.state.progress.step == 6
 
 
@@ -105,8 +103,7 @@ def test_a_preempted_attempt_that_may_keep_its_workers_trains_on(new_world: NewW
     world.direct(is_preempted=True)
     world.direct(is_preempted=False)
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.RUNNING and world.state.progress.step == 6
 
 

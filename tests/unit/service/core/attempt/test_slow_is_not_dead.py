@@ -83,8 +83,7 @@ def test_a_large_group_may_take_longer_to_form(new_world: NewWorld) -> None:
 
 def test_a_replacement_that_prepares_keeps_a_waiting_job_alive(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2, wait_s=30.0).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.stage is Stage.WAITING
     for counter in range(4):
         world.pass_time(29.0)
@@ -146,15 +145,13 @@ def test_the_status_always_says_what_is_waited_for_and_until_when(new_world: New
     assert shown(world)[1].startswith("waits for the group to form and to build its model")
     works(world, Phase.RESTORING, 1)
     assert shown(world)[0] == world.now + timeouts.restore_s
-    world.form()
-    world.deliver_all()
+    world.join()
     assert shown(world) == (None, "")
 
     world.run(3)
     world.direct(desired=Desired.PAUSE)
     assert shown(world) == (world.now + timeouts.switch_s, "waits for the group to reach the end of its step (40 s)")
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert shown(world) == (world.now + 20.0, "waits for the storage to commit the checkpoint (timeouts.commit_s 20 s)")
 
 

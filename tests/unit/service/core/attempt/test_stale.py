@@ -15,8 +15,7 @@ NewWorld = Callable[..., Any]
 
 def test_reports_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     old = [e for e in world.history if isinstance(e, ReportArrived) and e.item.generation == 1]
     assert old
     before = world.state
@@ -36,8 +35,7 @@ def test_reports_of_a_worker_outside_the_group_are_dropped(new_world: NewWorld) 
 def test_reports_of_removed_workers_change_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     info = world.state.pool.worker(0).info
-    world.die(1)
-    world.recover()
+    world.lose(1)
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.PREPARING)
     exits = [e for e in world.history if isinstance(e, RunReturned)]
     before = world.state

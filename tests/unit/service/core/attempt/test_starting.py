@@ -32,8 +32,7 @@ def test_the_group_forms_once_every_granted_worker_is_warm(new_world: NewWorld) 
     world.start(2)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING and world.world_size == 3
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.RUNNING
     world.run(1)
     assert world.state.progress.step == 1
@@ -99,8 +98,7 @@ def test_a_task_that_cannot_be_loaded_ends_the_attempt(new_world: NewWorld) -> N
 
 def test_a_new_worker_that_cannot_load_the_task_does_not_harm_the_group(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.world_size == 1
     newcomer = world.state.pool.workers[-1].index
@@ -150,8 +148,7 @@ def test_one_good_start_forgives_the_bad_ones_before_it(new_world: NewWorld) -> 
 def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_world: NewWorld) -> None:
     """Otherwise a broken node would get new workers as fast as they die, until the end of the job."""
     world = new_world(workers=2).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     before = world.count(StartWorker)
     for _ in range(100):

@@ -31,8 +31,7 @@ def test_a_group_grows_without_losing_a_step(new_world: NewWorld) -> None:
     world.run(1)
     assert world.state.stage is Stage.FORMING and world.world_size == 3
     assert world.state.group.restored == "step-000000000006-a1-g1"
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     assert world.state.progress.step == 7 and world.num_steps == 7
     assert world.state.history.steps_lost == 0 and world.incidents() == []
@@ -64,8 +63,7 @@ def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewW
     world.direct(granted=2)
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.group.workers == (0, 1) and world.state.history.steps_lost == 0
     assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
     assert len(world.events("worker.released")) == 2
@@ -84,8 +82,7 @@ def test_a_grant_below_min_workers_waits_for_a_better_one(new_world: NewWorld) -
 
 def test_death_on_the_way_to_the_boundary_is_an_ordinary_incident(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.state.group.workers == (0, 2)
     [incident] = world.incidents()
@@ -96,8 +93,7 @@ def test_death_after_only_some_have_yielded(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
     world.train(1)
     world.deliver("exit-0")
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.incidents()[0].steps_lost == 3
 
@@ -107,20 +103,17 @@ def test_a_new_worker_that_dies_during_the_switch_costs_no_step(new_world: NewWo
     world.die(2)
     world.run(1)
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.progress.step == 7 and world.incidents() == []
 
 
 def test_a_death_during_the_commit_loses_no_step(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=5))
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.state.stage is Stage.COMMITTING and world.commits
     world.die(1)
     world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 2)
     assert world.state.group.restored == "step-000000000006-a1-g1" and world.incidents() == []
 
@@ -137,8 +130,7 @@ def test_a_worker_that_dies_before_reporting_its_part_makes_the_group_roll_back(
     world.die(1)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     [incident] = world.incidents()
     assert incident.closed and incident.ranks == (1,) and incident.steps_lost == 3
@@ -154,41 +146,33 @@ def test_a_worker_that_dies_before_reporting_its_part_of_the_result_does_not_fai
     assert world.state.incident is not None
     world.deliver_all()
     assert world.state.stage is Stage.FORMING
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(4)
     assert world.end.reason is EndReason.FINISHED and world.end.step == 12
 
 
 def test_a_switch_whose_commit_fails_continues_from_the_previous_checkpoint(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage(ok=False)
-    world.deliver_all()
+    world.advance()
+    world.finish_storage(ok=False)
     assert world.events("generation.switch_lossy")[0]["restore"] == "step-000000000004-a1-g1"
     assert world.state.stage is Stage.FORMING and world.world_size == 3
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.history.steps_lost == 3, "steps that are done again are counted"
 
 
 def test_a_switch_whose_commit_hangs_continues_after_the_deadline(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     world.pass_time(20.1)
     assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
 
 
 def test_a_save_that_failed_puts_the_next_growth_off(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=5))
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage(ok=False)
-    world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.advance()
+    world.finish_storage(ok=False)
+    world.join()
     world.direct(granted=4)
     world.start_all()
     assert world.state.stage is Stage.RUNNING
@@ -229,15 +213,13 @@ def test_ranks_that_have_left_receive_no_yield(new_world: NewWorld) -> None:
     world.direct(granted=1)
     assert world.count(RequestYield) == 0
     world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED
 
 
 def test_a_finished_rank_is_not_released_before_its_part_is_reported(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
-    world.die(0)
-    world.recover()
+    world.lose(0)
     world.run(1)
     world.start_all()
     assert world.state.group.workers == (2, 1)
@@ -248,8 +230,7 @@ def test_a_finished_rank_is_not_released_before_its_part_is_reported(new_world: 
     world.deliver(f"exit-{last}")
     world.direct(granted=2)
     world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED
 
 
@@ -261,15 +242,12 @@ def test_a_pause_without_a_group_ends_the_attempt_immediately(new_world: NewWorl
     if stage is Stage.WAITING:
         world.open(then=5)
         world.die(1)
-        world.deliver_all()
-        world.obey_interrupts()
-        world.deliver_all()
+        world.quiesce()
     if stage is Stage.FALLING_BACK:
         world.committed["step-000000000004-a0-g1"] = False
         world.open()
         world.start_all()
-        world.form()
-        world.deliver_all()
+        world.join()
     assert world.state.stage is stage
     world.direct(desired=Desired.PAUSE)
     assert world.end.reason is EndReason.PAUSED
@@ -289,8 +267,7 @@ def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: N
     world.start_all()
     world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.FORMING
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest is not None
@@ -309,12 +286,10 @@ def test_a_pause_while_survivors_are_woken_ends_once_they_are(new_world: NewWorl
 
 def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=5))
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     world.direct(desired=Desired.PAUSE)
     assert world.state.stage is Stage.COMMITTING
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
@@ -324,8 +299,7 @@ def test_after_an_undone_pause_training_continues(new_world: NewWorld) -> None:
     world.direct(desired=Desired.RUN)
     world.run(1)
     assert world.state.stage is Stage.FORMING
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.progress.step == 6 and world.state.history.steps_lost == 0
 
 
@@ -346,10 +320,8 @@ def test_a_cancel_kills_all_workers_immediately(new_world: NewWorld, steps: int 
 
 def test_finishing_waits_for_the_commit_of_the_last_step(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=11)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.state.stage is Stage.COMMITTING and job_state(world.state) is JobState.RUNNING
     assert isinstance(world.commits[0], Commit)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED and world.end.message == "finished after 12 steps"

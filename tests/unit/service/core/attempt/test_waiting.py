@@ -18,9 +18,7 @@ NewWorld = Callable[..., Any]
 def waiting(new_world: NewWorld, **settings: Any) -> Any:
     world = new_world(workers=3, min_workers=3, **settings).open(then=6)
     world.die(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     assert world.state.stage is Stage.WAITING
     return world
 
@@ -39,8 +37,7 @@ def test_it_requests_a_replacement_and_resumes_once_it_is_warm(new_world: NewWor
     assert world.count(StartWorker) == 4
     world.pass_time(20.0)
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.state.group.workers == (0, 3, 2)
     [incident] = world.incidents()

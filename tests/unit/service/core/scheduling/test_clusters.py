@@ -6,7 +6,6 @@ import pytest
 
 from kit.market import NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.explaining import held_back
 from shoal_service.core.scheduling.market import (
     ClusterState,
     Decision,
@@ -72,15 +71,6 @@ def test_jobs_that_can_grow_are_spread_and_those_that_cannot_leave_a_cluster_who
     assert starts(decide(market(rigid, clusters), NOW)) == {f"job-{at}": ("east", 1) for at in range(4)} | {
         "large": ("west", 8)
     }
-
-
-def test_no_job_grows_into_another_cluster() -> None:
-    state = market([job("a", 1, 16, granted=4, cluster="east")], [*cluster("east", 4), *cluster("west", 8)])
-    assert decide(state, NOW) == []
-    assert [one.reason for one in held_back(state, NOW)] == [
-        "The nodes that it may use in the cluster east have no room for another worker of 1 CPU: all is at the minima "
-        "of jobs, or reserved by others. More nodes help."
-    ]
 
 
 def test_a_job_for_which_only_two_clusters_together_have_room_says_that_jobs_do_not_span_them() -> None:
@@ -150,17 +140,6 @@ def test_the_start_is_reserved_where_it_is_earliest_and_the_other_cluster_is_not
         "Needs 1 worker of 1 CPU each; to start now in the cluster west would delay head, which is before it and whose "
         "start is reserved."
     )
-
-
-def test_a_tied_job_starts_in_its_cluster_only() -> None:
-    running = job("a", 4, 4, granted=4, cluster="west")
-    tied = job("tied", 1, 1, cluster="west")
-    decisions = decide(market([running, tied], [*cluster("east", 4), *cluster("west", 4)]), NOW)
-    assert waits(decisions)["tied"].reason == (
-        "Needs 1 worker of 1 CPU each; 0 can be freed in the cluster west by shrinking other jobs to their minimum. "
-        "Raise the priority above 0 to preempt jobs, or add nodes. With worker.cluster: any it may start elsewhere."
-    )
-    assert starts(decide(market([tied], [*cluster("east", 4), *cluster("west", 4)]), NOW)) == {"tied": ("west", 1)}
 
 
 @pytest.mark.parametrize(

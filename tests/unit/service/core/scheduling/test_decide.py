@@ -45,22 +45,6 @@ def test_a_newcomer_is_admitted_by_shrinking_a_running_job_at_once() -> None:
     ]
 
 
-def test_no_job_is_shrunk_below_its_minimum() -> None:
-    state = market([job("first", 3, 4, granted=4), job("second", 2, 2)], nodes(4))
-
-    decisions = decide(state, NOW)
-
-    assert after(state) == {"first": 4}
-    wait = only(decisions, "second")
-    assert isinstance(wait, Wait)
-    assert wait.reason == (
-        "Needs 2 workers of 1 CPU each; 1 can be freed by shrinking other jobs to their minimum. "
-        "Raise the priority above 0 to preempt jobs, or add nodes."
-    )
-    assert (wait.position, wait.holders) == (1, ("first",))
-    assert wait.expected_at == NOW + 100_000 / 34
-
-
 def test_free_workers_start_a_job_at_its_most() -> None:
     state = market([job("only", 1, 4)], nodes(2, 8))
     assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4).")]
@@ -332,11 +316,6 @@ def test_a_deadline_gets_the_workers_that_it_needs() -> None:
 def test_a_job_that_is_leaving_keeps_its_workers_and_gets_no_decision() -> None:
     state = market([job("leaving", 1, 4, granted=2, held=3, is_leaving=True), job("new", 1, 4)], nodes(4))
     assert decide(state, NOW) == [Start("new", 1, "Starts with 1 worker of 1 CPU (1 to 4).")]
-
-
-def test_a_job_above_its_maximum_is_shrunk() -> None:
-    state = market([job("a", 1, 2, granted=4)], nodes(4))
-    assert decide(state, NOW) == [Resize("a", 2, "elasticity.max_workers is 2, 4 workers granted so far.")]
 
 
 def test_a_job_about_to_end_is_left_alone() -> None:

@@ -61,30 +61,6 @@ def test_items_are_reported_in_order_with_the_number_of_the_last() -> None:
     assert reports.status == RUNNING
 
 
-def test_what_was_not_acknowledged_is_reported_again() -> None:
-    outbox = opened()
-    outbox.add(event(1))
-    first = outbox.pull(0, 0.0)
-    outbox.add(event(2))
-    assert numbers(outbox.pull(0, 0.0)) == [1, 2]
-    assert numbers(outbox.pull(first.seq, 0.0)) == [2]
-    assert numbers(outbox.pull(0, 0.0)) == [2], "what was acknowledged once is dropped"
-
-
-def test_a_reader_that_keeps_its_number_receives_every_item_once() -> None:
-    outbox = opened()
-    received, seq = [], 0
-    for number in range(50):
-        outbox.add(event(number))
-        if number % 7 == 0:
-            reports = outbox.pull(seq, 0.0)
-            if number % 3 == 0:  # otherwise the answer is lost, and the number with it
-                received += numbers(reports)
-                seq = reports.seq
-    received += numbers(outbox.pull(seq, 0.0))
-    assert received == list(range(50))
-
-
 def test_only_the_newest_view_of_an_incident_or_checkpoint_is_reported() -> None:
     outbox = opened()
     outbox.add(incident(1), incident(1, closed=True), incident(2))
@@ -203,20 +179,6 @@ def test_after_a_restart_numbers_jump_beyond_all_earlier_ones() -> None:
     reports = restarted.pull(stored, 0.0)
     assert numbers(reports) == [3], "1 and 2 were acknowledged with a number that the journal does not contain"
     assert reports.seq > stored
-
-
-def test_after_a_restart_unacknowledged_items_are_reported() -> None:
-    outbox = opened()
-    outbox.add(event(1), incident(1), log(1))
-    acknowledged = outbox.pull(0, 0.0).seq
-    outbox.pull(acknowledged, 0.0)
-    outbox.add(event(2), checkpoint(4, "committed"), point(9))
-    outbox.add_end(END)
-    seq, unacknowledged, end = outbox.unacknowledged()
-    restarted = opened(seq=seq + (1 << 32), unacknowledged=unacknowledged, end=end)
-    reports = restarted.pull(acknowledged, 0.0)
-    assert numbers(reports) == [2] and len(reports.checkpoints) == 1 and reports.incidents == ()
-    assert reports.end == END
 
 
 def test_unacknowledged_items_survive_json() -> None:

@@ -117,12 +117,6 @@ def test_the_average_of_the_step_time_starts_again_in_each_generation(case: Case
     assert case.reports().status.tokens_per_s == pytest.approx(25.0)
 
 
-def test_reports_of_an_older_generation_are_not_shown(case: Case) -> None:
-    case.step(5, generation=1)
-    reports = case.reports()
-    assert reports.series == () and reports.status.loss is None
-
-
 def test_a_suspected_node_is_reported_to_the_service_and_to_the_history(case: Case) -> None:
     case.reporter.suspect(SuspectNode("node-7", "computes wrong"))
     reports = case.reports()
@@ -331,24 +325,6 @@ def test_the_last_step_of_a_script_is_a_point_also_if_it_comes_after_its_end() -
     assert [point.step for point in reports.series] == [5] and reports.status.loss is None
 
 
-def test_the_size_of_a_scripts_model_is_not_known() -> None:
-    case = script_case()
-    case.reporter.record_report(
-        GroupFormed(
-            generation=2,
-            at=1.0,
-            start_step=None,
-            total_steps=None,
-            form_s=0.1,
-            build_s=0.0,
-            restore_s=0.0,
-            num_parameters=0,
-        ),
-        case.state,
-    )
-    assert case.reports().status.num_parameters is None
-
-
 def test_system_metrics_are_reported_by_rank_and_acknowledged_ones_are_not_sent_again(case: Case) -> None:
     for index, cores in ((3, 1.0), (5, 2.0)):
         progress = Progress(generation=2, phase=Phase.FORWARD, step=4, at=8.0)
@@ -382,8 +358,7 @@ def silent(world: Any) -> None:
 
 
 def lost(world: Any) -> None:
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(1)
     world.pass_time(0.25)
 
@@ -479,15 +454,6 @@ def test_the_rank_with_the_slowest_data_counts() -> None:
     assert readings.data_share((3, 5)) == 0.75
     assert readings.data_share((3,)) == 0.25
     assert readings.data_share((7,)) is None
-
-
-def test_a_new_generation_measures_its_data_from_zero() -> None:
-    readings = Readings()
-    readings.add_progress(3, _progress(10.0, 8.0))
-    readings.add_progress(3, _progress(20.0, 0.5, generation=2))
-    assert readings.data_share((3,)) is None
-    readings.add_progress(3, _progress(22.0, 1.5, generation=2))
-    assert readings.data_share((3,)) == 0.5
 
 
 def use(at: float, cores: float) -> WorkerUse:

@@ -59,10 +59,6 @@ def assert_each_line_once(bench: SupervisorBench) -> None:
     assert len(lines) == NUM * len({line.split(" of ")[0] for line in lines})
 
 
-def num_polls(bench: SupervisorBench) -> int:
-    return sum(len(worker.polls) for worker in bench.workers.created)
-
-
 @pytest.fixture
 def bench() -> SupervisorBench:
     return make_bench()
@@ -82,13 +78,6 @@ async def test_agents_are_started_after_the_group_has_trained_and_poll_all_worke
     for _ in range(5):
         await step(bench)
     assert_each_line_once(bench)
-
-
-async def test_a_job_with_fewer_workers_has_no_agents() -> None:
-    bench = make_bench(agents_from=NUM + 1)
-    await bench.start_and_train()
-    await bench.clock.advance(20.0)
-    assert bench.agents.started == []
 
 
 async def test_the_supervisor_polls_no_worker_itself_while_an_agent_serves(bench: SupervisorBench) -> None:

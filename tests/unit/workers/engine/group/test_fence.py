@@ -14,14 +14,6 @@ def test_a_fence_only_rises() -> None:
     assert [fence.is_fenced(g) for g in (0, 3, 4)] == [True, True, False]
 
 
-def test_a_yield_does_not_reach_the_next_generation() -> None:
-    fence = Fence()
-    fence.request_yield(3, durable=False)
-    assert fence.is_yield_requested(3)
-    assert not fence.is_yield_requested(4)
-    assert not fence.is_fenced(3)
-
-
 def test_a_yield_is_durable_once_any_request_is() -> None:
     fence = Fence()
     fence.request_yield(3, durable=False)

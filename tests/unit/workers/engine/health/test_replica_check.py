@@ -25,11 +25,6 @@ def test_the_ranks_that_hold_the_same(layout: Layout, sharded: object, whole: ob
     assert groups_of(layout) == (sharded, whole)
 
 
-def test_equal_values_have_no_difference() -> None:
-    assert find_difference([[5, 0]] * 3, groups_of(Layout(dp_replicate=3))) is None
-    assert find_difference([[1, 0], [2, 0], [1, 0], [2, 0]], groups_of(Layout(dp_replicate=2, dp_shard=2))) is None
-
-
 @pytest.mark.parametrize("wrong", [0, 1, 2, 3])
 @pytest.mark.parametrize("replicas", [3, 4])
 def test_a_majority_names_the_rank_that_differs(replicas: int, wrong: int) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.spec import JobSpec, Precision
-from shoal_workers.engine.step.loss_scale import LossScale, ScalePolicy, Scaling, after_step, needs_loss_scale
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.step.loss_scale import LossScale, ScalePolicy, Scaling, after_step
 
 POLICY = ScalePolicy(initial=16.0, growth_interval=3, smallest=1.0, largest=64.0)
 
@@ -78,11 +78,6 @@ def test_a_state_restored_from_json_continues_unchanged(outcomes: list[bool], cu
 def test_contradictory_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"loss scale needs|at least 1 step"):
         ScalePolicy(**wrong)  # type: ignore[arg-type]
-
-
-def test_fp16_in_either_place_needs_a_loss_scale() -> None:
-    needing = {(c, r) for c in Precision for r in Precision if needs_loss_scale(c, r)}
-    assert needing == {(c, r) for c in Precision for r in Precision if "fp16" in (c, r)}
 
 
 def _spec(**settings: str) -> JobSpec:

@@ -117,14 +117,6 @@ def test_an_attempt_without_a_live_process_is_swept(tmp_path: Path, start_proces
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_attempt_with_a_live_process_is_not_swept(tmp_path: Path, start_process: StartWorker) -> None:
-    start_process("1:10", node="a").kill()
-    live = start_process("1:10", node="b")
-    assert sweep_stale(tmp_path) == []
-    live.kill()
-    assert sweep_stale(tmp_path) == ["job-a1"]
-
-
 def test_own_attempt_is_not_swept(tmp_path: Path, join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10").kill()
     directory = join()

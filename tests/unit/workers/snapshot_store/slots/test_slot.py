@@ -46,35 +46,12 @@ def _finish(slot: SlotFile, step: int = 7) -> None:
     slot.finish(_REGIONS, Stamp(3, 1, 4, step), num_extra_bytes=2)
 
 
-def test_new_slot_holds_no_part(slot: SlotFile) -> None:
-    assert slot.header is None
-    assert _read(slot.path) is None
-
-
 def test_a_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
     _finish(slot)
     found = _read(slot.path)
     assert found is not None
     assert found == slot.header
     assert (found.generation, found.rank, found.world_size, found.step, found.num_bytes) == (3, 1, 4, 7, 5000)
-
-
-def test_a_slot_holds_no_part_while_it_is_overwritten(slot: SlotFile) -> None:
-    _finish(slot)
-    slot.begin()
-    assert slot.header is None
-    assert _read(slot.path) is None
-
-
-def test_every_part_has_a_new_sequence_number(slot: SlotFile) -> None:
-    seen = set()
-    for _ in range(3):
-        slot.begin()
-        _finish(slot)
-        assert slot.header is not None
-        seen.add(slot.header.sequence)
-    assert len(seen) == 3
-    assert all(sequence % 2 == 0 for sequence in seen)
 
 
 def test_payload_is_page_aligned_and_regions_do_not_overlap() -> None:
@@ -256,15 +233,6 @@ def test_without_shared_memory_there_is_no_slot(slots: EntrySlots) -> None:
 MIB = 1 << 20
 
 
-def test_slots_are_listed_in_the_order_of_their_allocation(tmp_path: Path) -> None:
-    pool = SlotPool(tmp_path, "own")
-    slots = tuple(pool.allocate(4096) for _ in range(3))
-    assert pool.slots == slots
-    assert [slot.path.name for slot in slots] == ["own-1", "own-2", "own-3"]
-    pool.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_name_of_a_removed_slot_is_not_used_again(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "buddy")
     first, second = pool.allocate(4096), pool.allocate(4096)
@@ -272,13 +240,6 @@ def test_name_of_a_removed_slot_is_not_used_again(tmp_path: Path) -> None:
     assert pool.slots == (second,)
     assert pool.allocate(4096).path.name == "buddy-3"
     pool.close()
-
-
-def test_slot_that_cannot_be_allocated_is_not_listed(tmp_path: Path) -> None:
-    pool = SlotPool(tmp_path / "removed", "own")
-    with pytest.raises(SharedMemoryFull):
-        pool.allocate(4096)
-    assert pool.slots == ()
 
 
 def test_an_allocation_is_tried_again_once_there_is_room(tmp_path: Path) -> None:
@@ -382,10 +343,6 @@ def test_incomplete_slots_are_overwritten_first_then_the_oldest() -> None:
 def test_held_slots_are_not_overwritten() -> None:
     headers = _headers((1, 6), (1, 7), None, (1, 8))
     assert retention.overwritable(headers, generation=1, restored=None, held=(0, 2)) == [1]
-
-
-def test_nothing_is_overwritable_if_the_only_slot_must_stay() -> None:
-    assert retention.overwritable(_headers((1, 6)), generation=1, restored=None, held=()) == []
 
 
 @pytest.mark.parametrize(

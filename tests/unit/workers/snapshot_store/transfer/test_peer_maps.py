@@ -108,9 +108,3 @@ def test_dropped_maps_are_not_found(maps: PeerMaps, peer: Path) -> None:
     assert maps.drop()
     assert not maps.drop()
     assert _found(maps, slot) is None
-
-
-def test_closed_maps_map_nothing(maps: PeerMaps, peer: Path) -> None:
-    SlotFile(peer / "own-live-1", _BYTES)
-    maps.close()
-    assert _mapped(maps).num_bytes == 0

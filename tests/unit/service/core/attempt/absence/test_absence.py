@@ -52,9 +52,7 @@ def broken(new_world: NewWorld) -> Any:
 def test_the_interrupt_is_acknowledged_later(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.stop(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.pass_time(1.5)
     sleep(world)
     assert killed(world) == []
@@ -78,9 +76,7 @@ def test_others_report_their_snapshots_later(new_world: NewWorld) -> None:
     world.stop(3)  # a spare, which is asked
     world.die_node("n1")
     world.die_node("n2")
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.pass_time(4.5)
     sleep(world)
     assert world.state.snapshots.requested and world.state.stage is Stage.QUIESCING
@@ -116,8 +112,7 @@ def test_polls_are_answered_later(new_world: NewWorld) -> None:
 def test_an_unreachable_worker_answers_later(new_world: NewWorld, trains: bool) -> None:
     world = new_world(workers=3, min_workers=3).open(then=6)
     if not trains:
-        world.die(2)
-        world.recover()
+        world.lose(2)
         assert world.state.stage is Stage.WAITING
     world.feed(WorkerUnreachable(1))
     world.pass_time(2.5)
@@ -212,8 +207,7 @@ def test_a_group_forms_without_a_worker_that_does_not_start(new_world: NewWorld)
 
 def waiting(new_world: NewWorld) -> Any:
     world = new_world(workers=3, min_workers=3, wait_s=30.0).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.stage is Stage.WAITING
     return world
 
@@ -258,8 +252,7 @@ def test_the_step_boundary_comes_later(new_world: NewWorld) -> None:
 def test_the_checkpoint_is_committed_later(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
     world.direct(desired=Desired.PAUSE)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.state.stage is Stage.COMMITTING
     world.pass_time(19.0)
     sleep(world)
@@ -302,9 +295,7 @@ def test_workers_with_new_code_start_later(new_world: NewWorld) -> None:
 def test_a_supervisor_that_is_always_slow_still_notices_a_stopped_worker(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.stop(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     turns = 0
     while not killed(world):
         world.now += 3.0

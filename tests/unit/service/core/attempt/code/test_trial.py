@@ -29,8 +29,7 @@ def world(new_world: NewWorld) -> World:
     world.direct(code=NEW)
     world.start_all()
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.code.trial is not None and world.state.group.start_step == 7
     return world
 
@@ -68,8 +67,7 @@ def pass_the_trial(world: World, step_s: float = 0.1) -> None:
 
 def next_group(world: World) -> None:
     world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.join()
 
 
 def test_it_is_accepted_after_some_steps_and_the_workers_with_the_code_before_end(world: World) -> None:
@@ -116,8 +114,7 @@ def test_code_that_fails_while_it_builds_its_model_is_rolled_back(new_world: New
 
 def test_a_worker_that_dies_in_the_new_code_rolls_it_back(world: World) -> None:
     step(world, 0.1)
-    world.die(world.group()[1].index)
-    world.recover()
+    world.lose(world.group()[1].index)
     assert codes_of_the_group(world) == {OLD} and world.state.group.start_step == 7
     world.run(1)
     (incident,) = world.incidents()
@@ -137,8 +134,7 @@ def test_slower_code_gives_way_at_a_step_boundary_and_its_steps_are_kept(world: 
     assert world.state.stage is Stage.SWITCHING and world.events("code.updated") == []
     world.run(1)
     done = world.state.progress.step
-    world.form()
-    world.deliver_all()
+    world.join()
     assert codes_of_the_group(world) == {OLD} and world.state.group.start_step == done
     (event,) = world.events("code.rolled_back")
     assert event["step"] == done and "times that of the code before" in event["reason"]
@@ -152,8 +148,7 @@ def test_a_skipped_step_that_is_not_finite_rolls_back_to_the_step_of_the_take_ov
     world.feed(ReportArrived(first.index, skipped))
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert codes_of_the_group(world) == {OLD} and world.state.group.start_step == 7
 
 
@@ -172,8 +167,7 @@ def test_a_job_that_ends_during_the_trial_has_accepted_the_code(new_world: NewWo
     world.direct(code=NEW)
     world.start_all()
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.until(Stage.RUNNING)
     for _ in range(4):
         world.run(1)

@@ -40,8 +40,7 @@ def test_the_new_code_takes_over_at_a_step_boundary_and_no_step_is_lost(new_worl
     warm_up(world)
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert [worker.index for worker in world.group()] == new
     assert (world.state.group.start_step, world.state.history.steps_lost) == (4, 0)
     assert world.incidents() == [] and world.state.code.trial is not None
@@ -139,8 +138,7 @@ def test_a_smaller_grant_needs_fewer_workers_with_the_new_code(new_world: NewWor
         world.start(index)
     world.deliver_all()
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert len(world.group()) == 2
 
 

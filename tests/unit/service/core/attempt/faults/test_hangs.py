@@ -49,14 +49,11 @@ def test_a_stopped_worker_is_replaced_soon_after_the_threshold(new_world: NewWor
     world.pass_time(0.25)
     assert world.state.stage is Stage.QUIESCING and world.count(Interrupt) == 3
     assert world.state.incident.cause is IncidentCause.HUNG and world.state.incident.witness == "progress stamps"
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.pass_time(Timeouts().unresponsive_s)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 3, 2)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     [incident] = world.incidents()
     assert (incident.cause, incident.ranks, incident.steps_lost) == (IncidentCause.HUNG, (1,), 0)
@@ -110,8 +107,7 @@ def test_no_collective_gives_up_before_a_hang_would_have_been_found(new_world: N
         return next(c.assignment.collective_timeout_s for c in reversed(world.commands) if isinstance(c, Run))
 
     assert given() == 2 * 3600.0, "the floor, before there is a step to go by"
-    world.die(2)
-    world.recover()
+    world.lose(2)
     assert given() == 2 * 40000.0 * 0.5
 
 
@@ -133,8 +129,7 @@ def test_an_unchanged_progress_counter_is_no_progress(new_world: NewWorld) -> No
 
 def test_a_progress_counter_of_an_older_generation_is_no_progress(new_world: NewWorld) -> None:
     world = running(new_world)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(1)
     before = world.state
     run = world.workers[0].run
@@ -210,15 +205,6 @@ def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
     assert world.state.incident.cause is IncidentCause.HUNG
 
 
-def test_the_time_without_a_supervisor_does_not_count_as_silence(new_world: NewWorld) -> None:
-    world = running(new_world)
-    world.now += 3600.0
-    world.pass_time(3.0)
-    assert world.state.stage is Stage.RUNNING
-    world.pass_time(0.5)
-    assert world.state.stage is Stage.QUIESCING
-
-
 def test_progress_and_steps_write_no_journal_entry(new_world: NewWorld) -> None:
     world = running(new_world)
     before = world.state
@@ -236,16 +222,6 @@ def at_pace(new_world: NewWorld, step_s: float, *, slowest_s: float = 0.0, **set
     for index in (0, 1, 2):
         world.beat(index, beat=10)
     return world
-
-
-def test_a_stopped_worker_at_a_fifth_of_a_second_per_step_is_noticed_after_three_seconds(new_world: NewWorld) -> None:
-    """It was 30 s, whatever the pace: the old default of health.hang_floor_s."""
-    world = at_pace(new_world, 0.2)
-    world.stop(1)
-    world.pass_time(3.0)
-    assert world.state.stage is Stage.RUNNING
-    world.pass_time(0.25)
-    assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
 
 
 def test_what_stands_still_is_shown_before_it_counts_as_hung(new_world: NewWorld) -> None:
@@ -288,8 +264,7 @@ def test_what_was_not_measured_has_thirty_seconds(new_world: NewWorld) -> None:
     world.beat(0, beat=11, phase=Phase.VALIDATING)
     assert hangs.threshold_s(world.state) == 30.0
     world = at_pace(new_world, 0.2)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.beat(0, beat=1)
     assert hangs.threshold_s(world.state) == 30.0, "the first step in another layout"
 

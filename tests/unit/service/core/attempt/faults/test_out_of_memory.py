@@ -58,7 +58,6 @@ def test_an_explanation_that_comes_after_the_loss_counts(new_world: NewWorld) ->
 
 def test_another_death_leaves_it_on(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert touching(world) == [True] * 3 and world.events("worker.warm_memory_off") == []

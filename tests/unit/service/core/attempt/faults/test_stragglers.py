@@ -26,8 +26,7 @@ def slow_steps(world: Any, steps: int) -> None:
 def switch(world: Any) -> None:
     world.train(1, save_every=1000)
     world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     world.train(1, save_every=1000)
     world.deliver_all()
 

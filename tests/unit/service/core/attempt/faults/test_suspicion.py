@@ -19,8 +19,7 @@ def suspected(world: Any) -> list[str]:
 
 
 def lose(world: Any, index: int) -> None:
-    world.die(index)
-    world.recover()
+    world.lose(index)
     world.run(1)
     world.start_all()
     world.until(Stage.RUNNING)

@@ -41,8 +41,7 @@ def test_a_rollback_restores_a_durable_checkpoint_and_skips_the_step(new_world: 
     assert run.restore_snapshot is None and run.restore_from.endswith("step-000000000004-a1-g1")
     assert run.skip_steps == (7,)
     assert world.events("step.rolled_back") == [{"step": 7, "to": 4, "message": "loss is nan"}]
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     [incident] = world.incidents()
     assert (incident.cause, incident.steps_lost, incident.action) == (IncidentCause.NON_FINITE, 2, "roll back")
@@ -51,11 +50,9 @@ def test_a_rollback_restores_a_durable_checkpoint_and_skips_the_step(new_world: 
 def test_a_skip_is_remembered_by_the_generations_that_follow(new_world: NewWorld) -> None:
     world = rolling_back(new_world)
     diverge(world)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(2)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert last_run(world).skip_steps == (7,) and world.state.group.source.generation == 2
 
 
@@ -63,8 +60,7 @@ def test_rollbacks_in_a_row_are_bounded(new_world: NewWorld) -> None:
     world = rolling_back(new_world, most=2)
     for _ in range(2):
         diverge(world)
-        world.form()
-        world.deliver_all()
+        world.join()
         world.run(1)
     diverge(world)
     assert world.end.reason is EndReason.NON_FINITE and "health.max_non_finite 2" in world.end.message
@@ -73,8 +69,7 @@ def test_rollbacks_in_a_row_are_bounded(new_world: NewWorld) -> None:
 def test_a_newer_checkpoint_ends_the_row(new_world: NewWorld) -> None:
     world = rolling_back(new_world, most=1)
     diverge(world)
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(5)
     assert world.state.checkpoints.newest == "step-000000000008-a1-g2" and world.state.budgets.rollbacks == 0
     diverge(world)
@@ -113,8 +108,7 @@ def test_snapshots_taken_since_are_trusted_again(new_world: NewWorld) -> None:
     name(world, 1)
     world.recover()
     world.run(2)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     assert world.state.group.source.generation == 2 and world.state.progress.step == 6
 
 
@@ -128,10 +122,8 @@ def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:
 
 def recover_from_storage(world: Any) -> None:
     world.recover()
-    world.answer_storage()
-    world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.finish_storage()
+    world.join()
 
 
 def equal(world: Any, step: int) -> None:
@@ -169,17 +161,6 @@ def test_after_corruption_no_checkpoint_later_than_the_last_clean_comparison_is_
     assert incident.steps_lost == 6 and "not later than step 4" in incident.message
 
 
-def test_a_clean_comparison_makes_earlier_checkpoints_trusted(new_world: NewWorld) -> None:
-    world = new_world(workers=3, standby=1, memory=True).open(then=9)
-    assert world.state.checkpoints.verified_step is None
-    equal(world, 8)
-    assert world.state.checkpoints.unverified == () and world.state.checkpoints.verified_step == 8
-    differ(world, 2)
-    recover_from_storage(world)
-    assert last_run(world).restore_from.endswith("step-000000000008-a1-g1")
-    assert world.events("checkpoint.damaged") == []
-
-
 def test_without_a_clean_comparison_the_state_is_that_from_which_the_group_started(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
     differ(world, 1)
@@ -212,8 +193,7 @@ def test_a_wrong_result_of_an_unknown_rank_goes_back_and_suspects_no_node(new_wo
 
 def test_a_checkpoint_that_was_restored_is_trusted_and_a_snapshot_proves_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(4)
     assert world.state.group.source is not None and world.state.checkpoints.clean_step == 0
     differ(world, 1)
@@ -234,13 +214,11 @@ def test_a_checkpoint_that_is_committed_after_the_difference_was_found_is_not_tr
 ) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=7)
     equal(world, 4)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     [commit] = world.commits
     differ(world, 1)
     world.recover()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert commit.name == "step-000000000008-a1-g1" in world.state.checkpoints.damaged
     assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")
 

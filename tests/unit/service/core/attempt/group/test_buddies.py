@@ -40,23 +40,6 @@ def test_a_single_node_has_no_buddies() -> None:
     assert ranks_of("a", "a", "a") == [None, None, None]
 
 
-def test_two_nodes_store_each_others_copies() -> None:
-    assert ranks_of("a", "a", "b", "b") == [2, 3, 0, 1]
-
-
-def test_nodes_form_a_ring() -> None:
-    assert ranks_of("a", "b", "c") == [1, 2, 0]
-
-
-def test_a_single_worker_beside_a_full_node_stores_all_copies_of_that_node() -> None:
-    assert ranks_of("a", "a", "a", "b") == [3, 3, 3, 0]
-
-
-def test_a_full_node_spreads_its_copies_over_the_others() -> None:
-    chosen = ranks_of("a", "a", "a", "b", "c")
-    assert max(Counter(chosen).values()) == 2
-
-
 def test_a_buddy_is_identified_by_its_snapshot_server() -> None:
     [first, _] = of(infos("a", "b"))
     assert first is not None and (first.node_id, first.host, first.port) == ("b", "ip-b", 101)

@@ -64,10 +64,8 @@ def test_a_save_that_fails_on_one_rank_is_not_committed(new_world: NewWorld) -> 
 
 def test_a_commit_that_fails_leaves_the_one_before_it_the_newest(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=7)
-    world.train(1)
-    world.deliver_all()
-    world.answer_storage(ok=False)
-    world.deliver_all()
+    world.advance()
+    world.finish_storage(ok=False)
     assert world.state.checkpoints.newest == "step-000000000004-a1-g1" and world.state.stage is Stage.RUNNING
 
 
@@ -76,15 +74,12 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld)
     world.committed = {OLD: True, NEW: False}
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.FALLING_BACK
     assert ForgetDamaged(NEW, "flipped byte") in world.commands
     assert world.finds == [FindCheckpoint(excluding=(NEW,), expected=NEW)]
-    world.answer_storage()
-    world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.finish_storage()
+    world.join()
     world.run(1)
     assert world.state.progress.step == 5
     assert world.events("checkpoint.damaged")[0]["name"] == NEW
@@ -100,8 +95,7 @@ def test_a_worker_that_becomes_warm_meanwhile_is_asked_for_its_snapshots_before_
     world.committed = {OLD: True, NEW: False}
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.FALLING_BACK
     index = world.state.pool.next_index
     late = replace(world.state.pool.workers[0], index=index, worker_id="late", info=None, warm_at=None)
@@ -121,10 +115,8 @@ def test_the_only_checkpoint_being_damaged_ends_the_job_and_names_it(new_world: 
     world.committed = {OLD: False}
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.join()
+    world.finish_storage()
     assert world.end.reason is EndReason.DAMAGED_CHECKPOINT
     assert OLD in world.end.message and "checkpoint.all_damaged" in world.end.message
     assert world.events("checkpoint.fallback") == []
@@ -156,8 +148,7 @@ def test_a_directory_without_what_was_committed_is_waited_for_and_never_step_0(n
     assert world.finds == [FindCheckpoint(expected=NEW)]
     world.committed = {OLD: True, NEW: True}
     world.is_storage_empty = True
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.stage is Stage.OPENING and world.count(StartWorker) == 0
     assert "it has no checkpoint, and the job has committed step-000000000008-a0-g1" in describe_search(world.state)
     world.pass_time(1.0)
@@ -172,8 +163,7 @@ def test_checkpoints_that_stay_away_end_the_attempt_with_a_reason_of_their_own(n
     world = new_world(workers=2, expected=NEW, checkpoint={"wait_s": 20.0})
     world.committed = {OLD: True}
     for _ in range(30):
-        world.answer_storage()
-        world.deliver_all()
+        world.finish_storage()
         world.pass_time(1.0)
     assert world.end.reason is EndReason.CHECKPOINTS_MISSING and world.count(StartWorker) == 0
     assert f"its newest checkpoint is {OLD}, and the job has committed {NEW}" in world.end.message
@@ -196,17 +186,14 @@ def test_a_directory_that_goes_away_while_the_attempt_runs_is_waited_for_too(new
     world.committed = {OLD: True, NEW: False}
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.stage is Stage.FALLING_BACK
     world.is_storage_empty = True
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.stage is Stage.FALLING_BACK and world.events("checkpoint.fallback") == []
     world.is_storage_empty = False
     world.pass_time(1.0)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.group.restored == OLD
 
 
@@ -221,33 +208,25 @@ def test_a_damaged_newest_marker_is_an_event_and_the_one_before_it_is_used(new_w
 def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:
     """A commit of the generation before may be answered while the next one is already reading an older checkpoint."""
     world = new_world(workers=2).open(then=7)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     [commit] = world.commits
     world.die(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
     world.damage_newest()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.checkpoints.newest == commit.name
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.checkpoints.damaged == ("step-000000000004-a1-g1",)
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.state.group.restored == commit.name
 
 
 def test_a_commit_during_the_search_for_an_older_one_is_not_forgotten(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=7)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     commits, world.commits = world.commits, []
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.damage_newest()
     world.break_collectives()
     world.recover()
@@ -270,15 +249,11 @@ def test_an_answer_to_an_abandoned_search_is_dropped(new_world: NewWorld) -> Non
 
 def test_a_late_commit_of_an_older_generation_is_restored_from_next_time(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=7)
-    world.train(1)
-    world.deliver_all()
-    world.die(2)
-    world.recover()
+    world.advance()
+    world.lose(2)
     assert world.state.progress.step == 4
-    world.answer_storage()
-    world.deliver_all()
-    world.die(1)
-    world.recover()
+    world.finish_storage()
+    world.lose(1)
     runs = [c.assignment for c in world.commands if isinstance(c, Run)]
     assert runs[-1].restore_from.endswith("step-000000000008-a1-g1")
     assert world.state.progress.step == 8
@@ -297,13 +272,3 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
         world.pass_time(0.0)
     assert world.end.reason is EndReason.STORAGE_FAILED
     assert world.state.group.generation == 4
-
-
-def test_failed_saves_are_reported_and_training_continues(new_world: NewWorld) -> None:
-    world = new_world(workers=1).open(then=3)
-    [worker] = world.group()
-    world.fail_save(worker)
-    world.deliver_all()
-    assert world.events("checkpoint.failed")[0]["message"] == "disk full"
-    world.run(1)
-    assert world.state.checkpoints.newest == "step-000000000004-a1-g1"

@@ -37,8 +37,7 @@ def train(world: Any, seconds: float = 0.0) -> list[ShardLevel]:
         world.run(1)
         left -= 1
         if world.state.stage is Stage.FORMING:
-            world.form()
-            world.deliver_all()
+            world.join()
             levels.append(world.state.group.layout.shard)
             left = MEDIAN_OF + 2
     return levels
@@ -64,8 +63,7 @@ def test_the_planned_level_comes_back_if_no_other_is_clearly_faster(new_world: N
 def test_the_fastest_level_is_used_again_by_the_next_group_of_that_size(new_world: NewWorld) -> None:
     world = long_run(new_world, AS_LONG | {GRADIENTS: 0.3})
     train(world, seconds=10)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.world_size == 2 and world.state.group.layout.shard is OPTIMIZER, "nothing is known of two workers"
     world.run(2)
     world.start_all()
@@ -78,13 +76,11 @@ def test_a_level_that_loses_its_group_is_not_tried_again(new_world: NewWorld) ->
     world = long_run(new_world, AS_LONG | {GRADIENTS: 0.1, FULL: 0.1})
     world.pass_time(10)
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     lost = world.state.group.layout.shard
     assert lost is not OPTIMIZER
     world.run(2)
-    world.die(0, IncidentCause.WORKER_DIED)
-    world.recover()
+    world.lose(0, IncidentCause.WORKER_DIED)
     world.run(2)
     world.start_all()
     world.run(2)

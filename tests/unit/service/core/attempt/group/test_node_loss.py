@@ -153,8 +153,7 @@ def test_one_rank_without_memory_ends_the_snapshots_of_all_and_the_status_says_s
     assert _healthy(status) == (False, "MemoryFull", "rank 1: no space left")
     assert status.snapshot_every_steps is None
     assert len(world.events("snapshot.lacking")) == 1
-    world.die(2)
-    world.recover()
+    world.lose(2)
     assert _healthy(status_of(world.state, readings, spec_version=1, now=0.0))[0], "the next group tries again"
 
 
@@ -163,8 +162,7 @@ def test_a_worker_that_could_not_open_its_shared_memory_is_shown(new_world: NewW
     worker = world.state.pool.worker(1)
     without = replace(worker, info=worker.info.model_copy(update={"snapshot_port": 0}))
     world.state = replace(world.state, pool=world.state.pool.with_worker(without))
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.until(Stage.RUNNING)
     status = status_of(world.state, Readings(), spec_version=1, now=0.0)
     assert _healthy(status)[:2] == (False, "MemoryFull")
@@ -207,8 +205,7 @@ def test_steps_that_only_survivors_have_reported_count_as_done_when_the_node_was
 
 def test_the_death_of_a_worker_has_no_such_bound(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     [incident] = world.incidents()
     assert incident.node_loss is None

@@ -18,8 +18,7 @@ def bereft(new_world: NewWorld, *, cause: IncidentCause = IncidentCause.WORKER_D
     """Ranks 1 and 2 of three, each on a node of its own, are lost in step 7; the newest checkpoint is of step 4."""
     world = new_world(workers=3, memory=True, **settings).open(then=6)
     world.die(1, cause)
-    world.die(2, cause)
-    world.recover()
+    world.lose(2, cause)
     return world
 
 
@@ -70,16 +69,14 @@ def test_dead_nodes_are_not_waited_for(new_world: NewWorld) -> None:
 
 def test_there_is_no_wait_if_a_live_worker_serves_the_snapshot(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=2).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.generation == 2 and sent(world) == {}
 
 
 def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     world.die(1)
-    world.die(2)
-    world.recover()
+    world.lose(2)
     assert world.state.group.generation == 2 and sent(world) == {}
 
 
@@ -90,8 +87,7 @@ def test_no_worker_is_started_for_snapshots_that_no_node_has(new_world: NewWorld
     world.train(2)
     world.deliver_all()
     world.memory = kept
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.generation == 2 and sent(world) == {}
 
 

@@ -7,25 +7,12 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run, StartWorker
-from shoal_service.core.attempt.events import RunReturned
+from shoal_service.core.attempt.commands import KillWorker, StartWorker
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
 NewWorld = Callable[..., Any]
-
-
-def test_survivors_are_interrupted_and_form_the_next_generation(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(1)
-    world.deliver_all()
-    assert world.state.stage is Stage.QUIESCING
-    assert [c.index for c in world.commands if isinstance(c, Interrupt)] == [0, 2]
-    world.obey_interrupts()
-    world.deliver_all()
-    assert world.state.stage is Stage.FORMING
-    assert world.state.group.generation == 2 and world.state.group.workers == (0, 2)
 
 
 def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) -> None:
@@ -50,46 +37,32 @@ def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) 
 
 def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
-    world.die(0)
-    world.recover()
+    world.lose(0)
     world.run(1)
     assert world.incidents()[0].state_source == "initial" and world.state.history.steps_lost == 3
 
 
 def test_survivors_keep_their_ranks_so_that_state_need_not_move(new_world: NewWorld) -> None:
     world = new_world(workers=4, standby=1).open(then=5)
-    world.die(0)
-    world.recover()
+    world.lose(0)
     assert world.state.group.workers == (4, 1, 2, 3), "the spare has taken the dead rank's place"
 
 
 def test_a_standby_replaces_the_dead_rank_without_a_wait(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     started = world.count(StartWorker)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.world_size == 2 and world.state.group.workers == (0, 2)
     assert world.count(StartWorker) == started, "nothing is started while the group re-forms"
     world.run(1)
     assert world.count(StartWorker) == started + 1, "the spare is replaced afterwards"
 
 
-def test_death_while_the_group_forms(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open()
-    world.start_all()
-    assert world.state.stage is Stage.FORMING
-    world.die(2)
-    world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2 and world.world_size == 2
-
-
 def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.stage is Stage.RUNNING
-    world.die(2)
-    world.recover()
+    world.lose(2)
     world.run(1)
     [incident] = world.incidents()
     assert incident.closed and incident.ranks == (1,) and len(incident.worker_ids) == 2
@@ -99,8 +72,7 @@ def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: Ne
 
 def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.train(1)  # rank 0 has done a step, and its report is on the way
     world.die(2)
     world.deliver("lost-2")
@@ -115,8 +87,7 @@ def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(n
 def test_two_simultaneous_deaths_are_one_incident(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=5)
     world.die(1, IncidentCause.NODE_DIED)
-    world.die(3, IncidentCause.NODE_DIED)
-    world.recover()
+    world.lose(3, IncidentCause.NODE_DIED)
     world.run(1)
     [incident] = world.incidents()
     assert incident.ranks == (1, 3) and incident.cause is IncidentCause.NODE_DIED
@@ -150,8 +121,7 @@ def test_a_collective_that_broke_without_a_death_is_retried_with_all_workers(new
 def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.workers[2].is_stuck = True
-    world.die(0)
-    world.recover()
+    world.lose(0)
     assert world.state.stage is Stage.QUIESCING
     world.pass_time(5.1)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [2]
@@ -161,33 +131,12 @@ def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWo
     assert world.state.incident.ranks == (0, 2)
 
 
-def test_a_group_that_does_not_come_together_is_given_up(new_world: NewWorld) -> None:
-    world = new_world(workers=2).open()
-    world.start_all()
-    world.pass_time(20.1)
-    assert world.state.stage is Stage.QUIESCING
-    assert world.state.incident.cause is IncidentCause.FORM_FAILED
-    world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2
-
-
-def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(2)
-    world.recover()
-    old = next(e for e in world.history if isinstance(e, RunReturned))
-    assert old.exit.generation == 1
-    before = world.state
-    assert world.feed(old) == () and world.state == before
-
-
 def test_reports_of_an_evicted_worker_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     stuck = world.workers[2]
     stuck.is_stuck = True
     run = stuck.run
-    world.die(0)
-    world.recover()
+    world.lose(0)
     world.pass_time(5.1)
     stuck.run = run
     world.leave(stuck, ExitKind.INTERRUPTED)
@@ -242,8 +191,7 @@ def test_a_step_that_is_done_again_forgives_no_fruitless_re_formation(new_world:
         world.deliver_all()
         world.now = max(world.now, world.state.budgets.form_not_before)
         world.pass_time(0.0)
-        world.form()
-        world.deliver_all()
+        world.join()
         world.run(1)
     assert world.state.progress.step == 1 and world.state.budgets.fruitless == 3
     world.run(1)
@@ -262,8 +210,7 @@ def trained(new_world: NewWorld, steps: int) -> Any:
     world.total_steps = 1000
     world.open()
     world.start_all()
-    world.form()
-    world.deliver_all()
+    world.join()
     train(world, steps)
     return world
 
@@ -327,31 +274,18 @@ def test_a_lost_spare_opens_no_incident(new_world: NewWorld) -> None:
     assert world.count(StartWorker) == 4
 
 
-def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> None:
-    world = new_world(workers=3).open(then=5)
-    world.die(0)
-    world.recover()
-    ranks = [
-        (c.index, c.assignment.rank) for c in world.commands if isinstance(c, Run) and c.assignment.generation == 2
-    ]
-    assert ranks == [(1, 0), (2, 1)]
-
-
 def test_forming_reports_that_arrive_after_the_first_leave_count(new_world: NewWorld) -> None:
     """The last step ends while the report is in transit: there are two channels, and the other one was faster."""
     world = new_world(workers=2).open(then=11)
     world.die(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     world.form()
     while world.group():
         world.train(1)
     world.deliver("exit-0")
     assert world.state.stage is Stage.COMMITTING and world.state.progress.step == 12
     world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end.reason is EndReason.FINISHED and world.end.step == 12
     [incident] = world.incidents()
     assert incident.closed and incident.steps_lost == 3

@@ -133,8 +133,7 @@ def test_a_silent_spare_disturbs_no_group_and_is_not_taken(new_world: NewWorld) 
     world = running(new_world, standby=1)
     world.feed(NodesSilent({"n3": WHY}))
     assert world.state.stage is Stage.RUNNING and world.incidents() == []
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.workers == (0, 2)
     world.feed(NodesSilent({}))
     assert world.state.pool.worker(3) in world.state.pool.usable
@@ -143,9 +142,7 @@ def test_a_silent_spare_disturbs_no_group_and_is_not_taken(new_world: NewWorld) 
 def test_if_too_few_are_left_others_are_started(new_world: NewWorld) -> None:
     world = running(new_world, min_workers=3)
     cut(world, 2)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     assert world.state.stage is Stage.WAITING
     world.pass_time(0.25)
     [start] = [c for c in world.commands if isinstance(c, StartWorker)][3:]
@@ -168,6 +165,5 @@ def test_a_silent_node_delays_no_group_that_is_about_to_form(new_world: NewWorld
         world.start(2)
         world.deliver_all()
         world.pass_time(3.25)
-        world.form()
-        world.deliver_all()
+        world.join()
     assert world.state.stage is Stage.RUNNING and world.state.group.workers == (0, 2)

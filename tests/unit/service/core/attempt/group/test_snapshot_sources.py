@@ -27,8 +27,7 @@ def last_runs(world: Any) -> list[Any]:
 
 def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     source = last_runs(world)[0].restore_snapshot
     assert (source.generation, source.step, source.world_size) == (1, 6, 3)
     assert [endpoint.node_id for endpoint in source.parts] == ["n0", "n2", "n2"], "rank 1's buddy is on n2"
@@ -42,8 +41,7 @@ def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: N
 
 def test_the_memory_of_a_dead_worker_is_served_by_another_on_its_node(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=1).open(then=6)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.progress.step == 6 and world.state.group.source is not None
     assert {endpoint.port for endpoint in world.state.group.source.parts} == {7000}, "one that stays in the group"
 
@@ -83,19 +81,8 @@ def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_
 def test_there_is_no_wait_for_a_standby_once_the_newest_step_is_complete(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
     world.stop(3)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.generation == 2 and world.state.progress.step == 6
-
-
-def test_a_node_that_takes_its_buddy_along_leaves_the_checkpoint(new_world: NewWorld) -> None:
-    world = new_world(workers=3, memory=True).open(then=6)
-    world.die_node("n1")
-    world.die_node("n2")
-    world.recover()
-    world.run(1)
-    [incident] = world.incidents()
-    assert incident.state_source == "checkpoint" and incident.steps_lost == 2
 
 
 def test_an_older_complete_snapshot_is_preferred_to_the_checkpoint(new_world: NewWorld) -> None:
@@ -103,8 +90,7 @@ def test_an_older_complete_snapshot_is_preferred_to_the_checkpoint(new_world: Ne
     world = new_world(workers=3, memory=True).open(then=7)
     for node in world.memory:
         world.memory[node] = [(i, h) for i, h in world.memory[node] if (h.rank, h.step) != (1, 7)]
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert world.incidents()[0].steps_lost == 1 and world.incidents()[0].state_source == "memory"
 
@@ -113,25 +99,21 @@ def test_a_newer_checkpoint_is_preferred_to_a_snapshot(new_world: NewWorld) -> N
     world = new_world(workers=2, memory=True).open(then=4)
     for node in world.memory:
         world.memory[node] = [(i, h) for i, h in world.memory[node] if h.step == 3]
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.group.source is None and world.state.progress.step == 4
 
 
 def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.lost_memory = {(1, 6)}
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.state.stage is Stage.FORMING and world.state.snapshots.unreadable == ((1, 6),)
     assert world.state.group.source.step == 5, "the one before it is whole as well"
     world.lost_memory.add((1, 5))
-    world.form()
-    world.deliver_all()
+    world.join()
     world.pass_time(3.0)  # the third attempt backs off
     assert world.state.stage is Stage.FORMING and world.state.group.source is None
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     [incident] = world.incidents()
     assert (incident.state_source, incident.steps_lost) == ("checkpoint", 2)
@@ -158,9 +140,7 @@ def test_the_newest_kept_step_is_one_of_a_snapshot_that_may_be_used(new_world: N
 def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True).open(then=6)
     world.die(1)
-    world.deliver_all()
-    world.obey_interrupts()
-    world.deliver_all()
+    world.quiesce()
     assert {e.node_id for e in world.state.group.source.parts} == {"n0", "n2", "n3"}
     world.die(3)
     for worker in world.group():
@@ -168,34 +148,16 @@ def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) 
     world.deliver_all()
     assert world.state.snapshots.unreadable == ()
     assert world.state.group.source.step == 6, "rank 3's part lies with its buddy"
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     assert world.state.history.steps_lost == 0
-
-
-def test_growing_needs_no_storage(new_world: NewWorld) -> None:
-    world = new_world(workers=2, memory=True).open(then=5)
-    world.direct(granted=3)
-    world.pass_time(0.25)
-    world.start_all()
-    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {False}
-    world.train(1)
-    world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.commits == []
-    world.form()
-    world.deliver_all()
-    world.run(1)
-    assert world.state.progress.step == 7 and world.num_steps == 7 and world.incidents() == []
 
 
 def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True).open(then=5)
     world.direct(granted=2)
-    world.train(1)
-    world.deliver_all()
-    world.form()
-    world.deliver_all()
+    world.advance()
+    world.join()
     assert world.state.stage is Stage.RUNNING and world.count(KillWorker) == 0
     world.run(1)
     assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
@@ -215,17 +177,8 @@ def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) 
     world.post("exit-0", type(sent)(0, sent.exit.model_copy(update={"snapshot_parts": ()})))
     world.deliver_all()
     assert world.events("generation.switch_lossy")[0]["step"] == 4
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.history.steps_lost == 3
-
-
-def test_a_pause_is_durable(new_world: NewWorld) -> None:
-    world = new_world(workers=2, memory=True).open(then=5)
-    world.direct(desired=Desired.PAUSE)
-    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
-    world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
 def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
@@ -233,11 +186,9 @@ def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
     world.direct(granted=1)
     world.direct(desired=Desired.PAUSE)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     assert world.state.stage is Stage.FORMING
-    world.form()
-    world.deliver_all()
+    world.join()
     world.run(1)
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000007-a1-g2"
 
@@ -245,8 +196,7 @@ def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
 def test_a_death_during_a_pause_uses_the_snapshots_in_memory(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.direct(desired=Desired.PAUSE)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     world.run(1)
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000007-a1-g2"
 
@@ -290,8 +240,7 @@ def test_a_spare_that_could_not_be_asked_is_asked_when_it_answers_again(new_worl
 
 def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert world.count(RequestSnapshotParts) == 0 and world.state.group.source is None
     assert all(run.buddy is None for run in last_runs(world))
 
@@ -299,9 +248,7 @@ def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> N
 def test_a_lost_source_without_a_dead_worker_is_an_incident_of_its_own(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
     world.direct(granted=1)
-    world.train(1)
-    world.deliver_all()
+    world.advance()
     world.lost_memory = {(1, 6)}
-    world.form()
-    world.deliver_all()
+    world.join()
     assert world.state.incident.cause is IncidentCause.SNAPSHOT_LOST

@@ -44,8 +44,7 @@ def test_a_jump_there_and_back_changes_nothing(new_world: NewWorld) -> None:
 def test_a_wait_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorld) -> None:
     for jump_s in (7200.0, -7200.0):
         world = new_world(workers=2, min_workers=2, wait_s=30.0).open(then=5)
-        world.die(1)
-        world.recover()
+        world.lose(1)
         assert world.state.stage is Stage.WAITING
         world.now += jump_s
         world.feed(ClockJumped(jump_s))

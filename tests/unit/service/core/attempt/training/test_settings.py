@@ -31,8 +31,7 @@ def test_changed_settings_take_effect_at_the_next_step_boundary(new_world: NewWo
     words = "optimizer.lr 0.0003 -> 0.5, stop.steps 12 -> 20"
     assert world.events("generation.switching")[0]["reason"] == words
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert [worker.run.settings for worker in world.group()] == [world.state.target.settings] * 2
     (applied,) = world.events("generation.settings")
     assert (applied["step"], ", ".join(applied["changes"])) == (4, words)
@@ -47,8 +46,7 @@ def test_weights_that_change_at_a_later_step_are_known_to_the_group_from_the_nex
     world.direct(settings=_changed(world, weight_changes=(change,)))
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
-    world.form()
-    world.deliver_all()
+    world.join()
     assert [worker.run.settings.weight_changes for worker in world.group()] == [(change,)] * 2
     (applied,) = world.events("generation.settings")
     assert (applied["step"], applied["changes"]) == (
@@ -79,8 +77,7 @@ def test_a_job_whose_end_moves_during_its_last_step_goes_on(new_world: NewWorld)
     world.direct(settings=_changed(world, stop=StopSpec(steps=20)))
     world.train(1)  # the last step of the old settings
     world.deliver_all()
-    world.answer_storage()
-    world.deliver_all()
+    world.finish_storage()
     assert world.end is None and world.state.stage is Stage.FORMING
     world.total_steps = 20
     for _ in range(12):
@@ -104,8 +101,7 @@ def test_a_job_that_goes_on_with_other_data_says_so(before: str, new_world: NewW
     world.data_before = before
     world.start_all()
     world.committed[NAME] = True
-    world.form()
-    world.deliver_all()
+    world.join()
     said = [(event["step"], event["before"], event["now"]) for event in world.events("generation.data")]
     assert said == ([(7, "a1", "b2")] if before else [])
 

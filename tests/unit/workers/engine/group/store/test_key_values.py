@@ -51,16 +51,6 @@ def test_compare_and_set_answers_what_is_there_afterwards() -> None:
     assert values(store, Operation.COMPARE_SET, b"k", b"one", b"two") == (b"two",)
 
 
-def test_a_wait_ends_with_its_last_key() -> None:
-    store = KeyValues[str]()
-    assert ask(store, Operation.WAIT, b"x", b"y", client="b", number=7) is None
-    ask(store, Operation.SET, b"x", b"1")
-    assert store.ready() == []
-    ask(store, Operation.SET, b"y", b"2")
-    assert store.ready() == [("b", StoreAnswer(7, Outcome.DONE))]
-    assert store.ready() == []
-
-
 def test_a_client_that_sends_another_request_has_given_up_its_wait() -> None:
     store = KeyValues[str]()
     assert ask(store, Operation.GET, b"x", client="b") is None

@@ -11,9 +11,7 @@ from shoal_workers.engine.group.store.messages import (
     Space,
     StoreAnswer,
     StoreRequest,
-    join,
     pack,
-    split,
     take_frame,
 )
 
@@ -38,11 +36,6 @@ def test_any_bytes_are_a_frame_an_incomplete_one_or_refused(data: bytes) -> None
     except ValueError:
         return
     assert fields is None or pack(fields) == data[: len(data) - len(buffer)]
-
-
-@given(st.lists(st.binary(max_size=9), max_size=6))
-def test_joined_fields_are_split_again(fields: list[bytes]) -> None:
-    assert split(join(fields)) == fields
 
 
 def test_requests_and_answers_survive_the_wire() -> None:

@@ -52,8 +52,7 @@ def test_a_spare_on_the_survivors_node_takes_the_place_of_a_lost_worker(new_worl
     world = trained(new_world(workers=4, standby=2, nodes=2, **TP2))
     world.start_all()
     assert {worker.index: worker.node_id for worker in world.workers.values()}[5] == "n1"
-    world.die(1)
-    world.recover()
+    world.lose(1)
     assert ranks(world) == [(0, "n0"), (2, "n0"), (5, "n1"), (3, "n1")], "4 has a lower index, but is on n0"
 
 
