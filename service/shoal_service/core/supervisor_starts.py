@@ -64,7 +64,8 @@ def after_error(num_errors: int, error: str) -> StartDecision:
     if num_errors >= MAX_DRIVER_ERRORS:
         times = count_text(num_errors, "time")
         return StartDecision(False, 0.0, f"the control plane failed {times} in a row to drive the attempt: {error}")
-    return StartDecision(True, pause_s(num_errors), f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}")
+    reason = f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}"
+    return StartDecision(True, pause_s(num_errors), reason)
 
 
 def pause_s(num_errors: int) -> float:

@@ -78,13 +78,17 @@ def move(
     to: Annotated[
         str, typer.Option("--to", metavar="CLUSTER", help="Name of the cluster; any: the scheduler chooses.")
     ],
+    now: Annotated[bool, typer.Option("--now", help="End it now, although it may have to wait there.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job trains there.")] = False,
 ) -> None:
     """Move a job to another cluster: it saves, ends where it is, and goes on there without losing a step.
 
-    Refused if the job could not run there. With --wait the exit code is 1 if the job ends before it trains there.
+    It trains on until it would start there. Refused if the job could not run there. With --wait the exit code is 1 if
+    the job ends before it trains there.
     """
-    view = session.client.move(session.job_id(job), to)
+    if now and to == ANY_CLUSTER:
+        raise typer.BadParameter("with --to any the job stays where it is: name a cluster", param_hint="--now")
+    view = session.client.move(session.job_id(job), to, at_once=now)
     if wait:
         view = _wait_until_trains(session, view, to)
     session.show(view, lambda job: _describe_move(job, to))
