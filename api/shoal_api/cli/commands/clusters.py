@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.render.access import tokens_table
@@ -87,7 +88,7 @@ def move(
     the job ends before it trains there.
     """
     if now and to == ANY_CLUSTER:
-        raise typer.BadParameter("with --to any the job stays where it is: name a cluster", param_hint="--now")
+        raise CliError("--now needs the name of a cluster: with --to any the job stays where it is")
     view = session.client.move(session.job_id(job), to, at_once=now)
     if wait:
         view = _wait_until_trains(session, view, to)
