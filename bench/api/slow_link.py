@@ -16,9 +16,8 @@ import contextlib
 import json
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -29,6 +28,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 from api.supervisors import Connection, Service, Supervisor, played_service, stop_tasks
 from doubles.fake_ray import FakeRay
 from doubles.running_gateway import RunningGateway, until
+from kit.processes.proxy import Proxy
 from measurements.machine import describe
 from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.core.nodes import Node
@@ -36,7 +36,6 @@ from shoal_service.store import Store, archives, cluster_links, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _LEAST_BYTES, _MOST_BYTES = 5 << 20, 16 << 20
-_PIECE_BYTES = 16 << 10
 _PAUSES = 10
 _LONGEST_S = 900.0
 
@@ -52,15 +51,20 @@ def main() -> None:
 
 
 async def measure(folder: Path, uploads: int, rate: float) -> dict[str, Any]:
-    with played_service(folder, None, "--joined") as (store, _, service), slow_proxy(service.port, rate) as slow_port:
-        east = _gateway(store, "east", slow_port)
+    with (
+        played_service(folder, None, "--joined") as (store, _, service),
+        contextlib.closing(Proxy(service.port)) as link,
+    ):
+        link.shape(rate)
+        east = _gateway(store, "east", link.port)
         west = _gateway(store, "west", service.port)
         try:
             async with _training(store, service, west.ray, 2 * _PAUSES):
                 alone_s = [await _pause(service, job) for job in service.supervisors[:_PAUSES]]
                 num_bytes = _submit_with_code(store, uploads)
                 watch, begun_mono = _Watch(store, service), time.monotonic()
-                watching, pauses_s = asyncio.create_task(watch.look()), []
+                watching = asyncio.create_task(watch.look())
+                pauses_s: list[float] = []
                 every_s = num_bytes / rate / (_PAUSES + 1)
                 while len(east.ray.code) < uploads:
                     assert time.monotonic() - begun_mono < _LONGEST_S, "the uploads do not end"
@@ -156,45 +160,6 @@ class _Watch:
                 self.away_s += now_mono - looked_mono
             looked_mono = now_mono
             await asyncio.sleep(0.25)
-
-
-@contextlib.contextmanager
-def slow_proxy(port: int, rate: float) -> Iterator[int]:
-    """Runs a link of `rate` bytes a second to this port, which all connections share, and yields its own port."""
-    started: dict[str, Any] = {}
-    is_up = threading.Event()
-    free_mono = 0.0
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal free_mono
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(_PIECE_BYTES):
-                free_mono = max(free_mono, time.monotonic()) + len(data) / rate
-                await asyncio.sleep(free_mono - time.monotonic())
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port, limit=_PIECE_BYTES)
-        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
-
-    async def serve() -> None:
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=_PIECE_BYTES)
-        started.update(loop=asyncio.get_running_loop(), stop=asyncio.Event())
-        started["port"] = server.sockets[0].getsockname()[1]
-        is_up.set()
-        await started["stop"].wait()
-        server.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="slow link")
-    thread.start()
-    is_up.wait()
-    try:
-        yield started["port"]
-    finally:
-        started["loop"].call_soon_threadsafe(started["stop"].set)
-        thread.join()
 
 
 if __name__ == "__main__":
