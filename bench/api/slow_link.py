@@ -61,7 +61,7 @@ async def measure(folder: Path, uploads: int, rate: float) -> dict[str, Any]:
         try:
             async with _training(store, service, west.ray, 2 * _PAUSES):
                 alone_s = [await _pause(service, job) for job in service.supervisors[:_PAUSES]]
-                num_bytes = _submit_with_code(store, uploads)
+                num_bytes = await asyncio.to_thread(_submit_with_code, store, uploads)
                 watch, begun_mono = _Watch(store, service), time.monotonic()
                 watching = asyncio.create_task(watch.look())
                 pauses_s: list[float] = []
