@@ -78,8 +78,9 @@ bench-system-metrics: setup ## what system metrics cost the training thread, a w
 bench-overhead: setup ## Shoal against the same training loop under plain torchrun
 	@$(BIN)/python bench/overhead.py
 
-bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams, 200 jobs that report, 1,000 long polls, first step (10 minutes)
+bench-api: setup ## control plane: requests per second, lists, memory, scrapes, pages, 200 open streams, 200 jobs that report, 1,000 long polls, first step; uploads over a slow link (12 minutes)
 	@$(BIN)/python bench/api/main.py
+	@$(BIN)/python bench/api/slow_link.py
 
 bench-pages: setup ## the workspace in Chromium: 200 jobs of 100,000 steps in 8 panels, first paint and interaction (2 minutes)
 	@$(BIN)/python bench/workspace.py

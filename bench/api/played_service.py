@@ -1,9 +1,10 @@
 """`shoal serve` with control loop, drivers, REST edge and metrics over a played cluster: nothing runs in it.
 
-    python bench/api/played_service.py DATABASE_URL STATE_DIR
+    python bench/api/played_service.py DATABASE_URL STATE_DIR [--joined]
 
 It prints its port, and a line of JSON for each supervisor that it starts: job, attempt and token. Who reads them plays
-the supervisors over HTTP. The service does the work that real jobs cause, and Ray uses none of the processor.
+the supervisors over HTTP. The service does the work that real jobs cause, and Ray uses none of the processor. With
+`--joined` it has no cluster: gateways join it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shoal_service.collector import spare_what_exists
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.hardware_profiles import planning_profile
+from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.core.nodes import Node
 from shoal_service.store import Store
 from shoal_service.supervisor.config import SupervisorConfig
@@ -56,7 +58,7 @@ class PlayedCluster(FakeCluster):
 
 
 def main() -> None:
-    url, state_dir = sys.argv[1], Path(sys.argv[2])
+    url, state_dir, is_joined = sys.argv[1], Path(sys.argv[2]), "--joined" in sys.argv
     nodes = tuple(
         Node(node_id=f"n{number}", ip="10.0.0.1", alive=True, cpus=CPUS_OF_NODE, gpus=0.0, memory_gib=256.0)
         for number in range(NUM_NODES)
@@ -64,7 +66,8 @@ def main() -> None:
     store, cluster = Store.open(url), PlayedCluster(nodes)
     config = ControlConfig(owner="bench", lease_ttl_s=9.0, checkpoint_url=str(state_dir / "checkpoints"))
     requests, passes = RequestMetrics(), PassTimes()
-    control = ControlLoop(store, FakeClusters.single(cluster), SystemClock(), config, times=passes)
+    joined = JoinedClusters(store, "default", SystemClock(), lambda: control.lease) if is_joined else None
+    control = ControlLoop(store, joined or FakeClusters.single(cluster), SystemClock(), config, times=passes)
     sources = Sources(
         store=store,
         owner=config.owner,
@@ -100,6 +103,8 @@ def main() -> None:
         await asyncio.gather(acting, serving)
 
     asyncio.run(serve())
+    if joined is not None:
+        joined.close()
 
 
 def _when_input_ends(then) -> None:  # type: ignore[no-untyped-def]

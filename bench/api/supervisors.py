@@ -82,7 +82,7 @@ async def _reports(
         found = await Pages(service.port, service.admin, watched.job_id, pages).follow(service.pid, seconds)
         receipts = sorted(took for one in service.supervisors for took in one.receipts_ms)
         late = max(one.worst_gap_s for one in service.supervisors)
-        await _stop(reporting)
+        await stop_tasks(reporting)
     result = {
         "reports_jobs": jobs,
         "reports_points": points,
@@ -113,14 +113,14 @@ async def _polls(folder: Path, *, polls: int, orders: int, tree: Path | None) ->
         rss_mib, before_s, begun_mono = service.rss_mib(), cpu_seconds(service.pid), time.monotonic()
         await asyncio.sleep(2 * _POLL_S)
         share = (cpu_seconds(service.pid) - before_s) / (time.monotonic() - begun_mono)
-        admin, times_ms = _Connection(service.port, service.admin), []
+        admin, times_ms = Connection(service.port, service.admin), []
         for one in service.supervisors[:orders]:
             one.directed.clear()
             begun_mono = time.monotonic()
             await admin.ask("POST", f"/v1/jobs/{one.job_id}/cancel")
             await asyncio.wait_for(one.directed.wait(), 30)
             times_ms.append((time.monotonic() - begun_mono) * 1e3)
-        await _stop([*polling, *reporting])
+        await stop_tasks([*polling, *reporting])
     result = {
         "polls": polls,
         "polls_rss_mib": round(rss_mib),
@@ -141,14 +141,14 @@ async def _running_scrape(folder: Path, *, jobs: int, tree: Path | None) -> dict
     async with _training(folder, jobs, tree) as service:
         reporting = [asyncio.create_task(one.report_forever(1)) for one in service.supervisors]
         await asyncio.sleep(_SETTLE_S)
-        scrape = _Connection(service.port, service.admin)
+        scrape = Connection(service.port, service.admin)
         times_ms = []
         for _ in range(_SCRAPES):
             begun_mono = time.monotonic()
             await scrape.ask("GET", "/metrics")
             times_ms.append((time.monotonic() - begun_mono) * 1e3)
             await asyncio.sleep(_APART_S)
-        await _stop(reporting)
+        await stop_tasks(reporting)
     result = {
         "running_scrape_p50_ms": round(statistics.median(times_ms)),
         "running_scrape_max_ms": round(max(times_ms)),
@@ -160,7 +160,7 @@ async def _running_scrape(folder: Path, *, jobs: int, tree: Path | None) -> dict
     return result
 
 
-class _Connection:
+class Connection:
     """A kept-alive connection."""
 
     def __init__(self, port: int, token: str) -> None:
@@ -190,7 +190,7 @@ class _Connection:
 
 
 @dataclass
-class _Supervisor:
+class Supervisor:
     """Plays the supervisor of one attempt."""
 
     port: int
@@ -208,7 +208,7 @@ class _Supervisor:
 
     def __post_init__(self) -> None:
         self._path = f"/v1/jobs/{self.job_id}/attempts/{self.attempt}"
-        self._reports, self._polls = _Connection(self.port, self.token), _Connection(self.port, self.token)
+        self._reports, self._polls = Connection(self.port, self.token), Connection(self.port, self.token)
 
     async def report_forever(self, points: int) -> None:
         await self._every_second(lambda: self.report_once(points))
@@ -275,11 +275,11 @@ class _Supervisor:
 
 
 @dataclass
-class _Service:
+class Service:
     admin: str
     port: int
     pid: int
-    supervisors: list[_Supervisor]
+    supervisors: list[Supervisor]
 
     def rss_mib(self) -> float:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
@@ -289,7 +289,7 @@ class _Service:
 
 
 @contextlib.asynccontextmanager
-async def _training(folder: Path, jobs: int, tree: Path | None, *, is_polled: bool = True) -> AsyncIterator[_Service]:
+async def _training(folder: Path, jobs: int, tree: Path | None, *, is_polled: bool = True) -> AsyncIterator[Service]:
     """Runs a service whose jobs have all begun, each with an open long poll."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two connections of each supervisor, here and there
@@ -298,16 +298,36 @@ async def _training(folder: Path, jobs: int, tree: Path | None, *, is_polled: bo
         try:
             yield service
         finally:
-            await _stop(polling)
+            await stop_tasks(polling)
 
 
 @contextlib.contextmanager
-def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
+def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[Service]:
+    with played_service(folder, tree) as (store, process, service):
+        for _ in range(jobs):
+            store.writing(submissions.create)(parse_spec(_SPEC), idempotency_key=None, now=time.time())
+        watchdog = threading.Timer(_STARTS_S, process.kill)  # its output ends
+        watchdog.start()
+        while len(service.supervisors) < jobs:
+            assert process.stdout is not None
+            started = json.loads(process.stdout.readline())
+            offset_s = len(service.supervisors) / jobs * _EVERY_S
+            one = Supervisor(service.port, started["job"], started["attempt"], started["token"], offset_s)
+            service.supervisors.append(one)
+        watchdog.cancel()
+        yield service
+
+
+@contextlib.contextmanager
+def played_service(
+    folder: Path, tree: Path | None, *options: str
+) -> Iterator[tuple[Store, subprocess.Popen[str], Service]]:
+    """Runs `played_service.py`, and opens its store here too."""
     url = f"sqlite:///{folder}/shoal.db"
     program = Path(__file__).with_name("played_service.py")
     sources = {"PYTHONPATH": ":".join(str(tree / name) for name in ("workers", "service", "api"))} if tree else {}
     process = subprocess.Popen(
-        [sys.executable, str(program), url, str(folder)],
+        [sys.executable, str(program), url, str(folder), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -315,24 +335,12 @@ def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
     )
     assert process.stdin is not None and process.stdout is not None
     store = None
-    watchdog = threading.Timer(_STARTS_S, process.kill)  # its output ends
-    watchdog.start()
     try:
         port = int(process.stdout.readline())
         store = Store.open(url)
         admin = ensure_admin_token(store, folder, now=time.time()).read_text().strip()
-        for _ in range(jobs):
-            store.writing(submissions.create)(parse_spec(_SPEC), idempotency_key=None, now=time.time())
-        service = _Service(admin, port, process.pid, [])
-        while len(service.supervisors) < jobs:
-            started = json.loads(process.stdout.readline())
-            offset_s = len(service.supervisors) / jobs * _EVERY_S
-            one = _Supervisor(port, started["job"], started["attempt"], started["token"], offset_s)
-            service.supervisors.append(one)
-        watchdog.cancel()
-        yield service
+        yield store, process, Service(admin, port, process.pid, [])
     finally:
-        watchdog.cancel()
         process.stdin.close()
         try:
             process.wait(60)
@@ -344,7 +352,7 @@ def _process(folder: Path, jobs: int, tree: Path | None) -> Iterator[_Service]:
             store.close()
 
 
-async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+async def stop_tasks(tasks: list[asyncio.Task[None]]) -> None:
     """Stops the supervisors. Raises what one of them has failed with."""
     for task in tasks:
         task.cancel()

@@ -25,7 +25,7 @@ from shoal_workers.contract.layout import ParallelismSpec
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase, Stacks, WorkerUse
 from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, Weight
-from shoal_workers.contract.placing import CLUSTER_PATTERN, Moment
+from shoal_workers.contract.placing import ANY_CLUSTER, CLUSTER_PATTERN, Moment
 from shoal_workers.contract.profiles import MAX_STEPS, ProfileFile, StepTimes
 from shoal_workers.contract.profiles import Category as StepCategory
 from shoal_workers.contract.proofs import LayoutProof
@@ -694,6 +694,15 @@ class MoveRequest(Frozen):
 
     to: str = Field(pattern=CLUSTER_PATTERN)
     """Name of the cluster; `any`: the one that the scheduler chooses, and an attempt stays where it is."""
+    at_once: bool = False
+    """End an attempt elsewhere now, although the job may have to wait there. False: it trains on until it would start
+    there."""
+
+    @model_validator(mode="after")
+    def _moves(self) -> MoveRequest:
+        if self.at_once and self.to == ANY_CLUSTER:
+            raise ValueError("at_once needs the name of a cluster: with any, an attempt stays where it is.")
+        return self
 
 
 class SweepRange(Frozen):

@@ -45,7 +45,7 @@ class RunningGateway:
     async def _run(self) -> None:
         link = Link(self.url, self.token, self.cluster)
         self._loop = asyncio.get_running_loop()
-        how = {"replaces": self.replaces, "labels": self.labels}
+        how: dict[str, Any] = {"replaces": self.replaces, "labels": self.labels}
         self.gateway = Gateway(self.ray, link, address="head:6379", say=self.lines.append, **how)
         self._stop = asyncio.Event()
         try:

@@ -4,10 +4,13 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.event import listen
 
+from kit.databases import MigratedDatabases
 from kit.views import series_point
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.service import SupervisorRestarted
@@ -28,6 +31,22 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 Submit = Callable[..., str]
+
+
+def test_connections_of_many_readers_at_once_are_kept(migrated: MigratedDatabases, tmp_path: Path) -> None:
+    """To open one costs more than most transactions."""
+    store, num_opened, all_read = Store.open(migrated.sqlite(tmp_path / "shoal.db")), [], threading.Barrier(40)
+    listen(store._database._engine, "connect", lambda *_: num_opened.append(1))
+
+    def read(_: int) -> None:
+        with store.read():
+            all_read.wait(60)
+
+    with ThreadPoolExecutor(40) as threads:
+        for _ in range(3):
+            [*threads.map(read, range(40))]
+    store.close()
+    assert len(num_opened) <= 40
 
 
 def test_events_written_by_many_threads_are_gap_free_and_in_order(

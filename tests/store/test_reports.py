@@ -257,7 +257,9 @@ class TestEnds:
         self, store: Store, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         attempt.report(end=_end(EndReason.USER_ERROR, 49))
-        assert store.get_job(job_id).status.state is JobState.QUEUED
+        status = store.get_job(job_id).status
+        assert status.state is JobState.QUEUED
+        assert status.lost is not None and status.lost.cause is IncidentCause.RETRIED, "an incident of the next attempt"
         begin(job_id).report(end=_end(EndReason.USER_ERROR, 49))
         assert store.get_job(job_id).status.state is JobState.FAILED
 

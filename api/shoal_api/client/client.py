@@ -317,9 +317,12 @@ class Client(Histories, Fleet, Artifacts):
         """Let a failed job try again, from its newest checkpoint."""
         return self._call("POST", job_path(job_id, "retry"), JobView, idempotent=False)
 
-    def move(self, job_id: str, to: str, *, if_match: str | None = None) -> JobView:
+    def move(self, job_id: str, to: str, *, at_once: bool = False, if_match: str | None = None) -> JobView:
         """Run a job in the cluster `to`: an attempt elsewhere saves and ends, and the job goes on there. With `any` the
         scheduler chooses the cluster, and an attempt stays where it is.
+
+        Args:
+            at_once: the attempt does not train on until the job would start there.
 
         Raises:
             Conflict: the job could not run there, or has ended; the message names the way out.
@@ -330,7 +333,7 @@ class Client(Histories, Fleet, Artifacts):
             "POST",
             job_path(job_id, "move"),
             JobView,
-            body=MoveRequest(to=to),
+            body=MoveRequest(to=to, at_once=at_once),
             headers=headers,
             idempotent=if_match is None,
         )

@@ -225,7 +225,7 @@ class Driver:
 
         Raises LeaseLost, StoreUnavailable. Every other error is counted, and the attempt ends after some in a row.
         """
-        with self._requests(self._requested), self._failed_creation():
+        with self._requests(self._requested):
             is_over = False
             while not is_over:
                 try:
@@ -240,7 +240,8 @@ class Driver:
     async def _attend(self) -> bool:
         """Follows the attempt, and does what has to be done about it. False: it goes on."""
         try:
-            await self._follow()
+            with self._failed_creation():
+                await self._follow()
             return True
         except _HostSilent as error:
             await self._replace(error.node_id)
@@ -269,12 +270,24 @@ class Driver:
     async def _count_error(self, error: Exception) -> bool:
         """Counts an unexpected error, and pauses. True: the attempt is over, or has ended now because there were too
         many since its supervisor has reported."""
-        _log.error("driver.failed", exc_info=error, extra={"job": self._row.id, "attempt": self._row.attempt})
+        self._log_error(error)
+        self._num_errors += 1
+        try:
+            if await self._note_error(error):
+                return True
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as another:  # noted with the next one
+            self._log_error(another)
+        await self._clock.sleep(supervisor_starts.pause_s(self._num_errors))
+        return False
+
+    async def _note_error(self, error: Exception) -> bool:
         link = await self._links.of(self._key, newest=True)
         if link is None:
             return True
-        self._num_errors = self._num_errors + 1 if link.reported_at == self._reported_at else 1
-        self._reported_at = link.reported_at
+        if link.reported_at != self._reported_at:
+            self._num_errors, self._reported_at = 1, link.reported_at
         decision = supervisor_starts.after_error(self._num_errors, f"{type(error).__name__}: {error}")
         after_s = decision.after_s if decision.again else None
         event = DriverFailed(number=self._num_errors, after_s=after_s, message=decision.reason)
@@ -282,9 +295,10 @@ class Driver:
         await asyncio.to_thread(note, self._row.id, event, now=self._clock.time())
         if not decision.again:
             await self._end(decision)
-            return True
-        await self._clock.sleep(decision.after_s)
-        return False
+        return not decision.again
+
+    def _log_error(self, error: Exception) -> None:
+        _log.error("driver.failed", exc_info=error, extra={"job": self._row.id, "attempt": self._row.attempt})
 
     async def _follow(self) -> None:
         """Follows the attempt until it is over."""

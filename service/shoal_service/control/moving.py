@@ -151,7 +151,7 @@ class Moving:
 
     def moves(self, row: DriveRow) -> bool:
         """Return whether the job's attempt has to save and end, since the job goes on in another cluster."""
-        return (row.id, row.attempt) in self._begun and self._is_elsewhere(row)
+        return self._is_elsewhere(row) and (is_preempted(row) or (row.id, row.attempt) in self._begun)
 
     async def why_not(self, job: JobView, to: str, *, may_ask: bool) -> str:
         """Why the job cannot move to this cluster now, in words for the user; empty: it can. Raises ClusterNotFound.
@@ -202,7 +202,7 @@ class Moving:
         kept: dict[str, WorkerNeed] = {}
         for row in rows:
             if row.state is not JobState.QUEUED and self.moves(row):
-                for node_id, need in self._begun[row.id, row.attempt].items():
+                for node_id, need in self._begun.get((row.id, row.attempt), {}).items():
                     kept[node_id] = kept.get(node_id, WorkerNeed()).plus(need)
         return kept
 

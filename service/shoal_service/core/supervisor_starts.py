@@ -64,8 +64,12 @@ def after_error(num_errors: int, error: str) -> StartDecision:
     if num_errors >= MAX_DRIVER_ERRORS:
         times = count_text(num_errors, "time")
         return StartDecision(False, 0.0, f"the control plane failed {times} in a row to drive the attempt: {error}")
-    after_s = backoff_s(num_errors, first_s=1.0, longest_s=_MAX_PAUSE_S)
-    return StartDecision(True, after_s, f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}")
+    reason = f"error {num_errors} of at most {MAX_DRIVER_ERRORS} in a row: {error}"
+    return StartDecision(True, pause_s(num_errors), reason)
+
+
+def pause_s(num_errors: int) -> float:
+    return backoff_s(num_errors, first_s=1.0, longest_s=_MAX_PAUSE_S)
 
 
 def while_unanswered(num_unrecorded: int, known_before: int, ends: Sequence[ProcessEnd] = ()) -> StartDecision:

@@ -339,8 +339,9 @@ def _sqlite_engine(url: URL) -> Engine:
         raise StoreUnavailable(f"database_url {url.database!r}: its directory cannot be created: {error}.") from error
     engine = create_engine(
         url,
-        pool_size=_POOL,
-        max_overflow=_POOL_OVERFLOW,
+        pool_size=_POOL + _POOL_OVERFLOW,  # to open one takes longer than most transactions; idle ones cost little
+        max_overflow=0,
+        pool_use_lifo=True,
         connect_args={"timeout": _BUSY_S, "check_same_thread": False, "cached_statements": 256},
     )
 

@@ -102,7 +102,7 @@ class JobEdit:
         shown = _book(self.tx, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
 
-    def lose(self, reason: EndReason, message: str, *, is_script: bool = False) -> None:
+    def lose(self, reason: EndReason, message: str, *, is_script: bool = False, is_retried: bool = False) -> None:
         """Notes what the job has lost with an attempt that has ended for this reason. Called before `move`. A script
         that was asked to end had the time to save, and only its next report shows whether it did."""
         status = self.status
@@ -117,7 +117,8 @@ class JobEdit:
             message=message,
         )
         saved_step = status.step if is_script else status.checkpoint_step or 0
-        self.describe(lost=after_end(status.lost, ended, reason, saved_step=saved_step))
+        lost = after_end(status.lost, ended, reason, saved_step=saved_step, is_retried=is_retried)
+        self.describe(lost=lost)
 
     def move(
         self,

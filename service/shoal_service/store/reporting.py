@@ -256,7 +256,8 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         traceback = end.failure.traceback[-MAX_TRACEBACK_CHARS:]
         edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
     edit.describe(step=done)
-    edit.lose(end.reason, end.message, is_script=spec.script is not None)
+    is_retried = decision.charged and decision.again
+    edit.lose(end.reason, end.message, is_script=spec.script is not None, is_retried=is_retried)
     profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     sentence = end.sentence
     text = (sentence, decision.reason) if decision.charged or decision.again else (sentence or decision.reason,)

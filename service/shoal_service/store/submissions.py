@@ -208,15 +208,27 @@ def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> 
     return changed
 
 
-def move(tx: Transaction, job_id: str, to: str, *, if_match: str | None = None, now: float) -> JobView:
+def move(
+    tx: Transaction, job_id: str, to: str, *, at_once: bool = False, if_match: str | None = None, now: float
+) -> JobView:
     """Asks that the job runs in the cluster `to`; `any`: in the one that the scheduler chooses.
 
     It makes a new version of the spec, as `patch` does. The caller has checked that the job can run there.
 
+    Args:
+        at_once: an attempt elsewhere saves and ends now, although the job may have to wait there.
+
     Raises:
         JobNotFound, JobEnded, RequestConflict, PreconditionFailed
     """
-    return patch(tx, job_id, JobPatch(worker=WorkerPatch(cluster=to)), if_match=if_match, now=now)
+    view = patch(tx, job_id, JobPatch(worker=WorkerPatch(cluster=to)), if_match=if_match, now=now)
+    job = load(tx, job_id, lock=True)
+    if not at_once or job.state not in ATTEMPT_STATES or job.cluster in (None, "", to):
+        return view
+    edit = JobEdit(tx, job, now)
+    edit.set(granted_workers=0)  # as for a preempted job, whose driver directs the attempt to save and to end
+    edit.save()
+    return load_view(tx, job_id)
 
 
 def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:

@@ -196,6 +196,8 @@ def test_a_damaged_checkpoint_is_refused_and_named(make_job: Any) -> None:
     (end,) = job.run(workers, restore_from=str(newest))
     assert end.kind is ExitKind.DAMAGED_CHECKPOINT
     assert "shard-00000.bin" in end.error.message
+    (end,) = job.run(workers, restore_from=str(newest.parent / "step-000000000099-a1-g1"))
+    assert end.kind is ExitKind.STORAGE_FAILED and "is not there on" in end.error.message, "its mount is missing"
     older = job.committed[-2]
     (end,) = job.run(workers, restore_from=older)
     assert (end.kind, end.step) == (ExitKind.FINISHED, STEPS)

@@ -115,6 +115,7 @@ def test_a_move_that_ends_elsewhere_or_is_refused_says_so(two: Any, shoal: Any) 
     refused = shoal("move", job.id, "--to", "west")
     assert refused.code != 0 and "cannot be moved to cluster west: the cluster is cordoned" in refused.err
     assert shoal("move", job.id, "--to", "nowhere").code == 4
+    assert shoal("move", job.id, "--to", "any", "--now").code == 2
     two.cluster.why_not.clear()
 
     def cancel() -> None:

@@ -121,6 +121,19 @@ def test_a_job_is_moved_with_a_new_version_of_its_spec(two: Any, spec: Any) -> N
     assert "job.patched" not in {one.type for one in two.client.events(job_id)}
     assert two.client.move(job_id, "west").spec_version == 2, "a repeated request changes nothing"
     assert two.client.move(job_id, "any").spec.worker.cluster == "any"
+    answer = two.http.post(f"/v1/jobs/{job_id}/move", json={"to": "any", "at_once": True})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
+def test_a_move_at_once_takes_the_workers_and_is_checked_although_it_is_repeated(two: Any, spec: Any) -> None:
+    job_id = run_in(two, spec, "default")
+    two.client.move(job_id, "west")
+    two.cluster.why_not["west"] = "its nodes cannot read the checkpoints"
+    assert refused(lambda: two.client.move(job_id, "west", at_once=True)).code == "move-refused"
+    del two.cluster.why_not["west"]
+    two.client.move(job_id, "west", at_once=True)
+    [row] = two.store.reading(driving.to_drive)()
+    assert row.granted_workers == 0
 
 
 def test_a_patch_of_the_cluster_is_checked_as_a_move(two: Any, spec: Any) -> None:

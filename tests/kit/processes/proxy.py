@@ -1,8 +1,11 @@
-"""A TCP proxy whose connections a test cuts or holds, as a network between a client and the service does."""
+"""A TCP proxy whose connections a test cuts, holds or slows, as a network between a client and the service does."""
 
 import contextlib
 import socket
 import threading
+import time
+
+_PIECE_BYTES = 16 << 10
 
 
 class Proxy:
@@ -15,6 +18,9 @@ class Proxy:
         self._passes = threading.Event()
         self._passes.set()
         self._is_cut = False
+        self._bytes_per_s, self._delay_s = float("inf"), 0.0
+        self._free_mono = 0.0
+        """When the link has passed on all that it was given."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -43,6 +49,11 @@ class Proxy:
     def release(self) -> None:
         """What was held passes now."""
         self._passes.set()
+
+    def shape(self, bytes_per_s: float = float("inf"), delay_s: float = 0.0) -> None:
+        """From now on all connections share this rate, and each piece arrives so much later. Without arguments the link
+        is fast again."""
+        self._bytes_per_s, self._delay_s = bytes_per_s, delay_s
 
     def redirect(self, target: int) -> None:
         """Connections that are open end."""
@@ -89,8 +100,12 @@ class Proxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(65536):
+            while data := source.recv(_PIECE_BYTES):
                 self._passes.wait()
+                with self._lock:
+                    self._free_mono = max(self._free_mono, time.monotonic()) + len(data) / self._bytes_per_s
+                    left_s = self._free_mono - time.monotonic() + self._delay_s
+                time.sleep(max(0.0, left_s))
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -93,3 +93,22 @@ def test_a_gateway_that_is_cut_off_by_the_network_while_jobs_train(
     assert fleet.west.join.is_alive
     finish(runs)
     until(lambda: fleet.attempts() == [], "no supervisor is left")
+
+
+@pytest.mark.matrix
+def test_links_of_a_cluster_that_are_slow_and_late_while_jobs_train(fleet: Any, submit: Submit) -> None:
+    """Reports, directives and answers pass at 100 kB a second, and each piece is 0.3 s late."""
+    runs = train_on_both(submit)
+    shaped = (fleet.west.link, fleet.west.home)
+    for proxy in shaped:
+        proxy.shape(1e5, delay_s=0.3)
+    try:
+        go_on(runs)
+        for run in runs.values():
+            run.wait_for_step(24)
+        assert fleet.west.join.is_alive
+        fleet.wait_for("east", "west")
+    finally:
+        for proxy in shaped:
+            proxy.shape()
+    finish(runs)

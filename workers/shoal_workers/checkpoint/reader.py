@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from socket import gethostname
 from threading import local as ThreadLocal
 from typing import Any, TypeVar
 
@@ -63,10 +64,16 @@ def fill(
     """Fills `state` (flat, as for `CheckpointWriter.save`).
 
     DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
-    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read. `optional`: as
-    for `plan_needed`. `advanced`: called on the calling thread with the bytes that were read so far.
+    the storage does not answer, or this node does not see the directory. Tensors of the checkpoint that the state does
+    not contain are not read. `optional`: as for `plan_needed`. `advanced`: called on the calling thread with the bytes
+    that were read so far.
     """
     place = open_directory(directory)
+    try:
+        place.files()
+    except FileNotFoundError as error:  # its search was answered where the storage is seen: nothing is damaged
+        message = f"{place.url} is not there on {gethostname()}. Make the job's storage available on that node"
+        raise FileNotFoundError(message) from error
     marker = marker_in(place)
     check_lengths(place, marker)
     files = _files_of(place, marker)

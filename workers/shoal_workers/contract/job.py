@@ -100,6 +100,8 @@ class IncidentCause(StrEnum):
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     CLUSTER_LOST = "cluster_lost"
     """The previous attempt was lost with all its workers and its supervisor."""
+    RETRIED = "retried"
+    """The previous attempt has failed, and the job was retried."""
 
 
 class StateSource(StrEnum):

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
+from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.render.access import tokens_table
@@ -78,13 +79,17 @@ def move(
     to: Annotated[
         str, typer.Option("--to", metavar="CLUSTER", help="Name of the cluster; any: the scheduler chooses.")
     ],
+    now: Annotated[bool, typer.Option("--now", help="End it now, although it may have to wait there.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job trains there.")] = False,
 ) -> None:
     """Move a job to another cluster: it saves, ends where it is, and goes on there without losing a step.
 
-    Refused if the job could not run there. With --wait the exit code is 1 if the job ends before it trains there.
+    It trains on until it would start there. Refused if the job could not run there. With --wait the exit code is 1 if
+    the job ends before it trains there.
     """
-    view = session.client.move(session.job_id(job), to)
+    if now and to == ANY_CLUSTER:
+        raise CliError("--now needs the name of a cluster: with --to any the job stays where it is")
+    view = session.client.move(session.job_id(job), to, at_once=now)
     if wait:
         view = _wait_until_trains(session, view, to)
     session.show(view, lambda job: _describe_move(job, to))

@@ -107,17 +107,28 @@ async def move_job(
     job: Job,
     if_match: IfMatch = None,
 ) -> Response:
-    """An attempt elsewhere saves and ends, the job returns to the queue, and goes on there without losing a step.
-    The request is refused if the job could not run there. `any`: the scheduler may choose again, and an attempt
-    stays where it is. With `If-Match`, only if the ETag is still this one."""
-    await require_runs_in(context, job, move.to)
-    change = partial(context.store.writing(submissions.move), if_match=spec_tags(if_match), now=context.clock())
+    """Once the job would start there, or with `at_once` now, an attempt elsewhere saves and ends, the job returns to
+    the queue, and goes on there without losing a step. The request is refused if the job could not run there. `any`:
+    the scheduler may choose again, and an attempt stays where it is. With `If-Match`, only if the ETag is still this
+    one."""
+    await require_runs_in(context, job, move.to, is_repeated=not move.at_once)
+    change = partial(
+        context.store.writing(submissions.move),
+        at_once=move.at_once,
+        if_match=spec_tags(if_match),
+        now=context.clock(),
+    )
     return job_response(await run_in_threadpool(change, job_id, move.to), 202)
 
 
-async def require_runs_in(context: Context, job: JobView, cluster: str) -> None:
-    """Raises MoveRefused if the job cannot run in that cluster."""
-    if cluster in (ANY_CLUSTER, job.spec.worker.cluster) or job.status.state.ended:
+async def require_runs_in(context: Context, job: JobView, cluster: str, *, is_repeated: bool = True) -> None:
+    """Raises MoveRefused if the job cannot run in that cluster.
+
+    Args:
+        is_repeated: a request for the cluster that the spec names already is not checked again.
+    """
+    known = job.spec.worker.cluster if is_repeated else job.status.cluster
+    if cluster in (ANY_CLUSTER, known) or job.status.state.ended:
         return  # of a job that has ended the store says so
     why = await context.cluster.why_not_in(job, cluster)
     if why:

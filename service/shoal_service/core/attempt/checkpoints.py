@@ -8,8 +8,8 @@ newest.
 
 A storage that does not answer is asked again until `checkpoint.wait_s` is over: an outage of seconds must not end a job
 that waits for nothing else. So is one that has neither the newest checkpoint that is known nor a newer one: a mount is
-missing, or the directory is another one. Damaged and missing checkpoints are reported, and never silently replaced by
-step 0.
+missing, or the directory is another one. So is one that the supervisor reads and a rank does not: the mount of another
+node is missing. Damaged and missing checkpoints are reported, and never silently replaced by step 0.
 
 After wrong results only what is older than the last clean comparison of the replicas is trusted:
 
@@ -68,7 +68,7 @@ def handle_found(turn: Turn, event: CheckpointFound) -> None:
     if damaged and not has_state and turn.target.spec.checkpoint.all_damaged is DamagePolicy.STOP:
         turn.end(EndReason.DAMAGED_CHECKPOINT, _why_it_ends(turn.state))
         return
-    if turn.stage is Stage.FALLING_BACK or damaged:
+    if damaged or (turn.stage is Stage.FALLING_BACK and known.unreadable_since is None):
         turn.emit(CheckpointFallback(to=newest))
     if turn.stage is Stage.OPENING:
         turn.enter(Starting(since=turn.now))
@@ -103,6 +103,23 @@ def search_failed(turn: Turn, event: StorageAway) -> None:
     turn.stay(replace(current, search=search))
 
 
+def reads_storage(state: Attempt) -> bool:
+    """True if the group was lost before it had restored its checkpoint."""
+    is_from_storage = state.group.source is None and bool(state.group.restored or state.checkpoints.origin)
+    return is_from_storage and not state.group.is_formed and not state.target.is_script
+
+
+def await_readable(turn: Turn, message: str) -> None:
+    """A rank cannot read the storage of the checkpoint to restore: search again after a pause, then form again."""
+    since = turn.checkpoints.unreadable_since
+    if since is None:
+        since = turn.now
+        turn.checkpoints = replace(turn.checkpoints, unreadable_since=since)
+        turn.emit(CheckpointStorageAway(message=message, until=since + turn.target.spec.checkpoint.wait_s))
+    pause_s = min(max(_FIRST_PAUSE_S, turn.now - since), _MAX_PAUSE_S)
+    turn.enter(FallingBack(since=turn.now, search=Search(num_failures=1, error=message, retry_at=turn.now + pause_s)))
+
+
 def search_again(turn: Turn) -> None:
     """Ask the storage again once the pause is over; end the attempt at the deadline."""
     current = turn.current
@@ -118,7 +135,12 @@ def search_again(turn: Turn) -> None:
 
 def search_deadline(state: Attempt) -> float:
     """Return the time at which the attempt ends if its search for a checkpoint has no answer."""
-    return state.current.since + state.target.spec.checkpoint.wait_s
+    return _waits_since(state) + state.target.spec.checkpoint.wait_s
+
+
+def _waits_since(state: Attempt) -> float:
+    since = state.checkpoints.unreadable_since
+    return state.current.since if since is None else since
 
 
 def describe_search(state: Attempt) -> str:
@@ -131,7 +153,7 @@ def describe_search(state: Attempt) -> str:
 
 def _search_overdue(state: Attempt, search: Search, now: float) -> str:
     root, limit_s = state.config.checkpoint_root, state.target.spec.checkpoint.wait_s
-    waited = f"for {now - state.current.since:.0f} s (checkpoint.wait_s is {limit_s:g})"
+    waited = f"for {now - _waits_since(state):.0f} s (checkpoint.wait_s is {limit_s:g})"
     if search.is_missing:
         return (
             f"{root} was not the job's directory {waited}: {search.error}. The job does not start over by itself. Make "
@@ -267,6 +289,7 @@ def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
 
 def group_formed(turn: Turn, start_step: int) -> None:
     """A group has formed. If it has read a checkpoint or begun from the seed, all of its ranks hold the same state."""
+    turn.checkpoints = replace(turn.checkpoints, unreadable_since=None)
     if turn.group.source is None or turn.checkpoints.clean_step is None:
         turn.checkpoints = replace(turn.checkpoints, clean_step=start_step)
 

@@ -248,6 +248,14 @@ FAULTS: dict[IncidentCause, Fault] = {
         memory=Memory.LOST,
         words="the Ray cluster is gone with the supervisor and all workers; a new attempt continues from storage",
     ),
+    IncidentCause.RETRIED: Fault(
+        witness="the end of the attempt before, which retry.max_failures allows",
+        blames=Blame.NONE,
+        action=Action.ROLL_BACK,
+        budget=Budget.NONE,
+        memory=Memory.LOST,
+        words="the attempt before has failed; a new attempt continues from storage",
+    ),
 }
 
 CAUSE_OF_EXIT: dict[ExitKind, IncidentCause] = {

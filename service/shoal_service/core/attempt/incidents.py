@@ -199,11 +199,11 @@ def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None
 
 
 def open_after_loss(lost: LostAttempt, now: float) -> Incident:
-    """Return the open incident of a new attempt whose predecessor was lost with its cluster. `now`: the start of
-    the new attempt, which has no survivor to wait for."""
+    """Return the open incident of a new attempt whose predecessor was lost with its cluster, or has failed. `now`: the
+    start of the new attempt, which has no survivor to wait for."""
     return Incident(
         id=1,
-        cause=IncidentCause.CLUSTER_LOST,
+        cause=lost.cause,
         witness="control plane",
         message=lost.message,
         before=GroupBefore(generation=lost.generation, num_workers=lost.workers, layout=lost.layout, step=lost.step),

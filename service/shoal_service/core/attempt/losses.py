@@ -135,7 +135,7 @@ def _left_with_error(turn: Turn, worker_exit: WorkerExit) -> None:
     elif turn.state.group_active:
         if kind in CAUSE_OF_EXIT:
             incidents.blame(turn, CAUSE_OF_EXIT[kind], witness, message, None)
-        if kind is ExitKind.STORAGE_FAILED:
+        if kind is ExitKind.STORAGE_FAILED and not checkpoints.reads_storage(turn.state):
             turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=message))
             turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
         quiesce(turn, awaits_same_error=kind in _MAY_BE_RAISED_BY_OTHERS)

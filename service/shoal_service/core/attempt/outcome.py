@@ -21,8 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from shoal_service.core.attempt import code_update, forming, incidents, losses, memory_snapshots
-from shoal_service.core.attempt.checkpoints import is_part_missing
+from shoal_service.core.attempt import checkpoints, code_update, forming, incidents, losses, memory_snapshots
 from shoal_service.core.attempt.commands import ForgetDamaged
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.scripts import find_rules, most_frequent
@@ -140,6 +139,13 @@ class FallBack:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitStorage:
+    """A rank cannot read the storage of the checkpoint that the group restores."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Wait for the durable checkpoint of the step at which the group has stopped."""
 
@@ -167,7 +173,17 @@ class ReForm:
 
 
 Next = (
-    End | ReplaceFaulty | RollBackCode | RefuseLayout | LeaveOutStep | FallBack | Commit | FormNext | SaveAgain | ReForm
+    End
+    | ReplaceFaulty
+    | RollBackCode
+    | RefuseLayout
+    | LeaveOutStep
+    | FallBack
+    | AwaitStorage
+    | Commit
+    | FormNext
+    | SaveAgain
+    | ReForm
 )
 
 
@@ -194,6 +210,8 @@ def decide(state: Attempt, now: float) -> Next | None:
         return _after_planned_stop(state, exits)
     if storage := by_kind[ExitKind.STORAGE_FAILED]:
         reason = storage[0].error.message if storage[0].error else "storage failed"
+        if checkpoints.reads_storage(state):
+            return AwaitStorage(f"rank {storage[0].rank}: {reason}")
         if storage[0].step == state.history.total_steps:
             return _save_again(state, reason)
         if state.budgets.fruitless >= _FRUITLESS_STORAGE_LIMIT:
@@ -288,7 +306,7 @@ def _after_commit(state: Attempt) -> Next | None:
     if name in state.checkpoints.failed:
         return _without_commit(state, "the checkpoint of the last step could not be saved")
     lost = (index for index in state.group.workers if state.pool.worker(index) is None)
-    return ReForm() if any(is_part_missing(state, index) for index in lost) else None
+    return ReForm() if any(checkpoints.is_part_missing(state, index) for index in lost) else None
 
 
 def _without_commit(state: Attempt, message: str) -> Next:
@@ -383,6 +401,8 @@ def apply(turn: Turn, following: Next) -> None:
             _re_form(turn)
         case FallBack(name, message):
             _fall_back(turn, name, message)
+        case AwaitStorage(message):
+            _await_storage(turn, message)
         case Commit():
             turn.enter(Committing(since=turn.now))
             consider(turn)
@@ -472,12 +492,24 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
         incidents.blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
 
 
+def _await_storage(turn: Turn, message: str) -> None:
+    _note_quiesced(turn)
+    if turn.target.ends_saved:
+        turn.end_saved()
+    else:
+        checkpoints.await_readable(turn, message)
+
+
+def _note_quiesced(turn: Turn) -> None:
+    if turn.incident is not None:
+        turn.incident = replace(turn.incident, quiesced_at=turn.now)
+
+
 def _fall_back(turn: Turn, name: str, message: str) -> None:
     newest = None if turn.checkpoints.newest == name else turn.checkpoints.newest
     turn.checkpoints = replace(turn.checkpoints, damaged=(*turn.checkpoints.damaged, name), newest=newest)
     turn.emit(CheckpointDamaged(name=name, message=message))
-    if turn.incident is not None:
-        turn.incident = replace(turn.incident, quiesced_at=turn.now)
+    _note_quiesced(turn)
     if turn.target.ends_saved:
         turn.end_saved()
     else:

@@ -1,7 +1,9 @@
 """One attempt, driven with a real store and a fake cluster, up to its end; and actors that are left are ended."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import delete
@@ -11,6 +13,7 @@ from doubles.driver_bench import END, LOGS, DriverBench, event
 from doubles.event_loop import settle, until
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeSupervisor
+from kit.store_calls import replace_call
 from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.control.driver import to_its_end
@@ -19,7 +22,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.home import Home
 from shoal_service.reports import PendingEvent, SupervisorReports
-from shoal_service.store import archives, checkpoint_rows, driving, histories, reporting, submissions
+from shoal_service.store import archives, checkpoint_rows, driving, histories, reporting, submissions, supervisor_links
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.store import Store
 from shoal_service.store.tables import attempt_tokens
@@ -369,6 +372,57 @@ async def test_an_unexpected_error_is_counted_said_in_the_status_and_ends_the_at
     status = store.get_job(bench.job_id).status
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
     assert "failed 8 times in a row to drive the attempt: RayCallFailed" in status.message
+
+
+_STORE_CALLS = {
+    "keep_token": supervisor_links.keep_token,
+    "put_directive": supervisor_links.put_directive,
+    "newest": checkpoint_rows.newest,
+}
+_OF_CLUSTER = ("watch", "find_supervisor", "start_supervisor", "snapshot", "why_gone", "silent_supervisor")
+
+
+@pytest.mark.parametrize("place", [*_STORE_CALLS, *_OF_CLUSTER, "unrecorded_starts", "last_ends"])
+async def test_an_error_in_any_place_of_a_driver_ends_the_attempt_in_words(
+    store: Store, bench: DriverBench, place: str
+) -> None:
+    def fail(*arguments: object, **named: object) -> NoReturn:
+        raise ZeroDivisionError(f"a fault of {place}")
+
+    if place in _STORE_CALLS:
+        replace_call(store, _STORE_CALLS[place], fail)
+    else:
+        setattr(bench.cluster, place, fail)
+    if place == "why_gone":
+        bench.cluster.start_error = SupervisorGone("x")
+    bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS + 1
+    bench.cluster._reception = None  # the supervisor dies before it reports
+    bench.start()
+    await bench.clock.advance(300.0)
+    assert bench.task.done() and bench.task.exception() is None
+    status = store.get_job(bench.job_id).status
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+    assert f"a fault of {place}" in status.message
+
+
+@pytest.mark.parametrize("call", [reporting.end_attempt, driving.note_driver_failure])
+async def test_an_end_that_cannot_be_stored_is_tried_again_with_pauses(
+    store: Store, bench: DriverBench, call: Callable[..., Any]
+) -> None:
+    calls = []
+
+    def fail(*arguments: object, **named: object) -> NoReturn:
+        calls.append(bench.clock.time())
+        raise ZeroDivisionError(call.__name__)
+
+    bench.cluster.start_error, bench.cluster.raises_start_error = RayCallFailed("KeyError: 'x'"), True
+    undo = replace_call(store, call, fail)
+    bench.start()
+    await bench.clock.advance(400.0)
+    assert 2 < len(calls) < 30 and not bench.task.done()
+    undo()
+    await bench.clock.advance(60.0)
+    assert store.get_job(bench.job_id).status.state is JobState.FAILED
 
 
 async def test_errors_of_the_driver_never_end_an_attempt_whose_supervisor_reports(

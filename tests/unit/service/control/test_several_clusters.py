@@ -192,6 +192,27 @@ async def test_a_job_trains_on_until_it_would_start_in_the_other_cluster_which_k
 
 
 @with_a_job_in_west
+async def test_a_job_that_is_moved_at_once_saves_and_waits_in_the_full_cluster(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    first, _ = (submit(bench, "default") for _ in range(2))
+    await bench.clock.advance(2.0)
+    for to, is_directed in (("west", False), ("default", True), ("default", True)):
+        bench.store.writing(submissions.move)(job_id, to, at_once=True, now=bench.clock.time())
+        await bench.clock.advance(3.0)
+        directive = supervisor.directives[-1]
+        assert (directive.is_preempted, directive.moves_to) == (is_directed, "default" if is_directed else "")
+    saved(supervisor, 9)
+    ended(supervisor, 9)
+    await bench.clock.advance(3.0)
+    assert bench.state(job_id) is JobState.QUEUED and of_west(bench).reaped == [(job_id, 1)]
+    assert [one["to"] for one in events(bench.store, job_id, "job.move_requested")] == ["default"]
+    bench.cluster.supervisors[first, 1].end(AttemptEnd(reason=EndReason.FINISHED, message="done.", step=9))
+    await bench.clock.advance(3.0)
+    assert bench.store.get_job(job_id).status.cluster == "default"
+
+
+@with_a_job_in_west
 async def test_a_move_waits_with_words_for_a_cluster_that_cannot_have_the_job(
     bench: ControlBench, job_id: str, supervisor: FakeSupervisor
 ) -> None:

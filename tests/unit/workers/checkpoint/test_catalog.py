@@ -1,15 +1,19 @@
 """The catalog of a job's checkpoints: commit, find, verify, retire, and the note of the spec."""
 
 import errno
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shoal_service.supervisor.checkpoints import CheckpointCatalog, _is_final
+from shoal_service.core.attempt.commands import FindCheckpoint
+from shoal_service.core.attempt.events import CheckpointFound, StorageAway
+from shoal_service.supervisor.checkpoints import CheckpointCatalog, CheckpointCoordinator, _is_final
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.spec_note import NAME, SpecChanged, differences, note_spec
 from shoal_workers.checkpoint.storage import open_directory
@@ -42,6 +46,47 @@ def test_empty_root_has_no_checkpoint(catalog: CheckpointCatalog) -> None:
     assert catalog.newest() is None
     assert catalog.markers() == []
     assert catalog.retain(1, damaged=(), in_flight=()) == []
+
+
+def _lose_directory(root: Path, newest: Path) -> None:
+    root.rename(root.with_name("mounted"))
+
+
+def _lose_everything(root: Path, newest: Path) -> None:
+    _lose_directory(root, newest)
+    root.mkdir()
+
+
+def _lose_newest(root: Path, newest: Path) -> None:
+    shutil.copytree(root, root.with_name("mounted"))
+    shutil.rmtree(newest)
+
+
+def _lose_marker(root: Path, newest: Path) -> None:
+    shutil.copytree(root, root.with_name("mounted"))
+    (newest / MARKER_NAME).unlink()
+
+
+@pytest.mark.parametrize("root", ["path"], indirect=True)
+@pytest.mark.parametrize("lose", [_lose_directory, _lose_everything, _lose_newest, _lose_marker])
+async def test_a_storage_that_is_not_the_jobs_is_left_as_it_is_until_it_is(
+    tmp_path: Path, catalog: CheckpointCatalog, commit: Commit, lose: Callable[[Path, Path], None]
+) -> None:
+    _, newest, root = commit(10), str(commit(20)), tmp_path / "job"
+    events: list[Any] = []
+    world = SimpleNamespace(catalog=catalog, journal=SimpleNamespace(require_current=None), clock=None)
+    coordinator = CheckpointCoordinator(SimpleNamespace(attempt=2), world, None, events.append)  # type: ignore[arg-type]
+    lose(root, root / newest)
+    before = sorted(root.rglob("*"))
+    for _ in range(2):
+        await coordinator.find(FindCheckpoint(expected=newest))
+        away = events.pop()
+        assert isinstance(away, StorageAway) and away.is_missing and newest in away.message
+    assert sorted(root.rglob("*")) == before
+    shutil.rmtree(root, ignore_errors=True)
+    root.with_name("mounted").rename(root)  # the mount appears in the middle of the wait
+    await coordinator.find(FindCheckpoint(expected=newest))
+    assert events == [CheckpointFound(newest)] and (root / "began-a2.json").exists()
 
 
 def test_parts_may_arrive_in_any_order(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:

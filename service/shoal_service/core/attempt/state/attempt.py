@@ -181,6 +181,9 @@ class CheckpointIndex:
     distrusted: tuple[int, int] | None = None
     """(generation, step): checkpoints of this generation and earlier ones are not read if their step is later than
     this. None if all are trusted."""
+    unreadable_since: float | None = None
+    """Wall-clock time at which a rank first could not read the storage for the checkpoint that the supervisor sees
+    there; None once a group has restored its state."""
     must_search: bool = False
     """The newest checkpoint is no longer trusted, so the storage is asked for an older one before the next group
     forms."""

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from kit.worlds.attempt.code_rules import CodeRules
 from kit.worlds.attempt.setback_rules import SetbackRules
 from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.checkpoints import reads_storage
 from shoal_service.core.attempt.events import (
     NodesAvoided,
     NodesSilent,
@@ -51,6 +52,8 @@ NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
 TOTAL_STEPS = 40
 _HANG_S = 5.0
+_UNREADABLE_S = 100.0
+"""Well below checkpoint.wait_s."""
 _AROUND = (-1, 0, 1)
 """By how much a number that has a bound differs from it."""
 
@@ -145,6 +148,14 @@ def lives_of(
             self.world.is_storage_empty = True
             self.world.answer_finds()
             self.world.is_storage_empty = False
+
+        @precondition(lambda self: self.world.state.stage is Stage.FORMING and reads_storage(self.world.state))
+        @rule(data=st.data())
+        def a_node_does_not_see_the_storage(self, data: st.DataObject) -> None:
+            since = self.world.state.checkpoints.unreadable_since
+            workers = self.world.group()
+            if workers and not script and self.world.now - (since or self.world.now) < _UNREADABLE_S:
+                self.world.leave(data.draw(st.sampled_from(workers)), ExitKind.STORAGE_FAILED, ERROR)
 
         @rule()
         def commits_are_answered(self) -> None:

@@ -10,8 +10,8 @@ from shoal_service.core import goodput
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import ShowIncident
 from shoal_service.core.goodput import Category, Ledger
-from shoal_service.core.lost_attempt import LostAttempt
-from shoal_workers.contract.job import IncidentCause, StateSource
+from shoal_service.core.lost_attempt import LostAttempt, after_end
+from shoal_workers.contract.job import EndReason, IncidentCause, StateSource
 
 NewWorld = Callable[..., Any]
 LOST = LostAttempt(
@@ -39,6 +39,17 @@ def test_what_was_lost_is_an_incident_until_the_first_completed_step(new_world: 
     assert (closed.steps_lost, closed.state_source, closed.action) == (5, StateSource.CHECKPOINT, "roll back")
     assert closed.detect_s == 10.0
     assert world.state.incident is None and world.state.history.steps_lost == 5
+
+
+def test_a_failure_that_was_retried_is_an_incident_of_the_next_attempt(new_world: NewWorld) -> None:
+    failed = LOST.model_copy(update={"message": "ValueError: boom"})
+    assert after_end(None, failed, EndReason.USER_ERROR, saved_step=9) is None, "no attempt follows"
+    lost = after_end(None, failed, EndReason.USER_ERROR, saved_step=9, is_retried=True)
+    world = new_world(workers=2, lost=lost)
+    opened, *_ = machine.open_attempt(world.state)
+    assert (opened.event.cause, opened.event.message) == (IncidentCause.RETRIED, "ValueError: boom")
+    world.open(then=1)
+    assert world.incidents()[-1].closed
 
 
 def test_the_time_without_training_is_booked_under_the_loss(new_world: NewWorld) -> None:

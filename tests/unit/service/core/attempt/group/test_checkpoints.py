@@ -20,7 +20,7 @@ from shoal_service.core.attempt.machine import step
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
 
 NewWorld = Callable[..., Any]
@@ -259,16 +259,45 @@ def test_a_late_commit_of_an_older_generation_is_restored_from_next_time(new_wor
     assert world.state.progress.step == 8
 
 
-def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world: NewWorld) -> None:
-    world = new_world(workers=2)
+def test_storage_that_a_rank_cannot_read_is_waited_for_without_a_word_of_damage(new_world: NewWorld) -> None:
+    """The supervisor sees the checkpoint; the mount of a worker's node is missing."""
+    world = new_world(workers=2, checkpoint={"wait_s": 100.0}, retry={"max_recoveries": 0})
+    world.committed = {OLD: True, NEW: True}
+    world.open()
+    world.start_all()
+    for _ in range(6):
+        _fail_to_read(world)
+        assert world.state.stage is Stage.FALLING_BACK and "no mount" in describe_search(world.state)
+        world.now += 15.0
+        world.pass_time(0.0)
+        world.answer_storage()
+        world.deliver_all()
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.progress.step == 9 and world.state.checkpoints.unreadable_since is None
+    assert len(world.events("checkpoint.storage_away")) == 1 and world.events("checkpoint.fallback") == []
+    assert world.events("checkpoint.damaged") == world.events("checkpoint.failed") == []
+
+
+def test_storage_that_a_rank_cannot_read_for_long_ends_the_attempt_with_the_reason(new_world: NewWorld) -> None:
+    world = new_world(workers=2, checkpoint={"wait_s": 100.0, "all_damaged": "start_over"})
     world.committed = {OLD: True}
     world.open()
     world.start_all()
-    for _ in range(4):
-        for worker in world.group():
-            world.leave(worker, ExitKind.STORAGE_FAILED)
-        world.deliver_all()
-        world.now += 60.0
+    while world.end is None:
+        if world.state.stage is Stage.FORMING:
+            _fail_to_read(world)
+        world.now += 10.0
         world.pass_time(0.0)
-    assert world.end.reason is EndReason.STORAGE_FAILED
-    assert world.state.group.generation == 4
+        world.answer_storage()
+        world.deliver_all()
+    assert world.end.reason is EndReason.STORAGE_FAILED and "no mount" in world.end.message
+    assert "(checkpoint.wait_s is 100)" in world.end.message
+
+
+def _fail_to_read(world: Any) -> None:
+    error = ErrorReport(type="OSError", message="no mount", traceback="...", phase=Phase.RESTORING)
+    world.leave(world.group()[1], ExitKind.STORAGE_FAILED, error)
+    world.break_collectives()
+    world.deliver_all()
