@@ -40,7 +40,7 @@ from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_i
 
 NO_LABEL = -100
 NO_ANSWER = "lines without an answer"
-_VERSION = "3"
+_VERSION = "4"
 _NOTE_EVERY = 10_000
 
 

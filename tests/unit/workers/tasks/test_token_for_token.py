@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from shoal_workers.data.errors import DataError
-from shoal_workers.tasks.conversations import answer_of, load_encoder, preference_of
+from shoal_workers.tasks.conversations import answer_of, load_encoder, preference_of, rows_in
 from shoal_workers.tasks.lm import LanguageModel
 from shoal_workers.tasks.rows import NO_LABEL
 from shoal_workers.tasks.seq2seq import SequenceToSequence
@@ -47,6 +49,11 @@ MARKS = {
 TEMPLATES = {
     "plain": CHATML,
     "parts": PARTS,
+    "a comment with a mark": "{# {% generation %} #}" + CHATML,
+    "spaced": (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}Answer: {{ m['content'] }}<|im_end|>\n{% else %}"
+        "{{ m['role'] }}: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
+    ),
     **{name: MARKED.replace("<OPEN>", opens).replace("<CLOSE>", ends) for name, (opens, ends) in MARKS.items()},
 }
 _OTHERS = ("marked", "marked, tight", "marked, kept")
@@ -62,11 +69,23 @@ PAIRS = {
     "begins with the mark of a text": ("<|endoftext|>The sky ", "is blue"),
     "ends with the mark of a text": ("The sky ", "is blue<|im_end|>"),
     "ends with a space": ("Question: what is 2? ", "yes "),
+    "only white space": ("Answer:", " \n "),
+    "part of a letter": ("The e", "\u0301 is \u200d"),
+    "a family over the border": ("👨\u200d", "👩\u200d👧"),
+    "letters that become others": ("ﬁ ½", "İ ﬁ ｙｅｓ"),
+    "a token that was added": ("Answer: ", "<tool>  yes it <tool> is"),
 }
 USER, ASSISTANT = ({"role": "user", "content": "what is 2 plus 2?"}, {"role": "assistant", "content": "yes it is 4."})
 CODE = {"role": "assistant", "content": "def f(x):\n    return  x "}
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "number"}}}}}]
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 2}}}]}
+OTHER_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"y": "no"}}}]}
+
+
+def _says(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "two turns": {"messages": [USER, ASSISTANT, USER, CODE]},
     "with a system prompt": {"messages": [{"role": "system", "content": "You are"}, USER, ASSISTANT]},
@@ -77,6 +96,8 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "tools as a text": {"messages": [USER, ASSISTANT], "tools": json.dumps(TOOLS)},
     "a call without content": {"messages": [USER, CALL, {"role": "tool", "content": "2"}, ASSISTANT]},
     "a call without the key": {"messages": [USER, {k: v for k, v in CALL.items() if v is not None}, USER, ASSISTANT]},
+    "calls with other arguments": {"messages": [USER, CALL, {"role": "tool", "content": "2"}, OTHER_CALL]},
+    "white space and letters of several bytes": {"messages": [USER, _says("  \n"), USER, _says(" 🙂"), _says("é ☃")]},
     "a list of one text": {"messages": [USER, {**ASSISTANT, "content": [{"type": "text", "text": "yes it is"}]}]},
     "lists of texts": {
         "messages": [{**USER, "content": [{"type": "text", "text": "what "}, {"type": "text", "text": "is"}]}, CODE]
@@ -121,7 +142,7 @@ def _expected_pair(tokenizer: Any, prompt: str, completion: str) -> list[tuple[i
     return [*((token, False) for token in begin), *body, *((token, True) for token in end)]
 
 
-_TURN = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)", re.DOTALL)
+_TURN = re.compile(r"(?:<\|im_start\|>assistant\n|Answer:)(.*?<\|im_end\|>\n)", re.DOTALL)
 
 
 def _expected_conversation(tokenizer: Any, record: dict[str, Any], template: str) -> list[tuple[int, bool]]:
@@ -167,7 +188,14 @@ def test_each_token_that_overlaps_the_answer_is_the_answers(
 
 @pytest.mark.parametrize(
     "template",
-    ["plain", "parts", "marked, trimmed", *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS)],
+    [
+        "plain",
+        "parts",
+        "a comment with a mark",
+        "spaced",
+        "marked, trimmed",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in _OTHERS),
+    ],
 )
 def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
     directories: dict[str, Path], theirs: dict[str, Any], template: str
@@ -182,6 +210,24 @@ def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
             if _cells(example) != (expected := _expected_conversation(tokenizer, record, template)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
+
+
+def test_rows_of_a_table_are_the_same_conversations_as_lines(directories: dict[str, Path], tmp_path: Path) -> None:
+    """Parquet has one kind of message, so each has nulls for the keys of the others."""
+    others = ("prompt and completion", "tools as a text", "a list of one text", "lists of texts")
+    lines = [record for name, record in CONVERSATIONS.items() if name not in others]
+    parquet.write_table(pyarrow.Table.from_pylist(lines, _schema_of(lines)), tmp_path / "rows.parquet")
+    (directories["trimmed"] / "chat_template.jinja").write_text(CHATML)
+    encoder = load_encoder(str(directories["trimmed"]))
+    for line, (row, place) in zip(lines, rows_in([tmp_path / "rows.parquet"]), strict=True):
+        (expected,), (found,) = answer_of(encoder, line, "lines:1"), answer_of(encoder, row, place)
+        assert _cells(found) == _cells(expected)
+
+
+def _schema_of(rows: list[dict[str, Any]]) -> Any:
+    """With the columns of all rows, not of the first alone."""
+    columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
+    return pyarrow.schema([(name, pyarrow.infer_type(values)) for name, values in columns.items()])
 
 
 def test_a_preference_has_the_tokens_of_its_two_answers(directories: dict[str, Path], theirs: dict[str, Any]) -> None:
@@ -233,16 +279,28 @@ def _specials(tokenizer: Any, text: str) -> tuple[list[int], list[int], list[int
     return whole[:first], body, whole[first + len(body) :]
 
 
-def test_other_tasks_have_the_tokens_of_transformers(
-    directories: dict[str, Path], theirs: dict[str, Any], tmp_path: Path
-) -> None:
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{layout: (layout, {}) for layout in LAYOUTS},
+    "cut at the left": ("metaspace", {"truncation_side": "left"}),
+    "with its case": ("wordpiece", {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "unk_token": "<unk>"}),
+    "one more token": ("trimmed", {"extra_special_tokens": ["sky is"]}),
+    "marks are text": ("trimmed", {"split_special_tokens": True}),
+    "a space before": ("trimmed", {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}),
+}
+"""A layout, and what its tokenizer_config.json says besides."""
+
+
+def test_other_tasks_have_the_tokens_of_transformers(tmp_path: Path) -> None:
     """Documents of a text one after the other, each with the end of a text; classes and targets as the model takes
     them, cut as transformers cuts."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\n".join(json.dumps({"text": text, "label": 1, "source": text, "target": text}) for text in TEXTS))
     failures = []
-    for layout, directory in directories.items():
-        tokenizer, name = theirs[layout], str(directory / "tokenizer.json")
+    for layout, (base, settings) in SETTINGS.items():
+        directory = write_layout(tmp_path / layout, base)
+        described = json.loads((directory / "tokenizer_config.json").read_text())
+        (directory / "tokenizer_config.json").write_text(json.dumps({**described, **settings}))
+        tokenizer, name = transformers.AutoTokenizer.from_pretrained(directory), str(directory / "tokenizer.json")
         data = {"paths": [str(rows)], "cache_dir": str(tmp_path / layout), "tokenizer": name, "validation_fraction": 0}
         end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         documents = [[*_specials(tokenizer, text)[1], end] for text in TEXTS]
@@ -255,13 +313,21 @@ def test_other_tasks_have_the_tokens_of_transformers(
         pairs = SequenceToSequence(pair_model, data, 0).build_dataset("train")
         cut = [tokenizer(text, truncation=True, max_length=8)["input_ids"] for text in TEXTS]
         short = [tokenizer(text, truncation=True, max_length=5)["input_ids"] for text in TEXTS]
+        (answer,) = answer_of(load_encoder(str(directory)), {"prompt": "", "completion": TEXTS[3]}, "lines:1")
         found = {
+            "answers": list(answer.tokens)[: len(tokenizer(TEXTS[3])["input_ids"])],
             "language model": language[0].tolist(),
             "classes": [s["tokens"][s["is_token"] == 1].tolist() for s in (classes[n] for n in range(len(TEXTS)))],
             "sources": [s["tokens"][s["is_token"] == 1].tolist() for s in (pairs[n] for n in range(len(TEXTS)))],
             "targets": [s["labels"][s["labels"] != NO_LABEL].tolist() for s in (pairs[n] for n in range(len(TEXTS)))],
         }
-        expected = {"language model": flat, "classes": cut, "sources": cut, "targets": short}
+        expected = {
+            "answers": tokenizer(TEXTS[3])["input_ids"],
+            "language model": flat,
+            "classes": cut,
+            "sources": cut,
+            "targets": short,
+        }
         failures += [(layout, task, found[task], tokens) for task, tokens in expected.items() if found[task] != tokens]
     assert failures == []
 
