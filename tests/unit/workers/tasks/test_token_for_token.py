@@ -3,7 +3,6 @@ line. Where transformers has no rule (a prompt and an answer as texts), each tok
 answer's."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,88 +20,19 @@ from shoal_workers.tasks.text_classification import TextClassification
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
-from kit.worlds.tokenizer_layouts import LAYOUTS, with_whole_offsets, write_layout  # noqa: E402
+from kit.worlds.their_tokens import (  # noqa: E402
+    ASSISTANT,
+    CHATML,
+    CONVERSATIONS,
+    PAIRS,
+    TEMPLATES,
+    USER,
+    expected_conversation,
+    expected_pair,
+)
+from kit.worlds.tokenizer_layouts import LAYOUTS, write_layout  # noqa: E402
 
-CHATML = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant<|im_end|>\n{% endif %}"
-    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "{% if m['tool_calls'] %}{{ m['tool_calls'] | tojson }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-PARTS = CHATML.replace(
-    "{{ m['content'] }}",
-    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}{{ part['text'] }}"
-    "{% endfor %}{% endif %}",
-)
-MARKED = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}<OPEN>"
-    "{{ m['content'] }}<|im_end|><CLOSE>{{ '\n' }}{% else %}{{ m['content'] }}<|im_end|>{{ '\n' }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-MARKS = {
-    "marked": ("{% generation %}", "{% endgeneration %}"),
-    "marked, trimmed": ("{%- generation -%}", "{%- endgeneration -%}"),
-    "marked, tight": ("{%generation%}", "{%endgeneration%}"),
-    "marked, kept": ("{%+ generation %}", "{%+ endgeneration %}"),
-}
-TEMPLATES = {
-    "plain": CHATML,
-    "parts": PARTS,
-    "a comment with a mark": "{# {% generation %} #}" + CHATML,
-    "spaced": (
-        "{% for m in messages %}{% if m['role'] == 'assistant' %}Answer: {{ m['content'] }}<|im_end|>\n{% else %}"
-        "{{ m['role'] }}: {{ m['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
-    ),
-    **{name: MARKED.replace("<OPEN>", opens).replace("<CLOSE>", ends) for name, (opens, ends) in MARKS.items()},
-}
 _OTHERS = ("marked", "marked, tight", "marked, kept")
-PAIRS = {
-    "the border is a space": ("The sky is blue. Answer: ", "yes"),
-    "the answer begins with a space": ("The sky is blue. Answer:", " yes it is 4."),
-    "indentation": ("def f(x):\n", "    if x:\n        return x\n"),
-    "indentation over the border": ("def f(x):\n  ", "  return x\n"),
-    "no prompt": ("", "yes it is"),
-    "two spaces": ("Answer:  ", "  no,  it is"),
-    "letters of several bytes": ("naïve: ", "é ☃ 🙂"),
-    "inside a word": ("The sky is ye", "llow."),
-    "begins with the mark of a text": ("<|endoftext|>The sky ", "is blue"),
-    "ends with the mark of a text": ("The sky ", "is blue<|im_end|>"),
-    "ends with a space": ("Question: what is 2? ", "yes "),
-    "only white space": ("Answer:", " \n "),
-    "part of a letter": ("The e", "\u0301 is \u200d"),
-    "a family over the border": ("👨\u200d", "👩\u200d👧"),
-    "letters that become others": ("ﬁ ½", "İ ﬁ ｙｅｓ"),
-    "a token that was added": ("Answer: ", "<tool>  yes it <tool> is"),
-}
-USER, ASSISTANT = ({"role": "user", "content": "what is 2 plus 2?"}, {"role": "assistant", "content": "yes it is 4."})
-CODE = {"role": "assistant", "content": "def f(x):\n    return  x "}
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "number"}}}}}]
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 2}}}]}
-OTHER_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"y": "no"}}}]}
-
-
-def _says(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
-
-CONVERSATIONS: dict[str, dict[str, Any]] = {
-    "two turns": {"messages": [USER, ASSISTANT, USER, CODE]},
-    "with a system prompt": {"messages": [{"role": "system", "content": "You are"}, USER, ASSISTANT]},
-    "begins with the assistant": {"messages": [ASSISTANT, USER, CODE]},
-    "the assistant twice": {"messages": [USER, ASSISTANT, CODE]},
-    "prompt and completion": {"prompt": [USER, ASSISTANT, USER], "completion": [CODE]},
-    "tools": {"messages": [USER, ASSISTANT], "tools": TOOLS},
-    "tools as a text": {"messages": [USER, ASSISTANT], "tools": json.dumps(TOOLS)},
-    "a call without content": {"messages": [USER, CALL, {"role": "tool", "content": "2"}, ASSISTANT]},
-    "a call without the key": {"messages": [USER, {k: v for k, v in CALL.items() if v is not None}, USER, ASSISTANT]},
-    "calls with other arguments": {"messages": [USER, CALL, {"role": "tool", "content": "2"}, OTHER_CALL]},
-    "white space and letters of several bytes": {"messages": [USER, _says("  \n"), USER, _says(" 🙂"), _says("é ☃")]},
-    "a list of one text": {"messages": [USER, {**ASSISTANT, "content": [{"type": "text", "text": "yes it is"}]}]},
-    "lists of texts": {
-        "messages": [{**USER, "content": [{"type": "text", "text": "what "}, {"type": "text", "text": "is"}]}, CODE]
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -120,58 +50,6 @@ def _cells(example: Any) -> list[tuple[int, bool]]:
     return [(int(token), bool(is_answer)) for token, is_answer in zip(example.tokens, example.is_answer, strict=True)]
 
 
-def _overlapping(tokenizer: Any, text: str, spans: list[tuple[int, int]]) -> list[tuple[int, bool]]:
-    """Tokens of a text without its ends, and which of them have a character of a span."""
-    encoding = with_whole_offsets(tokenizer).encode(text, add_special_tokens=False)
-    answers = {at for begin, end in spans for at in range(begin, end)}
-    pairs = zip(encoding.ids, encoding.offsets, strict=True)
-    return [(token, not answers.isdisjoint(range(begin, end))) for token, (begin, end) in pairs]
-
-
-def _expected_pair(tokenizer: Any, prompt: str, completion: str) -> list[tuple[int, bool]]:
-    """The tokens of transformers for the whole text, a mark that begins it once, and the end of a text behind it."""
-    text, whole = prompt + completion, tokenizer(prompt + completion)["input_ids"]
-    body = _overlapping(tokenizer, text, [(len(prompt), len(text))])
-    tokens = [token for token, _ in body]
-    first = next(at for at in range(len(whole)) if whole[at : at + len(tokens)] == tokens)
-    begin, end = whole[:first], whole[first + len(tokens) :]
-    if tokens[: len(begin)] == begin:
-        begin = []
-    if tokenizer.eos_token_id not in (None, whole[-1]):
-        end = [*end, tokenizer.eos_token_id]
-    return [*((token, False) for token in begin), *body, *((token, True) for token in end)]
-
-
-_TURN = re.compile(r"(?:<\|im_start\|>assistant\n|Answer:)(.*?<\|im_end\|>\n)", re.DOTALL)
-
-
-def _expected_conversation(tokenizer: Any, record: dict[str, Any], template: str) -> list[tuple[int, bool]]:
-    tools = record.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    prompt, messages = record.get("prompt", []), record.get("messages") or record["prompt"] + record["completion"]
-    if template != "parts":
-        messages = [
-            {**one, "content": "".join(part["text"] for part in one["content"])}
-            if isinstance(one.get("content"), list)
-            else one
-            for one in messages
-        ]
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
-    asked = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) if prompt else ""
-    spans = [turn.span(1) for turn in _TURN.finditer(text) if turn.start(1) >= len(asked)]
-    if not template.startswith("marked"):
-        theirs = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True)["input_ids"]
-        cells = _overlapping(tokenizer, text, spans)
-        assert [token for token, _ in cells] == theirs
-        return cells
-    marked = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
-    after = _overlapping(tokenizer, text, [(len(asked), len(text))])
-    return [
-        (token, bool(mask) and is_after)
-        for token, mask, (_, is_after) in zip(marked["input_ids"], marked["assistant_masks"], after, strict=True)
-    ]
-
-
 def test_each_token_that_overlaps_the_answer_is_the_answers(
     directories: dict[str, Path], theirs: dict[str, Any]
 ) -> None:
@@ -181,7 +59,7 @@ def test_each_token_that_overlaps_the_answer_is_the_answers(
         for name, (prompt, completion) in PAIRS.items():
             line = {"prompt": prompt, "completion": completion}
             (example,) = answer_of(encoder, line, "lines:1")
-            if _cells(example) != (expected := _expected_pair(tokenizer, prompt, completion)):
+            if _cells(example) != (expected := expected_pair(tokenizer, prompt, completion)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
 
@@ -207,7 +85,7 @@ def test_a_conversation_has_the_tokens_and_the_answers_of_its_template(
         tokenizer.chat_template = TEMPLATES[template]
         for name, record in CONVERSATIONS.items():
             (example,) = answer_of(encoder, record, "lines:1")
-            if _cells(example) != (expected := _expected_conversation(tokenizer, record, template)):
+            if _cells(example) != (expected := expected_conversation(tokenizer, record, template)):
                 failures.append((layout, name, _cells(example), expected))
     assert failures == []
 
@@ -237,7 +115,7 @@ def test_a_preference_has_the_tokens_of_its_two_answers(directories: dict[str, P
         for name, (prompt, chosen) in PAIRS.items():
             line = {"prompt": prompt, "chosen": chosen, "rejected": "no"}
             found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
-            if found != (expected := [_expected_pair(tokenizer, prompt, answer) for answer in (chosen, "no")]):
+            if found != (expected := [expected_pair(tokenizer, prompt, answer) for answer in (chosen, "no")]):
                 failures.append((layout, name, found, expected))
     assert failures == []
 
@@ -263,7 +141,7 @@ def test_without_a_prompt_it_is_what_both_answers_begin_with(
             line = {"chosen": prompt + answers[0], "rejected": prompt + answers[1]}
             found = [_cells(example) for example in preference_of(encoder, line, "lines:1")]
             kept = prompt.removesuffix(" ")  # of several spaces the last is the answer's
-            expected = [_expected_pair(tokenizer, kept, prompt[len(kept) :] + answer) for answer in answers]
+            expected = [expected_pair(tokenizer, kept, prompt[len(kept) :] + answer) for answer in answers]
             if found != expected:
                 failures.append((layout, name, found, expected))
     assert failures == []
