@@ -1,8 +1,9 @@
 """From a document to tokens, and to its split: a function of its text, the tokenizer and the settings alone.
 
 Hidden here: what a tokenizer is (one token per byte, or a trained one from a tokenizers JSON file; with settings beside
-it transformers reads it, and decides), the type of a token, which token ends a document. Documents can be encoded in any process and in any order, and give the same
-tokens. Called by `prepare`, by the processes of `tokenising`, and by tasks for the size of the vocabulary.
+it transformers reads it, and decides), the type of a token, which token ends a document. Documents can be encoded in
+any process and in any order, and give the same tokens. Called by `prepare`, by the processes of `tokenising`, and by
+tasks for the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -282,6 +283,12 @@ def split_of(text: bytes, validation_fraction: float) -> Split:
     # of the text alone, so that renaming and reordering files move no document to the other split
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
     return Split.VALIDATION if share < validation_fraction else Split.TRAIN
+
+
+def held_back_examples(is_validation: Sequence[bool], has_validation_files: bool) -> NDArray[np.bool_]:
+    """One flag for each example. If a fraction holds back all of a few examples, all are for training instead."""
+    is_held_back = np.asarray(is_validation, np.bool_)
+    return is_held_back & (has_validation_files or not is_held_back.all())
 
 
 class Lookahead:
