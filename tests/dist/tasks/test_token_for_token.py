@@ -96,7 +96,7 @@ def _lines(layout: str, template: str, tokenizer: Any, task: str) -> tuple[list[
         lines.append(dict(zip(("prompt", "chosen", "rejected"), (messages[:-1], *answers), strict=True)))
         given = [{"prompt": messages[:-1], "completion": answer} for answer in answers]
         both.append(tuple(expected_conversation(tokenizer, one, template) for one in given))
-    return lines, both
+    return lines, [pair for pair in both if pair[0] != pair[1]]
 
 
 def _loss(network: Any, reference: Any, task: str, samples: list[Any]) -> Any:
