@@ -4,22 +4,26 @@ light and dark.
 
 make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
 
-    python tools/screenshots.py [docs]
+    python tools/screenshots.py [docs | data]
 
-With `docs`, only the pictures of the docs are made. Those have a palette of 256 colours, so each is small.
+With `docs`, only the pictures of the docs are made, with `data` only those of the data of a job. They have a palette of
+256 colours, so each is small.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from PIL import Image
 
@@ -32,6 +36,7 @@ from shoal_api.client import Client  # noqa: E402
 from shoal_api.http.routes.pages import PAGES  # noqa: E402
 from shoal_service.artifact_views import ModelRequest  # noqa: E402
 from shoal_service.views import JobView, SweepRequest  # noqa: E402
+from shoal_workers.contract.hugging_face import SFT_TASK  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 ALL = ROOT / "build" / "screenshots"
@@ -60,11 +65,15 @@ def main() -> None:
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver is None:
         raise SystemExit("chromium and chromedriver are not installed: no pictures were made.")
-    with tempfile.TemporaryDirectory(prefix="shoal-pictures-") as folder:
+    folders = (tempfile.TemporaryDirectory(prefix=f"shoal-{name}-") for name in ("pictures", "data"))
+    with next(folders) as folder, next(folders) as data:
         sources = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
         server = Server(Path(sys.executable), Path(folder), ["--num-cpus=6"], {"SHOAL_STOP_S": "0", **sources})
         with server.running() as client, chromium(browser, driver) as tab:
-            _take(f"http://127.0.0.1:{server.port}", client, tab)
+            home = f"http://127.0.0.1:{server.port}"
+            _take_data(home, client, tab, Path(data))
+            if sys.argv[1:] != ["data"]:
+                _take(home, client, tab)
 
 
 def _take(home: str, client: Client, tab: Browser) -> None:
@@ -143,6 +152,40 @@ def _train(home: str, client: Client, tab: Browser) -> tuple[JobView, JobView, J
         client.register_model("words", ModelRequest(job=job.id))
         client.set_model_alias("default", "words", ("canary", "prod")[number - 1], number)
     return calm, hit, second
+
+
+def _take_data(home: str, client: Client, tab: Browser, folder: Path) -> None:
+    """What `shoal data show` prints about a job of fine-tuning, and the tab of the job with the same."""
+    lines = [{"prompt": f"What is {a} x {b}? ", "completion": f"It is {a * b}."} for a in range(2, 9) for b in range(9)]
+    lines += [{"prompt": "Is there an answer?", "completion": ""}, {"prompt": "Why? " * 60, "completion": "Because."}]
+    (folder / "answers.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    config = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    spec = {
+        "name": "answers",
+        "task": SFT_TASK,
+        "model": {"config": {**config, "num_attention_heads": 2, "vocab_size": 257}, "seq_len": 128},
+        "data": {"paths": [str(folder / "answers.jsonl")], "cache_dir": str(folder / "cache")},
+        "batch": {"global_size": 8, "micro_size": 4},
+        "stop": {"steps": 2},
+    }
+    (folder / "job.yaml").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "shoal_api.cli.main", "data", "show", str(folder / "job.yaml"), "--samples", "3"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = (
+        f"<pre style='font: 15px monospace; margin: 16px'>$ shoal data show job.yaml --samples 3\n{escape(shown)}</pre>"
+    )
+    tab.look(width=WIDTH // 2 + 300, height=40 + 18 * (2 + shown.count("\n")))
+    tab.open(f"data:text/html;charset=utf-8,{quote(page)}")
+    _save(tab, "data-show")
+
+    job = client.submit(spec)
+    client.wait(job.id, timeout_s=600)
+    tab.look(width=WIDTH, height=900)
+    tab.log_in(f"{home}{client.session_link().path}")
+    tab.open(f"{home}/jobs/{job.id}#tab=data")
+    tab.until(lambda: tab.count("#data-preview mark"), "the data")
+    _show(tab, "#data-preview")
+    _save(tab, "data-tab")
 
 
 def _take_lists(home: str, tab: Browser) -> None:

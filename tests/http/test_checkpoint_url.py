@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import Client
-from shoal_api.client.spec_document import with_absolute_checkpoint
+from shoal_api.client.spec_document import with_absolute_paths
 from shoal_service.settings import load_settings
 
 SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}}
@@ -85,6 +85,19 @@ def test_a_job_goes_on_only_from_checkpoints_at_places_that_are_allowed_now(
 
 
 def test_a_client_of_another_machine_does_not_guess(tmp_path: Path) -> None:
-    assert with_absolute_checkpoint(_spec("runs"), "http://trainer:8470", tmp_path) == _spec("runs")
-    assert with_absolute_checkpoint(_spec("runs"), "http://[::1]:8470", tmp_path) == _spec(f"{tmp_path}/runs")
-    assert with_absolute_checkpoint({"checkpoint": None}, "http://localhost", tmp_path) == {"checkpoint": None}
+    assert with_absolute_paths(_spec("runs"), "http://trainer:8470", tmp_path) == _spec("runs")
+    assert with_absolute_paths(_spec("runs"), "http://[::1]:8470", tmp_path) == _spec(f"{tmp_path}/runs")
+    assert with_absolute_paths({"checkpoint": None}, "http://localhost", tmp_path) == {"checkpoint": None}
+
+
+def test_relative_data_paths_start_at_the_users_directory_unless_the_job_has_code(tmp_path: Path) -> None:
+    given = {"paths": ["text.txt", "/a/b.txt", "s3://bucket/*.txt"], "validation_paths": ["more/*.txt"], "field": "a"}
+    made = {**given, "paths": [f"{tmp_path}/text.txt", *given["paths"][1:]]}
+    made["validation_paths"] = [f"{tmp_path}/more/*.txt"]
+    for document, expected in (
+        ({"data": given}, {"data": made}),
+        ({"data": given, "code": {}}, {"data": given, "code": {}}),
+        ({"data": {"paths": 3}}, {"data": {"paths": 3}}),
+    ):
+        assert with_absolute_paths(document, "http://localhost", tmp_path) == expected
+        assert with_absolute_paths(document, "http://trainer:8470", tmp_path) == document

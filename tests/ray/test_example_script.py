@@ -1,5 +1,5 @@
-"""examples/script on a real cluster, submitted as a user does it: a worker is killed, and the losses are those of an
-undisturbed run with another number of workers."""
+"""What a user submits first, on a real cluster and with the command line: examples/script, of which a worker is killed
+and the losses are those of an undisturbed run; and a small text."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from kit.processes.server import PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
+from shoal_workers.data.tokenizer import Split, split_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "script"
 STEPS = 1_200
@@ -23,14 +24,17 @@ FOLLOWING = 100
 with the steps."""
 
 
-def _submitted(server: Server, client: Client, *options: str) -> str:
-    """Run the command line of the installed wheel in the directory of the example. Returns the job's id."""
-    command = [str(server.python), "-m", "shoal_api.cli.main", "submit", "train.py", *options]
+def _submit(server: Server, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     url = f"http://127.0.0.1:{server.port}"
     environment = {**os.environ, "SHOAL_STATE_DIR": str(server.state_dir), "SHOAL_URL": url}
     environment.pop("PYTHONPATH", None)
-    arguments = ["--", f"--steps={STEPS}", "--save-every=200"]
-    ran = subprocess.run([*command, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
+    command = [str(server.python), "-m", "shoal_api.cli.main", "submit", *arguments]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+def _submitted(server: Server, client: Client, *options: str) -> str:
+    """Run the command line of the installed wheel in the directory of the example. Returns the job's id."""
+    ran = _submit(server, EXAMPLE, "train.py", *options, "--", f"--steps={STEPS}", "--save-every=200")
     assert ran.returncode == 0, ran.stderr
     assert "code: " in ran.stderr and "1 file, " in ran.stderr
     return ran.stdout.split()[0]
@@ -66,3 +70,20 @@ def test_the_example_survives_a_killed_worker_with_the_losses_of_an_undisturbed_
     following = _losses(client, disturbed, killed_at)
     assert len(following) == FOLLOWING
     assert following == pytest.approx(_losses(client, undisturbed, killed_at), rel=0.05, abs=5e-3)
+
+
+def test_one_small_text_in_an_empty_directory_trains_without_a_setting(
+    shoal_server: Server, client: Client, tmp_path: Path
+) -> None:
+    """The text is one document, which a fraction of 5 % would hold back whole in one of twenty cases, as here."""
+    for number in range(400):
+        text = f"{number}: the sky is blue, and the grass is green.\n" * 420
+        if split_of(text.encode(), 0.05) is Split.VALIDATION:
+            break
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "job.yaml").write_text("data: {paths: [text.txt]}\nstop: {steps: 1}\n")
+    ran = _submit(shoal_server, tmp_path, "job.yaml")
+    assert ran.returncode == 0, ran.stderr
+    job = client.wait(ran.stdout.split()[0], timeout_s=4 * PATIENCE_S)
+    assert (job.status.state, job.status.step) == (JobState.SUCCEEDED, 1), job.status
+    assert any("does not validate" in line.text for line in client.logs(job.id))

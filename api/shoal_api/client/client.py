@@ -25,7 +25,7 @@ from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.fleet import Fleet
 from shoal_api.client.histories import Histories
-from shoal_api.client.spec_document import read_document, with_absolute_checkpoint, with_archive, with_user
+from shoal_api.client.spec_document import read_document, with_absolute_paths, with_archive, with_user
 from shoal_api.client.transport import DEFAULT_RETRY, Credentials, RetryPolicy, Transport, job_path
 from shoal_service.control.code_archive import CodeArchive, pack
 from shoal_service.fleet_views import DeletionView, DryRun, SweepView
@@ -133,7 +133,7 @@ class Client(Histories, Fleet, Artifacts):
             CodeArchiveError: the working directory cannot be packed.
         """
         document, base = read_document(spec)
-        document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
+        document = with_user(with_absolute_paths(document, self.base_url, Path.cwd()))
         upload = partial(self.upload_code, on_packed=on_packed)
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return self._call("POST", "/v1/jobs", JobView, body=with_archive(document, base, upload), headers=headers)
@@ -152,7 +152,7 @@ class Client(Histories, Fleet, Artifacts):
         """
         from shoal_service.control.sweeps import with_name  # loads the planner, which no other verb needs
 
-        document = with_user(with_absolute_checkpoint(sweep.spec, self.base_url, Path.cwd()))
+        document = with_user(with_absolute_paths(sweep.spec, self.base_url, Path.cwd()))
         document = with_archive(document, Path(), self.upload_code)
         named = with_name(sweep).model_copy(update={"spec": document})
         return self._call("POST", "/v1/sweeps", SweepView, body=named, wait_s=_SWEEP_S)
@@ -169,14 +169,14 @@ class Client(Histories, Fleet, Artifacts):
         Raises: as `submit`.
         """
         document, base = read_document(spec)
-        document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
+        document = with_user(with_absolute_paths(document, self.base_url, Path.cwd()))
         packed = with_archive(document, base, lambda directory: _packed(directory, on_packed).sha256)
         params = {"uploads": packed is not document}
         return self._call("POST", "/v1/jobs/dry-run", DryRun, body=packed, params=params)
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        document = with_absolute_checkpoint(read_document(spec)[0], self.base_url, Path.cwd())
+        document = with_absolute_paths(read_document(spec)[0], self.base_url, Path.cwd())
         return self._call("POST", "/v1/specs/validate", SpecCheck, body=document)
 
     def plan(

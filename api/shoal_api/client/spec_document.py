@@ -30,18 +30,28 @@ def read_document(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, 
     return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
 
 
-def with_absolute_checkpoint(document: Any, server_url: str, base: Path) -> Any:
-    """Return the document with a relative `checkpoint.url` made absolute: it starts at `base`, the user's working
-    directory.
+_PATHS = ("paths", "validation_paths")
 
-    Nothing is changed for a server on another machine, which refuses a relative path with the reason.
+
+def with_absolute_paths(document: Any, server_url: str, base: Path) -> Any:
+    """Return the document with a relative `checkpoint.url` made absolute: it starts at `base`, the user's working
+    directory. So do `data.paths` and `data.validation_paths`, unless the job has code, whose directory has its data.
+
+    Nothing is changed for a server on another machine, which refuses a relative URL with the reason.
     """
-    checkpoint = document.get("checkpoint") if isinstance(document, dict) else None
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("url"), str):
+    if not isinstance(document, dict) or urlsplit(server_url).hostname not in LOOPBACK:
         return document
-    if urlsplit(server_url).hostname not in LOOPBACK:
-        return document
-    return document | {"checkpoint": {**checkpoint, "url": absolute(checkpoint["url"], base)}}
+    checkpoint, data = document.get("checkpoint"), document.get("data")
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("url"), str):
+        document = document | {"checkpoint": {**checkpoint, "url": absolute(checkpoint["url"], base)}}
+    if isinstance(data, dict) and "code" not in document:
+        named = {key: data[key] for key in _PATHS if isinstance(data.get(key), list)}
+        made = {
+            key: [absolute(path, base) if isinstance(path, str) else path for path in paths]
+            for key, paths in named.items()
+        }
+        document = document | {"data": data | made}
+    return document
 
 
 def with_user(document: Any) -> Any:

@@ -103,38 +103,3 @@ def test_a_lost_worker_costs_no_step(
     exits = job.run(survivors, layout=Layout(tp=2), restore_snapshot=source, restore_from=None)
     assert [one.kind for one in exits] == [ExitKind.FINISHED] * 2, [one.error for one in exits]
     assert job.losses(group) == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
-
-
-def test_two_workers_train_every_token_that_overlaps_an_answer(make_job: Callable[..., Any], tmp_path: Path) -> None:
-    """The loss of the first step is that of transformers, with labels that are written down here."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from kit.worlds.tokenizer_layouts import write_layout
-
-    directory = write_layout(tmp_path / "model", "trimmed")
-    torch.manual_seed(0)
-    network = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-        )
-    )
-    network.save_pretrained(directory)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    answers = [f"{'no' if number % 2 else 'yes'}" for number in range(4)]
-    prompts = [f"The sky is blue. Answer {number}: " for number in range(4)]
-    total = num = 0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        tokens = [*tokenizer(prompt + answer)["input_ids"], tokenizer.eos_token_id]
-        begin = next(at for at in range(len(tokens)) if len(tokenizer.decode(tokens[: at + 1])) > len(prompt))
-        losses = torch.nn.functional.cross_entropy(
-            network(torch.tensor([tokens])).logits[0, begin - 1 : -1], torch.tensor(tokens[begin:]), reduction="sum"
-        )
-        total, num = total + losses.item(), num + len(tokens) - begin
-    file = tmp_path / "answers.jsonl"
-    lines = [{"prompt": prompt, "completion": answer} for prompt, answer in zip(prompts, answers, strict=True)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    spec = _spec(tmp_path, packing=False, snapshot={"enabled": False}, model={"path": str(directory), "seq_len": 32})
-    spec["data"] |= {"paths": [str(file)], "validation_fraction": 0}
-    job = make_job(**spec)
-    workers = job.workers(2)
-    assert {one.kind for one in job.run(workers)} == {ExitKind.FINISHED}
-    assert job.losses(workers)[1] == pytest.approx(total / num, abs=1e-5)

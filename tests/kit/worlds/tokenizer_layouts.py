@@ -5,15 +5,18 @@ trimmed       the same tokens; spaces do not count in their offsets
 gpt-neox      the same with trimmed offsets, and one token for each run of spaces
 metaspace     a mark in place of spaces, and a token that begins a text
 wordpiece     words in small letters without spaces, and tokens that begin and end a text
+fallback      a mark in place of spaces that begins each text, and bytes where no other token fits
+nfkc          tokens of bytes of a text whose letters are others than those of the file, and tokens that were added
 """
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-LAYOUTS = ("byte-level", "trimmed", "gpt-neox", "metaspace", "wordpiece")
+LAYOUTS = ("byte-level", "trimmed", "gpt-neox", "metaspace", "wordpiece", "fallback", "nfkc")
 _TEXTS = [
     *(f"Question: what is {number} plus {number}? Answer: yes it is {2 * number}.\n" for number in range(60)),
     *["def f(x):\n    if x:\n        return x\n    return None\n"] * 20,
@@ -86,10 +89,37 @@ def _wordpiece() -> Tokenizer:
     return tokenizer
 
 
+def _fallback() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=[*_MARKS, *bytes_], show_progress=False, max_token_length=8
+    )
+    tokenizer.train_from_iterator(_TEXTS, trainer)
+    stored = json.loads(tokenizer.to_str())
+    stored["added_tokens"] = [token for token in stored["added_tokens"] if token["content"] in _MARKS]
+    tokenizer = Tokenizer.from_str(json.dumps(stored))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    return tokenizer
+
+
+def _nfkc() -> Tokenizer:
+    tokenizer = _bytes(trims=True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.add_tokens([AddedToken("<tool>", lstrip=True, rstrip=True), AddedToken("yes it", normalized=True)])
+    return tokenizer
+
+
 _MAKERS = {
     "byte-level": lambda: _bytes(trims=False),
     "trimmed": lambda: _bytes(trims=True),
     "gpt-neox": lambda: _bytes(trims=True, runs=True),
     "metaspace": _metaspace,
     "wordpiece": _wordpiece,
+    "fallback": _fallback,
+    "nfkc": _nfkc,
 }

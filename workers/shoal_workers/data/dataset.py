@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,16 +26,18 @@ class TokenDataset(Dataset[Tensor]):
     """
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
-        """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
+        """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty. A text of
+        few documents is for training as a whole if those of its training split make no sample."""
         self.seq_len = seq_len
         self.content_hash = corpus.index.content_hash
         self._corpus = corpus
-        self._parts = _mapped(corpus, split)
+        is_small = corpus.index.num_tokens(Split.TRAIN) <= seq_len
+        self._parts = _mapped(corpus, [split] if not is_small else [*Split] if split is Split.TRAIN else [])
         self._ends = list(accumulate(len(part) for part in self._parts))
         num_tokens = self._ends[-1] if self._ends else 0
         self._num_samples = max(0, (num_tokens - 1) // seq_len)
         if not self._num_samples and split is Split.TRAIN:
-            raise CorpusTooSmallError(_too_small(corpus, num_tokens, seq_len))
+            raise CorpusTooSmallError(_too_small(num_tokens, seq_len))
 
     def content_parts(self) -> dict[str, str]:
         """The hash of each shard, by its path and the files that it was made from."""
@@ -60,32 +63,27 @@ class TokenDataset(Dataset[Tensor]):
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _mapped(corpus: Corpus, split: Split) -> list[NDArray[Any]]:
-    """The split's section of every shard that contains some of it."""
+def _mapped(corpus: Corpus, splits: Sequence[Split]) -> list[NDArray[Any]]:
+    """The section of these splits, which follow each other, of every shard that contains some of it."""
     dtype = np.dtype(corpus.index.dtype)
     parts: list[NDArray[Any]] = []
     for number, entry in enumerate(corpus.index.shards):
-        if entry.num_tokens[split]:
-            first = 0 if split is Split.TRAIN else entry.num_tokens[Split.TRAIN]
+        if num_tokens := sum(entry.num_tokens[split] for split in splits):
+            first = 0 if Split.TRAIN in splits else entry.num_tokens[Split.TRAIN]
             parts.append(
                 np.memmap(
                     corpus.shard_path(number),
                     dtype=dtype,
                     mode="r",
                     offset=first * dtype.itemsize,
-                    shape=(entry.num_tokens[split],),
+                    shape=(num_tokens,),
                 )
             )
     return parts
 
 
-def _too_small(corpus: Corpus, num_tokens: int, seq_len: int) -> str:
-    held_back = corpus.index.num_tokens(Split.VALIDATION)
-    note, advice = "", ""
-    if held_back:
-        note = f" ({held_back:,} more tokens are used for validation)"
-        advice = "set data.validation_fraction: 0, "
+def _too_small(num_tokens: int, seq_len: int) -> str:
     return (
-        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}{note}. "
-        f"Add text, {advice}or lower model.seq_len."
+        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}. "
+        "Add text, or lower model.seq_len."
     )

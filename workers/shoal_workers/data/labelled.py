@@ -32,9 +32,9 @@ from shoal_workers.contract.text_data import BadRows, TextDataConfig
 from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError
 from shoal_workers.data.records import Record, records_of
 from shoal_workers.data.sources import SourceFile, find_sources
-from shoal_workers.data.tokenizer import Split, split_of
+from shoal_workers.data.tokenizer import Split, held_back_examples, split_of
 
-_VERSION = 2
+_VERSION = 3
 _NOTE_EVERY = 10_000
 
 
@@ -220,6 +220,7 @@ def _write(
                 sizes.append(len(example.payload))
                 labels.append(np.asarray(example.labels, np.int32))
                 held_back.append(is_validation)
+        has_validation_files = bool(config.validation_paths or getattr(config, "validation_folder", None))
         first = str(left_out[0]) if left_out else ""
         if not sum(sizes):
             why = f"all {len(left_out):,} of its rows are left out, the first because {first}" if left_out else ""
@@ -231,7 +232,7 @@ def _write(
             "ends": np.cumsum(sizes, dtype=np.int64),
             "label_values": np.concatenate(labels),
             "label_ends": np.cumsum([len(label) for label in labels], dtype=np.int64),
-            "is_validation": np.asarray(held_back, np.bool_),
+            "is_validation": held_back_examples(held_back, has_validation_files),
         }
         for name, array in arrays.items():
             np.save(part / f"{name}.npy", array)

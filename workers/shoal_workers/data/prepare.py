@@ -333,7 +333,7 @@ class _Preparation:
             num = min(allowed_cores(), text_bytes // worth) if worth is not None else 0
             num = 0 if num < _FEWEST_PROCESSES else num
         if num and self._processes is None:
-            self._processes = TokenisingProcesses(self._config.tokenizer, self._encoder, num).__enter__()
+            self._processes = TokenisingProcesses(self._encoder, num).__enter__()
             self._num_processes = num
 
     def _report_progress(self, position: Position) -> None:

@@ -75,6 +75,8 @@ class SourceFile:
                 if self.compression is None:
                     yield cast(BinaryIO, io.BufferedReader(raw, _SMALL_BLOCK_BYTES)), raw.tell
                 else:
+                    if not self.num_bytes:
+                        raise OSError(f"it is empty, so it is not {self.compression}")
                     stream = _Decompressed(raw, self.compression)
                     yield cast(BinaryIO, io.BufferedReader(stream, _SMALL_BLOCK_BYTES)), raw.tell
         except FileNotFoundError as error:

@@ -16,7 +16,6 @@ the same error if the text is to blame. Called by `prepare`; `main` runs in the 
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import queue
@@ -31,12 +30,12 @@ from types import TracebackType
 
 from shoal_workers.data.documents import Document
 from shoal_workers.data.errors import DataError
-from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText, load_tokenizer
+from shoal_workers.data.tokenizer import DocumentEncoder, EncodedDocument, EncodedText
 
 _BATCH_BYTES = 256 * 1024
 _BATCHES_PER_PROCESS = 2
 _SOURCES = Path(__file__).parents[2]
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from shoal_workers.data.tokenising import main; main(sys.argv[2])"
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from shoal_workers.data.tokenising import main; main()"
 _LOST = (OSError, EOFError, pickle.UnpicklingError)
 _END_S = 5.0
 
@@ -45,12 +44,10 @@ class TokenisingProcesses:
     """Context manager: `num` processes, which live as long as the context.
 
     Args:
-        tokenizer: what `data.tokenizer` names; each process loads it itself.
-        encoder: with that tokenizer; used for batches that a process did not answer.
+        encoder: each process gets a copy; used for batches that a process did not answer.
     """
 
-    def __init__(self, tokenizer: str, encoder: DocumentEncoder, num: int) -> None:
-        self._settings = json.dumps({"tokenizer": tokenizer, "validation_fraction": encoder.validation_fraction})
+    def __init__(self, encoder: DocumentEncoder, num: int) -> None:
         self._encoder = encoder
         self._num = num
         self._all: list[_Process] = []
@@ -60,8 +57,9 @@ class TokenisingProcesses:
         """Documents that this process encoded itself."""
 
     def __enter__(self) -> TokenisingProcesses:
+        encoder = pickle.dumps(self._encoder)
         for _ in range(self._num):
-            process = _Process(self._settings, self._encoder.tokenizer.fingerprint)
+            process = _Process(encoder)
             self._all.append(process)
             self._free.put(process)
         return self
@@ -115,12 +113,12 @@ class TokenisingProcesses:
 class _Process:
     """One process; used by one thread at a time."""
 
-    def __init__(self, settings: str, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
-        self._is_ready = False
+    def __init__(self, encoder: bytes) -> None:
+        self._first = encoder
+        """What it needs before the first batch."""
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(_SOURCES), settings],
+            [sys.executable, "-P", "-c", _PROGRAM, str(_SOURCES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -135,18 +133,15 @@ class _Process:
         return self._process.poll() is None
 
     def encode(self, batch: Sequence[Document]) -> list[EncodedText] | None:
-        """Returns None if the process has ended, or has another tokenizer; it is not asked again."""
+        """Returns None if the process has ended; it is not asked again."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
         if answers.closed:
             return None
         try:
-            if not self._is_ready:
-                if pickle.load(answers) != self._fingerprint:  # the file was replaced meanwhile
-                    self.end()
-                    return None
-                self._is_ready = True
+            requests.write(self._first)
+            self._first = b""
             pickle.dump(batch, requests, pickle.HIGHEST_PROTOCOL)
             requests.flush()
             answer: list[EncodedText] = pickle.load(answers)
@@ -188,20 +183,15 @@ _NICENESS = 5
 """A third of the share of a training process: other jobs of the node train on the same cores."""
 
 
-def main(settings: str) -> None:
-    """Encodes what another process sends, until its standard input ends. `settings`: JSON with tokenizer and
-    validation_fraction."""
+def main() -> None:
+    """Reads an encoder from the standard input, and encodes what follows it, until the input ends."""
     os.nice(_NICENESS)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
-    given = json.loads(settings)
-    tokenizer = load_tokenizer(given["tokenizer"])
-    encoder = DocumentEncoder(tokenizer, given["validation_fraction"])
     try:
-        pickle.dump(tokenizer.fingerprint, answers)
-        answers.flush()
+        encoder: DocumentEncoder = pickle.load(requests)  # both pipes belong to the process that started this one
         while True:
-            documents = pickle.load(requests)  # both pipes belong to the process that started this one
+            documents = pickle.load(requests)
             pickle.dump([encoder.encode(document) for document in documents], answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
     except (EOFError, BrokenPipeError):  # the kernel closes the pipe also when the other process is killed

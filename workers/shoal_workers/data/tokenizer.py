@@ -1,8 +1,9 @@
 """From a document to tokens, and to its split: a function of its text, the tokenizer and the settings alone.
 
-Hidden here: what a tokenizer is (one token per byte, or a trained one from a tokenizers JSON file), the type of a
-token, which token ends a document. Documents can be encoded in any process and in any order, and give the same
-tokens. Called by `prepare`, by the processes of `tokenising`, and by tasks for the size of the vocabulary.
+Hidden here: what a tokenizer is (one token per byte, or a trained one from a tokenizers JSON file; with settings beside
+it transformers reads it, and decides), the type of a token, which token ends a document. Documents can be encoded in
+any process and in any order, and give the same tokens. Called by `prepare`, by the processes of `tokenising`, and by
+tasks for the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_workers.contract.hugging_face import TOKENIZER_NAME
 from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.documents import Document, Position
 from shoal_workers.data.errors import TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 """For a tokenizer without files beside it that name the token."""
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class Tokenizer(Protocol):
@@ -103,13 +106,24 @@ class JsonTokenizer:
     bytes_per_process: int | None = 2 << 20
     """A core encodes 1 to 4 MiB in a second; a start takes half a second of a core."""
 
-    def __init__(self, tokenizer: Any, fingerprint: str, directory: Path | None = None) -> None:
-        """`directory`: of its files, which may name the token that ends a document."""
+    def __init__(self, tokenizer: Any, fingerprint: str, settings: Any = None, directory: Path | None = None) -> None:
+        """`settings`: a tokenizer of transformers, which may name the token that ends a document, and how texts are
+        cut. `directory`: of the model's config, which may name that token, too."""
         self._tokenizer = tokenizer
+        self._truncation_side = getattr(settings, "truncation_side", "right")
+        self._splits_marks = bool(getattr(settings, "split_special_tokens", False))
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         by_name = self.token_of(_END_NAMES)
-        self.end_of_document: int | None = by_name if directory is None else self._named_end(directory, by_name)
-        self.fingerprint = fingerprint if self.end_of_document == by_name else f"{fingerprint}-{self.end_of_document}"
+        end = getattr(settings, "eos_token_id", None)
+        end = by_name if end is None else end
+        self.end_of_document: int | None = _end_of_config(directory, self.vocab_size) if end is None else end
+        changed = (self.end_of_document, self._truncation_side, self._splits_marks) != (by_name, "right", False)
+        more = f"-{self.end_of_document}{'-left' * (self._truncation_side == 'left')}{'-split' * self._splits_marks}"
+        self.fingerprint = f"{fingerprint}{more}" if changed else fingerprint
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._tokenizer.encode_special_tokens = self._splits_marks  # is lost on the way to another process
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -123,17 +137,6 @@ class JsonTokenizer:
                 return tuple(whole[:first]), tuple(whole[first + len(text) :])
         return (), ()
 
-    def _named_end(self, directory: Path, by_name: int | None) -> int | None:
-        """What transformers calls the end, else `by_name`, else the end that the model's config has."""
-        for file in ("tokenizer_config.json", "special_tokens_map.json"):
-            name = _setting(directory / file, "eos_token")
-            name = name.get("content") if isinstance(name, dict) else name
-            if isinstance(name, str) and (end := self.token_of((name,))) is not None:
-                return end
-        stored = _setting(directory / "config.json", "eos_token_id") if by_name is None else by_name
-        first = next(iter(stored), None) if isinstance(stored, list) else stored
-        return first if isinstance(first, int) and first < self.vocab_size else None
-
     @cached_property
     def special_tokens(self) -> frozenset[int]:
         return frozenset(
@@ -144,9 +147,10 @@ class JsonTokenizer:
         return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, dtype=np.uint32)
 
     def encode_whole(self, text: str, max_tokens: int) -> list[int]:
-        begin, end = self.ends
-        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return [*begin, *tokens[: max(0, max_tokens - len(begin) - len(end))], *end][:max_tokens]
+        self._tokenizer.enable_truncation(max_tokens, direction=self._truncation_side)
+        tokens: list[int] = self._tokenizer.encode(text).ids[:max_tokens]
+        self._tokenizer.no_truncation()
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
@@ -156,12 +160,35 @@ class JsonTokenizer:
         return next((token_id for name in names if (token_id := self._tokenizer.token_to_id(name)) is not None), None)
 
 
-def _setting(file: Path, key: str) -> Any:
-    """None if the file has none."""
+def _end_of_config(directory: Path | None, vocab_size: int) -> int | None:
+    """The end of a text that the model's config.json names; None if it names none."""
     try:
-        return json.loads(file.read_bytes()).get(key)
-    except (OSError, ValueError, AttributeError):
+        stored = json.loads((directory / "config.json").read_bytes())["eos_token_id"] if directory else None
+    except (OSError, ValueError, LookupError, TypeError):
         return None
+    first = next(iter(stored), None) if isinstance(stored, list) else stored
+    return first if isinstance(first, int) and first < vocab_size else None
+
+
+def load_with_transformers(directory: Path) -> Any:
+    """The tokenizer that transformers makes of a directory's files. TokenizerError: it makes none."""
+    try:
+        from transformers import AutoTokenizer  # an optional extra, and slow to import
+    except ImportError as error:
+        raise TokenizerError(
+            f"the tokenizer in {directory} needs transformers ({error}). Install it on every node: pip install "
+            "'shoal[hf]'."
+        ) from error
+    try:
+        loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        loaded.backend_tokenizer.no_truncation()
+        loaded.backend_tokenizer.no_padding()
+    except Exception as error:  # the classes raise what they meet in the files
+        raise TokenizerError(
+            f"transformers cannot read the tokenizer in {directory}: {type(error).__name__}: {error}. Save it again "
+            f"with save_pretrained, or name a {TOKENIZER_NAME} without other files beside it."
+        ) from error
+    return loaded
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -197,7 +224,13 @@ def load_tokenizer(name: str) -> Tokenizer:
         loaded.no_truncation()
         loaded.no_padding()
         fingerprint += "-whole"  # earlier releases cut every document
-    return JsonTokenizer(loaded, fingerprint, path.parent)
+    if path.name != TOKENIZER_NAME or not any((path.parent / name).is_file() for name in _SETTINGS):
+        return JsonTokenizer(loaded, fingerprint, directory=path.parent)
+    settings = load_with_transformers(path.parent)
+    backend = settings.backend_tokenizer
+    if (text := backend.to_str()) != loaded.to_str():  # settings have changed tokens: case, marks, a prefix
+        fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    return JsonTokenizer(backend, fingerprint, settings, path.parent)
 
 
 class Split(StrEnum):
@@ -250,6 +283,12 @@ def split_of(text: bytes, validation_fraction: float) -> Split:
     # of the text alone, so that renaming and reordering files move no document to the other split
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
     return Split.VALIDATION if share < validation_fraction else Split.TRAIN
+
+
+def held_back_examples(is_validation: Sequence[bool], has_validation_files: bool) -> NDArray[np.bool_]:
+    """One flag for each example. If a fraction holds back all of a few examples, all are for training instead."""
+    is_held_back = np.asarray(is_validation, np.bool_)
+    return is_held_back & (has_validation_files or not is_held_back.all())
 
 
 class Lookahead:

@@ -35,12 +35,12 @@ from torch.utils.data import Dataset
 
 from shoal_workers.contract.text_data import ExamplesConfig
 from shoal_workers.data.errors import CorpusTooSmallError
-from shoal_workers.data.tokenizer import Split, split_of
+from shoal_workers.data.tokenizer import Split, held_back_examples, split_of
 from shoal_workers.tasks.conversations import Encoder, Example, files_of, rows_in
 
 NO_LABEL = -100
 NO_ANSWER = "lines without an answer"
-_VERSION = "3"
+_VERSION = "4"
 _NOTE_EVERY = 10_000
 
 
@@ -82,7 +82,7 @@ def prepare_examples(
     cache = Path(config.cache_dir).expanduser() if config.cache_dir else Path.home() / ".cache" / "shoal" / "data"
     place = cache / f"{kind}-{_fingerprint(config, encoder, train, validation)}"
     if not place.is_dir():
-        _write(place, _encoded(config, partial(encode, encoder), train, validation, progress))
+        _write(place, _encoded(config, partial(encode, encoder), train, validation, progress), bool(validation))
     names = ("tokens", "is_answer", "ends", "is_validation")
     return Examples(*(np.load(place / f"{name}.npy", mmap_mode="r") for name in names))
 
@@ -118,7 +118,7 @@ def _encoded(
                 yield example, files is validation or is_held_back
 
 
-def _write(place: Path, examples: Iterator[tuple[Example, bool]]) -> None:
+def _write(place: Path, examples: Iterator[tuple[Example, bool]], has_validation_files: bool) -> None:
     tokens: list[NDArray[Any]] = []
     masks: list[NDArray[Any]] = []
     held_back: list[bool] = []
@@ -133,7 +133,7 @@ def _write(place: Path, examples: Iterator[tuple[Example, bool]]) -> None:
         np.save(part / "tokens.npy", np.concatenate(tokens) if tokens else np.zeros(0, np.int32))
         np.save(part / "is_answer.npy", np.concatenate(masks) if masks else np.zeros(0, np.bool_))
         np.save(part / "ends.npy", np.cumsum([len(token) for token in tokens], dtype=np.int64))
-        np.save(part / "is_validation.npy", np.asarray(held_back, dtype=np.bool_))
+        np.save(part / "is_validation.npy", held_back_examples(held_back, has_validation_files))
         try:
             part.rename(place)
         except OSError:

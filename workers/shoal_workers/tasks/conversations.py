@@ -36,12 +36,14 @@ from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, Te
 from shoal_workers.data.errors import DataError, MissingTextError, TokenizerError
 from shoal_workers.data.records import Fault, not_utf8, read_rows
 from shoal_workers.data.sources import format_of, local_source
-from shoal_workers.data.tokenizer import JsonTokenizer
+from shoal_workers.data.tokenizer import JsonTokenizer, load_with_transformers
 
 _ANSWERING = "assistant"
 _MARKED = "{% generation %}"
 _MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _OF_TOKENIZER = (TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "*.jinja", "*/*.jinja")
+_TABLES = (TextFormat.PARQUET, TextFormat.ARROW)
 _CONTENT = "\ue000"
 """Stands for the content of an answer in a rendering that shows its header."""
 
@@ -99,9 +101,16 @@ def rows_in(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], str]]:
             values = row.values if isinstance(row.values, Fault) else not_utf8(tuple(row.values.values())) or row.values
             if isinstance(values, Fault):
                 raise DataError(f"{row.place} {values.reason}. {values.way_out}.")
-            yield values, row.place
+            yield _without_nulls(values) if source.format in _TABLES else values, row.place
         if is_empty:
             raise DataError(f"{file} has no rows. Write it again, or remove it.")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives each object all keys that an object of its column has, as TRL knows, too."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def answer_of(encoder: Encoder, record: dict[str, Any], place: str) -> tuple[Example, ...]:
@@ -183,11 +192,7 @@ def load_encoder(tokenizer: str) -> Encoder:
             f"data.tokenizer {tokenizer!r} has no {TOKENIZER_NAME} on this node. Name a directory with one, which "
             'every node can read, or "bytes".'
         )
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise TokenizerError(f"the tokenizer needs transformers ({error}): pip install 'shoal[hf]'.") from error
-    loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    loaded = load_with_transformers(directory)
     digest = hashlib.sha256()
     for file in (file for pattern in _OF_TOKENIZER for file in sorted(directory.glob(pattern))):
         digest.update(file.name.encode() + file.read_bytes())
@@ -220,8 +225,7 @@ class ChatEncoder:
             (token_id for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token_id is not None), 0
         )
         self._text = copy.deepcopy(tokenizer.backend_tokenizer)
-        self._text.no_truncation()
-        self._text.no_padding()
+        self._text.encode_special_tokens = tokenizer.split_special_tokens  # a copy forgets it
         begin, end = JsonTokenizer(self._text, fingerprint).ends
         self._begin, self._end = list(begin), list(end)
         if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in end:
@@ -246,7 +250,7 @@ class ChatEncoder:
         """`first`: of the messages that may be answers."""
         messages = self._with_texts(messages, place, variables)
         text = self._rendered(messages, place, variables)
-        if _MARK.search(self._tokenizer.get_chat_template(tools=variables.get("tools"))):
+        if _MARK.search(_COMMENT.sub("", self._tokenizer.get_chat_template(tools=variables.get("tools")))):
             mask = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
             marked = self._rendered(messages, place, variables, **mask)
             begin = len(self._before(messages, first, text, place, variables)) if first else 0
@@ -269,8 +273,12 @@ class ChatEncoder:
         if number:
             before: str = self._rendered(messages[:number], place, variables, add_generation_prompt=True)
         else:
-            alone = {"role": messages[0]["role"], "content": _CONTENT}
-            before, _, _ = self._rendered([alone], place, variables).partition(_CONTENT)
+            alone = [{"role": messages[0]["role"], "content": _CONTENT}]
+            whole: str = self._rendered(alone, place, variables)
+            asking: str = self._rendered(alone, place, variables, add_generation_prompt=True)
+            before, header = whole.partition(_CONTENT)[0], asking.removeprefix(whole)
+            if header and header in before:
+                before = before[: before.rindex(header) + len(header)]
         if not text.startswith(before):
             raise _changes(number, place)
         return before

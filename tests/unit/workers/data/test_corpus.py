@@ -241,11 +241,14 @@ def test_the_end_of_a_document_is_what_the_files_of_the_tokenizer_name(tmp_path:
     named = {
         "by its name": ({}, 3),
         "in the tokenizer's settings": ({"tokenizer_config.json": {"eos_token": "hello"}}, 1),
-        "with its settings": ({"tokenizer_config.json": {"eos_token": {"content": "world"}}}, 2),
+        "with its settings": (
+            {"tokenizer_config.json": {"eos_token": {"__type": "AddedToken", "content": "world"}}},
+            2,
+        ),
         "in the map of special tokens": ({"special_tokens_map.json": {"eos_token": "world"}}, 2),
-        "not in the vocabulary": ({"tokenizer_config.json": {"eos_token": "<end>"}}, 3),
+        "not in the vocabulary, so transformers adds it": ({"tokenizer_config.json": {"eos_token": "<end>"}}, 4),
         "null": ({"tokenizer_config.json": {"eos_token": None}, "config.json": {"eos_token_id": 1}}, 3),
-        "damaged": ({"tokenizer_config.json": []}, 3),
+        "in a damaged model's config": ({"config.json": []}, 3),
     }
     no_name = _WORD_LEVEL.replace("</s>", "<over>")
     only_here = {
@@ -267,3 +270,7 @@ def test_the_end_of_a_document_is_what_the_files_of_the_tokenizer_name(tmp_path:
                 failures.append((name, tokenizer.end_of_document))
     assert failures == []
     assert len({fingerprint for fingerprint, _ in fingerprints}) == len(fingerprints)
+    for damaged in ("[]", '{"eos_token": 3}', "{"):
+        (directory / "tokenizer_config.json").write_text(damaged)
+        with pytest.raises(TokenizerError, match=f"transformers cannot read the tokenizer in {directory}"):
+            load_tokenizer(str(directory / "tokenizer.json"))

@@ -115,7 +115,7 @@ def _encoded(hard_text: Path, config_of: ConfigOf, kill: Callable[[TokenisingPro
     sources = find_sources(config_of(hard_text))
     encoder = DocumentEncoder(load_tokenizer("bytes"), 0.2)
     expected = list(encoder.encode_all(read_documents(sources, Position(), config_of(hard_text))))
-    with TokenisingProcesses("bytes", encoder, 2) as processes:
+    with TokenisingProcesses(encoder, 2) as processes:
         kill(processes)
         found = list(processes.encode_all(read_documents(sources, Position(), config_of(hard_text))))
         here = processes.num_encoded_here
@@ -140,15 +140,15 @@ def test_a_killed_process_costs_nothing_but_speed(hard_text: Path, config_of: Co
     assert is_same
 
 
-def test_a_tokenizer_that_was_replaced_meanwhile_is_not_used(hard_text: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_replaced_meanwhile_is_not_read_again(hard_text: Path, tmp_path: Path) -> None:
     name = _tokenizer("wordpiece", tmp_path)
     encoder = DocumentEncoder(load_tokenizer(name), 0.0)
     Path(name).write_text(Path(name).read_text().replace('"shoal"', '"shOal"'))
     config = TextDataConfig(paths=(str(hard_text / "e03.txt"),))
     documents = list(read_documents(find_sources(config), Position(), config))
-    with TokenisingProcesses(name, encoder, 1) as processes:
+    with TokenisingProcesses(encoder, 1) as processes:
         [found] = processes.encode_all(documents)
-        assert processes.num_encoded_here == 1
+        assert processes.num_encoded_here == 0
     assert found.text.tokens.tolist() == encoder.encode(documents[0]).tokens.tolist()
 
 

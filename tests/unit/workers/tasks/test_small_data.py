@@ -58,13 +58,19 @@ def _small_jobs(folder: Path) -> dict[str, dict[str, Any]]:
     return jobs
 
 
+@pytest.mark.parametrize("fraction", [None, 0.999_999])
 @pytest.mark.parametrize("media", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_built_in_task_trains_on_data_without_a_validation_split(tmp_path: Path, media: bool) -> None:
+def test_every_built_in_task_trains_on_data_without_a_validation_split(
+    tmp_path: Path, media: bool, fraction: float | None
+) -> None:
+    """Also where the fraction would hold back all of the few examples."""
     failures, jobs = [], _small_jobs(tmp_path)
     assert {document["task"] for document in jobs.values()} >= {task for task, _, _ in MODELS.values()}
     for name, document in jobs.items():
         if (name in _MEDIA) is not media:
             continue
+        if fraction is not None:
+            document["data"]["validation_fraction"] = fraction
         task = _opened(document)
         said = [text for text in task.remarks if "does not validate" in text]
         if task.validation_data is not None or len(said) != 1 or not len(task.train_data):
