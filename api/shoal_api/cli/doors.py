@@ -447,7 +447,7 @@ class _Call:
     keywords: dict[str, ast.expr]
     args: tuple[ast.expr, ...]
     side: str = ""
-    """Who alone makes it, as it stands below `if rank == 0` or its else: `rank 0`, `others`; empty: all ranks."""
+    """`rank 0` if the call stands below `if rank == 0`, `others` if in its else; empty: all ranks make it."""
 
 
 @dataclass
@@ -694,7 +694,7 @@ class _Visitor(ast.NodeVisitor):
         self._side = before
 
     def _sides(self, test: ast.expr) -> tuple[str, str]:
-        """Who is alone below a condition, and in its else."""
+        """Return the sides, as in `_Call`, of the branch of a condition and of its else."""
         values = [_value(test, rank, self._conditions) for rank in (0, 1, 2)]
         is_here, is_there, is_beyond = (None if value is None else bool(value) for value in values)
         if is_there is not is_beyond:
@@ -784,7 +784,7 @@ _OF_RANK_0 = frozenset(
 
 
 def _value(node: ast.expr, rank: int, assigned: dict[str, ast.expr]) -> Any:
-    """Return the value of a condition on a rank, by its names: `rank == 0`, `not is_main_process`; None: not known."""
+    """Evaluate a condition such as `rank == 0` or `not is_main_process` for one rank; None if it depends on more."""
     match node:
         case ast.Constant(value=value):
             return value
