@@ -146,6 +146,7 @@ class _Proof:
             if self._layout.planned_axes:
                 raise
             return self._answer(ProofOutcome.UNPROVEN)  # the training says why
+        self.attributes = Attributes(self._owners)  # what build_model sets is no state of a step
         with _unheard():
             return self._run()
 
