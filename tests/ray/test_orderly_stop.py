@@ -76,7 +76,7 @@ def test_a_stop_saves_the_step_under_way_and_the_next_server_continues_after_it(
     assert run.now().status.step == _HELD - 1, "requests are answered meanwhile"
     run.release(f"step-{_HELD}-0")
     assert server.wait() == 0
-    assert f"{run.id}: saved at step {_HELD}" in server.output()
+    assert f"{run.id}: saved at step {_HELD}" in server.output(), server.output()
     assert server.processes() == {} and _in_shared_memory(run) == []
 
     server.start().wait_for_cluster()

@@ -42,9 +42,9 @@ def test_a_killed_rank_costs_at_most_one_step(make_job: Any, reference: Any, lay
     job.start(workers, layout=layout)
     assert victim.died()
     source = job.in_memory(job.interrupt(survivors), survivors)
-    assert source.step == 5
+    assert source.step in (4, 5), "a survivor may not have ended the step before"
     job.finish(survivors, layout=after, restore_snapshot=source)
-    assert job.reported(survivors, GroupFormed)[-1].start_step == 5
+    assert job.reported(survivors, GroupFormed)[-1].start_step == source.step
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 

@@ -33,7 +33,7 @@ def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
-    assert source.step == 5
+    assert source.step in (4, 5), "a survivor may not have ended the step before"
     job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 

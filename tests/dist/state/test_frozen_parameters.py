@@ -113,15 +113,18 @@ def test_frozen_parameters_that_were_read_from_a_checkpoint_are_in_both_buffers(
     spec = {**_spec(), "checkpoint": {"every_steps": 3}}
     job = make_job(memory=True, **spec)
     first = job.workers(2)
-    job.start(first)
+    first[0].strike("forward", 4, "hold")
+    generation = job.start(first)
     job.wait_until_committed(first, 3)
+    for worker in first:
+        worker.call("interrupt", generation)
+    first[0].call("go")
     job.interrupt(first)
-    job.commit(first)
     workers = job.workers(3)
     workers[2].strike("backward", 5, "kill")
     job.start(workers)
     assert workers[2].died()
     source = job.in_memory(job.interrupt(workers[:2]), workers[:2])
-    assert source.step == 5
+    assert source.step in (4, 5), "a survivor may not have ended the step before"
     job.finish(workers[:2], restore_snapshot=source)
     assert job.losses([*first, *workers]) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from typer.testing import CliRunner
 from kit.databases import MigratedDatabases
 from kit.worlds.written_service import SPEC, Service, written_service
 from shoal_api.cli.main import build_app
+from shoal_api.cli.output import Output
+from shoal_api.cli.session import Session
 
 _ALSO_ON_POSTGRES = ("test_cli_accounts", "test_cli_checkpoints", "test_cli_jobs", "test_cli_queue")
 
@@ -89,6 +92,13 @@ def service(store_url: str, tmp_path: Path) -> Iterator[Service]:
 @pytest.fixture
 def shoal(service: Service) -> Shoal:
     return Shoal(service.url)
+
+
+@pytest.fixture
+def session(service: Service) -> Iterator[Session]:
+    """What a command has of the server."""
+    with ExitStack() as resources:
+        yield Session(service.url, Output(as_json=False), resources)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 
 from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.errors import CliError
-from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.views import CheckpointView, JobStatus
@@ -63,8 +62,7 @@ def test_a_deletion_needs_a_yes_and_what_the_job_needs_is_refused(shoal: Any, se
     assert [path.name for path in root.iterdir()] == ["step-000000000020-a1-g1"]
 
 
-def test_export_takes_the_best_checkpoint_by_validation(service: Any, tmp_path: Path) -> None:
-    session = Session(url=service.url, output=Output(as_json=False))
+def test_export_takes_the_best_checkpoint_by_validation(service: Any, session: Session, tmp_path: Path) -> None:
     job = service.add_job(checkpoint={"keep_best": 2}, validation={"every_steps": 10})
     _saved(service, job, tmp_path, 10, 20, 30)
     with pytest.raises(CliError, match="no committed checkpoint of its best validation"):

@@ -10,7 +10,6 @@ import pytest
 
 from kit.views import incident_view
 from shoal_api.cli.commands.export import find_checkpoint
-from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.core.stacks import cluster
 from shoal_service.views import JobStatus
@@ -215,10 +214,9 @@ def _running() -> Any:
 
 
 def test_a_directory_of_its_name_does_not_shadow_a_job(
-    service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Any, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    session = Session(url=service.url, output=Output(as_json=False))
     Path("byte-lm").mkdir()
     Path("other").mkdir()
     job = service.add_job()
