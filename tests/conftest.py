@@ -191,6 +191,7 @@ def _build_environment(place: Path) -> None:
     subprocess.run(compiles, check=True)
     # A plain path: the .pth files in there, that of the editable install among them, are not followed.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (place / "venv" / "bin" / "py-spy").symlink_to(Path(sys.executable).with_name("py-spy"))
 
 
 @pytest.fixture(scope="session")
