@@ -31,7 +31,7 @@ ON_GPU = tests/dist/group/test_re_forming.py tests/dist/group/test_failures.py t
 	tests/dist/state/test_transitions.py tests/dist/parallel/test_layouts.py tests/dist/step/test_parity.py tests/dist/step/test_techniques.py \
 	tests/dist/deterministic tests/dist/process/test_profiling.py
 test-gpu: setup  ## layouts, kills and re-formations with NCCL, all ranks on the first GPU; needs NCCL 2.30 (pip install -U nvidia-nccl-cu13)
-	@SHOAL_TEST_DEVICE=cuda $(BIN)/pytest $(ON_GPU)
+	@SHOAL_TEST_DEVICE=cuda $(BIN)/pytest -m "not (matrix or soak)" $(ON_GPU)
 
 VERSIONS ?=
 test-versions: setup ## a sample of the tests with other versions of Python, torch and Ray, each in an environment of its own (7 GB with CUDA libraries, about 10 minutes each); VERSIONS="oldest newest" chooses
