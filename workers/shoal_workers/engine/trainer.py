@@ -287,6 +287,7 @@ class Trainer:
             saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
             uses=self._gradients.uses(),
+            buffer_doubt=self._gradients.buffer_doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()

@@ -50,6 +50,7 @@ from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.media.current import split
 from shoal_workers.engine.media.recorder import Recorder
+from shoal_workers.engine.parallel.device_copies import BatchCopies
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -62,7 +63,6 @@ from shoal_workers.engine.task.data_identity import RankData
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.torch_internals import tree_map_only
 
 AFTER_A_PASS = 0x41465450
 """Separates the random numbers that a loop draws after the last micro-batch from those of micro-batches. They are the
@@ -150,6 +150,7 @@ class Run:
         self._buffers = LoopBuffers({}, 0, 1)
         """Those of the tracked modules."""
         self._processes = DataProcesses()
+        self._copies = BatchCopies(membership.device)
         self._stream_states = StreamStates()
         self._sources: list[Source] = []
         self._has_left_stream = False
@@ -591,7 +592,7 @@ class Run:
         if self._watch is not None:
             self._watch.begin()
         start = time.perf_counter()
-        batch = self._on_device(read())
+        batch = self._copies.copy(read())
         self._data_s += time.perf_counter() - start
         position = self._membership.position
         position.spent_on_data(self._data_s, in_phase=position.phase)
@@ -686,11 +687,6 @@ class Run:
 
     def _advanced(self, num_bytes: int) -> None:
         self._membership.check()
-
-    def _on_device(self, batch: Any) -> Any:
-        if self.device.type == "cpu":
-            return batch
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.engine.group.direct_collectives import begin_all_reduce_small
+from shoal_workers.engine.parallel.device_copies import to_device
 
 _NUM_FIGURES = 10
 """Numbers that each rank contributes at an index of its own."""
@@ -53,7 +54,10 @@ class Requests:
     """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
 
 
-_requests_of = attrgetter(*(field.name for field in fields(Requests)))
+_request_names = [field.name for field in fields(Requests)]
+_requests_of = attrgetter(*_request_names)
+_AGREES = 1 + _request_names.index("agrees_on_buffers")
+"""Its place among the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Ballot:
     of the task's own metrics."""
     uses: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
+    buffer_doubt: Tensor | None = None
+    """A bool scalar on the device: if true, `requests.agrees_on_buffers` holds, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +152,7 @@ def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
     head = _head if ballot.squared_norm.device.type == "cpu" else _head_on_device
     parts = [head(ballot, words, _NUM_FIGURES * (rank + 1) - 1 - len(figures)), ballot.uses, ballot.metrics]
-    given = [part.to(ballot.squared_norm.device) for part in parts if part is not None]
+    given = [to_device(part, ballot.squared_norm.device) for part in parts if part is not None]
     box = given[0] if len(given) == 1 else torch.cat(given)
     return Vote(box, begin_all_reduce_small(box), world_size, 0 if ballot.uses is None else len(ballot.uses))
 
@@ -156,6 +162,8 @@ def _head(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
     loss is bad. Made in one go: each operation on a small tensor would take longer than all of the words."""
     loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
     words[bad_loss] = float(not math.isfinite(loss))
+    if ballot.buffer_doubt is not None and ballot.buffer_doubt:
+        words[_AGREES] = 1.0
     return torch.tensor(
         [loss, norm, float(not (math.isfinite(loss) and math.isfinite(norm))), *words], dtype=torch.float64
     )
@@ -165,8 +173,10 @@ def _head_on_device(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor
     """The same, without waiting for the device."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-    rest = torch.tensor(words, dtype=torch.float64, device=norm.device)
+    rest = to_device(torch.tensor(words, dtype=torch.float64), norm.device)
     rest[bad_loss] = (~torch.isfinite(loss)).double()
+    if ballot.buffer_doubt is not None:
+        rest[_AGREES] += ballot.buffer_doubt
     return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest])
 
 
