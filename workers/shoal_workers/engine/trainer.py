@@ -17,6 +17,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
@@ -287,7 +290,7 @@ class Trainer:
             saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
             uses=self._gradients.uses(),
-            buffer_doubt=self._gradients.buffer_doubt(),
+            doubt=self._doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
@@ -296,6 +299,7 @@ class Trainer:
         is_rescaled = self._scaling.learn(weight)
         if verdict.requests.agrees_on_buffers or is_rescaled:  # on all ranks, and nothing has been changed
             if verdict.requests.agrees_on_buffers:
+                self._frozen.resolve()
                 self._gradients.agree_on_buffers()
             self._gradients.forget()
             self._snapshots.log.abort()
@@ -330,6 +334,11 @@ class Trainer:
             self._runtime.state.step(factors.lr)
         generation.position.reach(step + 1)
         return verdict
+
+    def _doubt(self) -> Tensor | None:
+        """Of this step, for the ballot: whether something has changed that torch does not count."""
+        doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
+        return torch.stack(doubts).any() if doubts else None
 
     def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
         """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""

@@ -32,6 +32,7 @@ from shoal_workers.engine.group.collectives import waited_s
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.streams import StreamStates
 from shoal_workers.engine.loop.tracked import Tracked
+from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.state.device_state import NoLog
@@ -183,6 +184,7 @@ class StepBoundary:
         membership, step = self._membership, self._membership.position.step + 1
         self._buffers.restore()
         self._buffers.keep()
+        self._buffers.forget_changes()
         self._state.changed()
         reported = self._reported(step, done, metrics)
         settling_s = self._settle(step, reported)
@@ -207,9 +209,9 @@ class StepBoundary:
         if requests.yields:
             raise LoopEnd(GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None))
 
-    def begin_vote(self, data_s: float, sums: Sequence[float]) -> Vote:
-        """All ranks: begins the vote of an update. `sums`: further numbers, whose sums over all ranks are `uses` of the
-        verdict. What is counted then is given to `voted`."""
+    def begin_vote(self, data_s: float, sums: Sequence[float], on_device: Tensor | None = None) -> Vote:
+        """All ranks: begins the vote of an update. `sums`, then `on_device`, float64 of shape (n,): further numbers,
+        whose sums over all ranks are `uses` of the verdict. What is counted then is given to `voted`."""
         membership, fence = self._membership, self._membership.fence
         step = membership.position.step + 1
         snapshots, yields = self._snapshots.is_due(step), fence.is_yield_requested
@@ -218,6 +220,7 @@ class StepBoundary:
         copy_s, send_s = self._costs
         voted_at, voted_waited_s = self._voted
         self._newest_vote = time.perf_counter(), waited_s()
+        uses = to_device(torch.tensor(sums, dtype=torch.float64), membership.device)
         ballot = Ballot(
             loss_sum=self._zero,  # the loss is among the sums
             squared_norm=self._zero,
@@ -237,7 +240,7 @@ class StepBoundary:
             log_lag=self._snapshots.log_lag,
             data_s=data_s,
             saving_s=self._saving_s,
-            uses=torch.tensor(sums, dtype=torch.float64),
+            uses=uses if on_device is None else torch.cat([uses, on_device]),
         )
         return begin_vote(ballot, membership.rank, membership.layout.world_size)
 
@@ -257,7 +260,7 @@ class StepBoundary:
         try:
             self._buffers.restore()
             self._state.changed()
-            if self._state.mark() != settled.mark:
+            if self._state.mark() != settled.mark or self._buffers.have_changed():
                 return
             # A second copy of the step would take the place of the step before, of which a lost rank may have a part.
             if settled.reported is None and store.holds(a.generation, settled.step):

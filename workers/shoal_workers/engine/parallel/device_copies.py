@@ -37,7 +37,7 @@ class BatchCopies:
         if self._device.type != "cuda":
             return batch
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             moved = tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)

@@ -605,8 +605,7 @@ class _Fold:
     that turn B into V. The cumulative average of n0 calls: r = (n0 B + sum of ((n0 + k) V - n0 B)) / (n0 + all k)."""
 
     def __init__(self, norm: _Norm, num_calls: Tensor, num_later: Tensor) -> None:
-        """`num_calls`: of all micro-batches of the step; `num_later`: of those after the ranks' own. Both are scalars.
-        """
+        """`num_calls`: of all micro-batches of the step; `num_later`: of those after the ranks' own."""
         self.norm = norm
         self._num_calls = num_calls.double()
         self._num_later = num_later.double()

@@ -93,7 +93,7 @@ class Ballot:
     of the task's own metrics."""
     uses: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
-    buffer_doubt: Tensor | None = None
+    doubt: Tensor | None = None
     """A bool scalar on the device: if true, `requests.agrees_on_buffers` holds, too."""
 
 
@@ -125,6 +125,8 @@ class Verdict:
     """Sums of the ballots' metrics. `is_finite` leaves them out, because a metric may have no value."""
     uses: tuple[float, ...] = ()
     """The sum of what the ballots had."""
+    beside: tuple[float, ...] = ()
+    """This rank's own numbers that were read with the sums."""
 
     def over(self, weight: float) -> Verdict:
         """The verdict on a step whose losses are sums: loss and gradient norm divided by the weight, and not finite if
@@ -162,7 +164,7 @@ def _head(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
     loss is bad. Made in one go: each operation on a small tensor would take longer than all of the words."""
     loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
     words[bad_loss] = float(not math.isfinite(loss))
-    if ballot.buffer_doubt is not None and ballot.buffer_doubt:
+    if ballot.doubt is not None and ballot.doubt:
         words[_AGREES] = 1.0
     return torch.tensor(
         [loss, norm, float(not (math.isfinite(loss) and math.isfinite(norm))), *words], dtype=torch.float64
@@ -175,8 +177,8 @@ def _head_on_device(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     rest = to_device(torch.tensor(words, dtype=torch.float64), norm.device)
     rest[bad_loss] = (~torch.isfinite(loss)).double()
-    if ballot.buffer_doubt is not None:
-        rest[_AGREES] += ballot.buffer_doubt
+    if ballot.doubt is not None:
+        rest[_AGREES] += ballot.doubt
     return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest])
 
 
@@ -189,10 +191,14 @@ class Vote:
         self._world_size = world_size
         self._num_uses = num_uses
 
-    def counted(self) -> Verdict:
-        """Waits for the other ranks. Raises as `hold_vote` does."""
+    def counted(self, beside: Tensor | None = None) -> Verdict:
+        """Waits for the other ranks, and for the device: once, also for `beside`, float64 of shape (n,) on the device.
+        Raises as `hold_vote` does."""
         self._add_up()
-        return _verdict(self._box.tolist(), self._world_size, self._num_uses)
+        size = len(self._box)
+        row = (self._box if beside is None else torch.cat([self._box, beside])).tolist()
+        verdict = _verdict(row[:size], self._world_size, self._num_uses)
+        return verdict if beside is None else replace(verdict, beside=tuple(row[size:]))
 
 
 def _verdict(sums: list[float], world_size: int, num_uses: int) -> Verdict:
