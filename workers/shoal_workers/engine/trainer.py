@@ -28,7 +28,7 @@ from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite
-from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.group.collectives import clock_of_this_thread, waited_s
 from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
@@ -261,6 +261,10 @@ class Trainer:
         self._replay.run(step)
         self._replicas.begin(step)  # sums up beside the passes, which change no parameter
         generation.collectives.begin_step()
+        clock = clock_of_this_thread()
+        device_s = clock.take() if clock is not None else None
+        if clock is not None:
+            clock.begin()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
         self._frozen.begin()
@@ -269,7 +273,9 @@ class Trainer:
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
         self._snapshots.log.append(step + 1)
-        compute_s = time.perf_counter() - start - (waited_s() - waited)
+        if clock is not None:
+            clock.end()
+        compute_s = device_s if device_s is not None else time.perf_counter() - start - (waited_s() - waited)
         self._snapshots.wait_for_buddy(step)
         requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
         self._replicas.finish(step)

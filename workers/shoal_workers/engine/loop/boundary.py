@@ -28,7 +28,8 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import StepReport
-from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.group.collectives import clock_of_this_thread, waited_s
+from shoal_workers.engine.group.device_clock import DeviceClock
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.streams import StreamStates
 from shoal_workers.engine.loop.tracked import Tracked
@@ -220,6 +221,9 @@ class StepBoundary:
         copy_s, send_s = self._costs
         voted_at, voted_waited_s = self._voted
         self._newest_vote = time.perf_counter(), waited_s()
+        compute_s = max(0.0, self._newest_vote[0] - voted_at - (self._newest_vote[1] - voted_waited_s))
+        if (clock := clock_of_this_thread()) is not None:
+            compute_s = self._take_device_s(clock, compute_s)
         uses = to_device(torch.tensor(sums, dtype=torch.float64), membership.device)
         ballot = Ballot(
             loss_sum=self._zero,  # the loss is among the sums
@@ -233,7 +237,7 @@ class StepBoundary:
                 is_sending=self._snapshots.is_sending,
                 lacks_memory=self._snapshots.lacks_memory,
             ),
-            compute_s=max(0.0, self._newest_vote[0] - voted_at - (self._newest_vote[1] - voted_waited_s)),
+            compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,
             arrived_step=self._snapshots.arrived_step,
@@ -243,6 +247,13 @@ class StepBoundary:
             uses=uses if on_device is None else torch.cat([uses, on_device]),
         )
         return begin_vote(ballot, membership.rank, membership.layout.world_size)
+
+    def _take_device_s(self, clock: DeviceClock, otherwise: float) -> float:
+        """Seconds that the GPU has computed from the vote before the newest one until that."""
+        device_s = clock.take()
+        clock.end()
+        clock.begin()
+        return otherwise if device_s is None else device_s
 
     def voted(self, verdict: Verdict) -> None:
         """The newest vote of this step."""

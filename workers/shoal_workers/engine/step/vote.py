@@ -70,7 +70,7 @@ class Ballot:
     """Scalar float64: squared L2 norm of this rank's gradient shards."""
     requests: Requests
     compute_s: float
-    """Seconds of this step in which the rank did not wait for others."""
+    """Seconds of this step, on a GPU of the one before, in which the rank did not wait for others."""
     copy_s: float
     """Seconds for which a snapshot kept the training thread busy since the last vote; 0: none was taken."""
     send_s: float
