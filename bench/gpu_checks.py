@@ -46,6 +46,19 @@ _MODULES = (
 )
 
 
+_VERSIONS = """
+import ctypes, sys, torch
+has_gpu = torch.cuda.is_available()
+loaded = sorted({line.split()[-1] for line in open("/proc/self/maps") if "libnccl" in line})
+version = ctypes.c_int()
+if loaded:  # torch's own function gives the version that it was built with
+    ctypes.CDLL(loaded[0]).ncclGetVersion(ctypes.byref(version))
+name = torch.cuda.get_device_name() if has_gpu else "no GPU"
+python = sys.version.split()[0]
+print(f"Python {python}, torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {version.value} {loaded}, {name}")
+"""
+
+
 @dataclass(frozen=True)
 class Result:
     """What the table says of a part."""
@@ -88,14 +101,7 @@ def main() -> int:
 
 
 def _info(out: Path) -> tuple[str, str]:
-    program = (
-        "import sys, torch; cuda = torch.cuda.is_available();"
-        "nccl = '.'.join(map(str, torch.cuda.nccl.version())) if cuda else 'none';"
-        "name = torch.cuda.get_device_name() if cuda else 'no GPU';"
-        "print(f'Python {sys.version.split()[0]}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        "NCCL {nccl}, {name}')"
-    )
-    torch = _run("info", [sys.executable, "-c", program], 60, out)
+    torch = _run("info", [sys.executable, "-c", _VERSIONS], 60, out)
     if _has_gpu():
         _run("smi", ["nvidia-smi"], 20, out)
     found = _run("torches", ["find", "/", "-xdev", "-maxdepth", "8", "-name", "torch-*.dist-info"], 30, out)

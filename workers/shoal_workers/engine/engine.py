@@ -31,6 +31,7 @@ from shoal_workers.engine.group.collectives import (
     replace_wait,
     waited_s,
 )
+from shoal_workers.engine.group.device_clock import device_clock
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.gloo import replace_constructor
 from shoal_workers.engine.group.network_interface import choose_interface
@@ -209,7 +210,7 @@ class Engine:
             try:
                 # On a GPU a wait only orders streams: there is nothing to leave.
                 leave = scope.group.leave_if_lost if self._device.type == "cpu" else None
-                with interruptible_waits(leave, scope.group.collectives):
+                with interruptible_waits(leave, scope.group.collectives, device_clock(self._device)):
                     end = self._train(assignment, scope.group)
                 end = _with_deviation(end, assignment.rank, scope.group)
                 is_clean = end.is_clean

@@ -17,6 +17,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 from shoal_workers.contract.marker import CheckpointName
@@ -25,7 +28,7 @@ from shoal_workers.contract.mixture_weights import InForce
 from shoal_workers.contract.validation import is_exhausted, judge
 from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.generation_ends import NonFinite
-from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.group.collectives import clock_of_this_thread, waited_s
 from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_finite_ranks, suspect_of, whose
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
@@ -258,6 +261,10 @@ class Trainer:
         self._replay.run(step)
         self._replicas.begin(step)  # sums up beside the passes, which change no parameter
         generation.collectives.begin_step()
+        clock = clock_of_this_thread()
+        device_s = clock.take() if clock is not None else None
+        if clock is not None:
+            clock.begin()
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
         self._frozen.begin()
@@ -266,7 +273,9 @@ class Trainer:
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
         self._snapshots.log.append(step + 1)
-        compute_s = time.perf_counter() - start - (waited_s() - waited)
+        if clock is not None:
+            clock.end()
+        compute_s = device_s if device_s is not None else time.perf_counter() - start - (waited_s() - waited)
         self._snapshots.wait_for_buddy(step)
         requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
         self._replicas.finish(step)
@@ -287,6 +296,7 @@ class Trainer:
             saving_s=saving_s,
             metrics=self._gradients.metric_sums(),
             uses=self._gradients.uses(),
+            doubt=self._doubt(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
@@ -295,6 +305,7 @@ class Trainer:
         is_rescaled = self._scaling.learn(weight)
         if verdict.requests.agrees_on_buffers or is_rescaled:  # on all ranks, and nothing has been changed
             if verdict.requests.agrees_on_buffers:
+                self._frozen.resolve()
                 self._gradients.agree_on_buffers()
             self._gradients.forget()
             self._snapshots.log.abort()
@@ -329,6 +340,11 @@ class Trainer:
             self._runtime.state.step(factors.lr)
         generation.position.reach(step + 1)
         return verdict
+
+    def _doubt(self) -> Tensor | None:
+        """Of this step, for the ballot: whether something has changed that torch does not count."""
+        doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
+        return torch.stack(doubts).any() if doubts else None
 
     def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
         """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""

@@ -4,7 +4,7 @@ knows a broken one by its error. Hides what `Work.wait` and gloo do and do not d
 torch's Python collectives end in `Work.wait`, which is replaced here, once per worker.
 
 - Each wait is timed: the rest of a step is compute time, which tells a slow rank from one that waits for others. On a
-  GPU `wait` only orders streams and takes no time, so it cannot distinguish the two there.
+  GPU `wait` only orders streams and takes no time, so there the stream's own time is taken (device_clock.py).
 - On gloo a wait is cut into slices, and the training thread can leave at the end of any slice. The `leave` function
   decides who may leave, and when (see Group.leave_if_lost).
 - Each call is noted in the generation's `CollectiveLog`: in every step a rank calls the same collectives, in the same
@@ -34,6 +34,7 @@ from torch.distributed import DistError, ProcessGroup, Work
 from shoal_workers.contract.exception_causes import is_broken_collective
 from shoal_workers.contract.plain_text import text_of
 from shoal_workers.contract.suspects import Collective
+from shoal_workers.engine.group.device_clock import DeviceClock
 from shoal_workers.raise_place import raising_file
 from shoal_workers.torch_internals import group_named
 
@@ -86,6 +87,7 @@ class _PerThread(threading.local):
     leave: Callable[[], None] | None = None
     waiting_thread: _WaitingThread | None = None
     log: CollectiveLog | None = None
+    clock: DeviceClock | None = None
     done_by_waiting: dict[int, Work] | None = None
     """Operations whose `wait` does the work: by id, while they are outstanding; only within `interruptible_waits`."""
 
@@ -105,9 +107,10 @@ def replace_wait() -> None:
 
     def wait(self: Work, *arguments: Any, **named: Any) -> bool:
         start = time.perf_counter()
-        leave, log = _own.leave, _own.log
+        leave, log, clock = _own.leave, _own.log, _own.clock
         if log is not None:
             log.is_waiting = True
+        waiting = clock.wait_begins() if clock is not None else None
         try:
             if leave is None or arguments or named:  # a wait with a deadline of its own ends by itself
                 return bool(plain_wait(self, *arguments, **named))
@@ -131,6 +134,8 @@ def replace_wait() -> None:
             raise
         finally:
             _own.waited_s += time.perf_counter() - start
+            if clock is not None and waiting is not None:
+                clock.wait_ends(waiting)
             if log is not None:
                 log.is_waiting = False
 
@@ -172,18 +177,27 @@ def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[],
 
 
 @contextmanager
-def interruptible_waits(leave: Callable[[], None] | None, log: CollectiveLog | None = None) -> Iterator[None]:
+def interruptible_waits(
+    leave: Callable[[], None] | None, log: CollectiveLog | None = None, clock: DeviceClock | None = None
+) -> Iterator[None]:
     """Makes this thread's waits within the block call `leave` after each slice; `leave` may raise to end the wait.
-    Calls of collectives are noted in `log`."""
+    Calls of collectives are noted in `log`, and waits of a GPU's stream in `clock`."""
     _own.leave = leave
     _own.log = log
+    _own.clock = clock
     _own.done_by_waiting = {} if leave is not None else None
     try:
         yield
     finally:
         _own.leave = None
         _own.log = None
+        _own.clock = None
         _own.done_by_waiting = None
+
+
+def clock_of_this_thread() -> DeviceClock | None:
+    """That of `interruptible_waits`; None on a CPU."""
+    return _own.clock
 
 
 def waited_s() -> float:

@@ -108,13 +108,13 @@ class GradientBuckets:
             for parameter, sent in zip(bucket.parameters, bucket.sent, strict=True)
         )
 
-    @property
-    def is_rewritten(self) -> bool:
-        """True if a gradient that was compared has changed without torch's knowledge."""
-        every = [
-            sent for bucket in self._buckets for sent in bucket.sent if sent is not None and sent.value is not None
-        ]
-        return not all(torch.equal(sent.gradient, sent.value) for sent in every if sent.value is not None)
+    def is_rewritten(self) -> Tensor:
+        """A bool scalar on the device: a gradient that was compared has changed without torch's knowledge."""
+        sent = (sent for bucket in self._buckets for sent in bucket.sent if sent is not None)
+        pairs = [(one.gradient, one.value) for one in sent if one.value is not None]
+        if all(now.is_cpu for now, _ in pairs):  # without temporary tensors
+            return torch.tensor(not all(torch.equal(now, value) for now, value in pairs))
+        return torch.stack([(now != value).any() for now, value in pairs]).any()
 
     @property
     def are_all_compared(self) -> bool:
@@ -147,6 +147,10 @@ class GradientBuckets:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
+
+    def sums(self) -> list[Tensor]:
+        """Those of all parameters, once they were waited for."""
+        return [view for bucket in self._buckets for view in bucket.views]
 
     def sum_of(self, parameter: Tensor) -> Tensor:
         bucket, index = self._place[id(parameter)]

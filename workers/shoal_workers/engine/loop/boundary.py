@@ -28,10 +28,12 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import StepReport
-from shoal_workers.engine.group.collectives import waited_s
+from shoal_workers.engine.group.collectives import clock_of_this_thread, waited_s
+from shoal_workers.engine.group.device_clock import DeviceClock
 from shoal_workers.engine.loop.buffers import LoopBuffers
 from shoal_workers.engine.loop.streams import StreamStates
 from shoal_workers.engine.loop.tracked import Tracked
+from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
 from shoal_workers.engine.state.device_state import NoLog
@@ -183,6 +185,7 @@ class StepBoundary:
         membership, step = self._membership, self._membership.position.step + 1
         self._buffers.restore()
         self._buffers.keep()
+        self._buffers.forget_changes()
         self._state.changed()
         reported = self._reported(step, done, metrics)
         settling_s = self._settle(step, reported)
@@ -207,9 +210,9 @@ class StepBoundary:
         if requests.yields:
             raise LoopEnd(GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None))
 
-    def begin_vote(self, data_s: float, sums: Sequence[float]) -> Vote:
-        """All ranks: begins the vote of an update. `sums`: further numbers, whose sums over all ranks are `uses` of the
-        verdict. What is counted then is given to `voted`."""
+    def begin_vote(self, data_s: float, sums: Sequence[float], on_device: Tensor | None = None) -> Vote:
+        """All ranks: begins the vote of an update. `sums`, then `on_device`, float64 of shape (n,): further numbers,
+        whose sums over all ranks are `uses` of the verdict. What is counted then is given to `voted`."""
         membership, fence = self._membership, self._membership.fence
         step = membership.position.step + 1
         snapshots, yields = self._snapshots.is_due(step), fence.is_yield_requested
@@ -218,6 +221,10 @@ class StepBoundary:
         copy_s, send_s = self._costs
         voted_at, voted_waited_s = self._voted
         self._newest_vote = time.perf_counter(), waited_s()
+        compute_s = max(0.0, self._newest_vote[0] - voted_at - (self._newest_vote[1] - voted_waited_s))
+        if (clock := clock_of_this_thread()) is not None:
+            compute_s = self._take_device_s(clock, compute_s)
+        uses = to_device(torch.tensor(sums, dtype=torch.float64), membership.device)
         ballot = Ballot(
             loss_sum=self._zero,  # the loss is among the sums
             squared_norm=self._zero,
@@ -230,16 +237,23 @@ class StepBoundary:
                 is_sending=self._snapshots.is_sending,
                 lacks_memory=self._snapshots.lacks_memory,
             ),
-            compute_s=max(0.0, self._newest_vote[0] - voted_at - (self._newest_vote[1] - voted_waited_s)),
+            compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,
             arrived_step=self._snapshots.arrived_step,
             log_lag=self._snapshots.log_lag,
             data_s=data_s,
             saving_s=self._saving_s,
-            uses=torch.tensor(sums, dtype=torch.float64),
+            uses=uses if on_device is None else torch.cat([uses, on_device]),
         )
         return begin_vote(ballot, membership.rank, membership.layout.world_size)
+
+    def _take_device_s(self, clock: DeviceClock, otherwise: float) -> float:
+        """Seconds that the GPU has computed from the vote before the newest one until that."""
+        device_s = clock.take()
+        clock.end()
+        clock.begin()
+        return otherwise if device_s is None else device_s
 
     def voted(self, verdict: Verdict) -> None:
         """The newest vote of this step."""
@@ -257,7 +271,7 @@ class StepBoundary:
         try:
             self._buffers.restore()
             self._state.changed()
-            if self._state.mark() != settled.mark:
+            if self._state.mark() != settled.mark or self._buffers.have_changed():
                 return
             # A second copy of the step would take the place of the step before, of which a lost rank may have a part.
             if settled.reported is None and store.holds(a.generation, settled.step):

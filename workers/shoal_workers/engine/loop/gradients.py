@@ -128,34 +128,47 @@ class Gradients:
         flags = [0.0] * _NUM_FLAGS
         if (buckets := plan.buckets) is not None:
             buckets.send()
-            is_rewritten = buckets.is_rewritten
-            is_lost = is_rewritten and not buckets.are_all_compared
-            flags = [float(buckets.is_stale or is_rewritten), float(not buckets.is_as_noted), float(is_lost)]
+            flags = [float(buckets.is_stale), float(not buckets.is_as_noted), float(not buckets.are_all_compared)]
         return [*flags, *(float(parameter.grad is not None) for parameter in plain_parameters(optimizer))]
 
-    def wait_for_sums(self, optimizer: Optimizer) -> None:
-        plan = self._plans[id(optimizer)]
-        if plan.buckets is not None:
-            plan.buckets.wait_for_sums()
+    def rewritten(self, optimizer: Optimizer) -> Tensor | None:
+        """After `send`, for the vote: a bool scalar on the device, see `GradientBuckets.is_rewritten`. None if nothing
+        can be."""
+        buckets = self._plans[id(optimizer)].buckets
+        return None if buckets is None else buckets.is_rewritten()
 
-    def finish(self, optimizer: Optimizer, totals: Sequence[float], weight: float) -> list[Tensor]:
+    def wait_for_sums(self, optimizer: Optimizer) -> list[Tensor]:
+        """Returns what `finish` makes the gradients of, as far as that is known before the vote is counted."""
+        buckets = self._plans[id(optimizer)].buckets
+        if buckets is not None:
+            buckets.wait_for_sums()
+            return buckets.sums()
+        if self._group is not None:
+            return []
+        return [parameter.grad for parameter in plain_parameters(optimizer) if parameter.grad is not None]
+
+    def finish(
+        self, optimizer: Optimizer, totals: Sequence[float], num_rewritten: float, weight: float
+    ) -> tuple[list[Tensor], bool]:
         """Called by all ranks with the sum of their numbers: makes `grad` the sum over all ranks, divided by `weight`.
-        Returns the whole parameters that any rank has used; the others have no gradient."""
+        Returns the whole parameters that any rank has used; the others have no gradient. And whether their sums are
+        those that `wait_for_sums` has returned."""
         plan = self._plans[id(optimizer)]
         parameters = plain_parameters(optimizer)
-        (num_stale, num_restless, num_lost), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
-        if num_lost:
+        (num_stale, num_restless, num_in_turn), uses = totals[:_NUM_FLAGS], totals[_NUM_FLAGS:]
+        if num_rewritten and num_in_turn:
             raise ValueError(
                 "the loop writes to `grad.data` between run.backward() and run.update(), and did not do so in its "
                 "second step. Gradients are sent during the backward pass, so such writes of the last steps may be "
                 "lost. Write to `grad` itself, or use clip=."
             )
         used = [parameter for parameter, count in zip(parameters, uses, strict=True) if count]
+        num_stale += num_rewritten
         self._learn(plan, is_stale=num_stale > 0, is_quiet=num_restless == 0)
         if self._group is None:
             if used:
                 torch._foreach_div_([p.grad for p in used if p.grad is not None], weight)
-            return used
+            return used, True
         if plan.buckets is not None and num_stale:
             plan.buckets.begin()
             plan.buckets.send()
@@ -163,7 +176,7 @@ class Gradients:
         late = [parameter for parameter in used if plan.buckets is None or parameter not in plan.buckets]
         if plan.buckets is not None and len(used) == len(plan.buckets.parameters) and not late:
             plan.buckets.give(weight)  # as in nearly every step
-            return used
+            return used, not num_stale
         extra = GradientBuckets(late, self._group) if late else None
         if extra is not None:
             extra.send()
@@ -177,7 +190,7 @@ class Gradients:
             assert buckets is not None
             parameter.grad = buckets.sum_of(parameter)
         self._plan_anew(plan, parameters, used, extra)
-        return used
+        return used, False
 
     def end_step(self) -> None:
         """Called by all ranks at the end of each step."""

@@ -50,6 +50,7 @@ from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.media.current import split
 from shoal_workers.engine.media.recorder import Recorder
+from shoal_workers.engine.parallel.device_copies import BatchCopies
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -62,7 +63,6 @@ from shoal_workers.engine.task.data_identity import RankData
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.snapshot_store.snapshot_errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.torch_internals import tree_map_only
 
 AFTER_A_PASS = 0x41465450
 """Separates the random numbers that a loop draws after the last micro-batch from those of micro-batches. They are the
@@ -140,16 +140,18 @@ class Run:
         self._num_left = 0
         """Micro-batches of this step that this rank has not begun yet."""
         self._weight_sum = 0.0
-        self._loss_sum: Tensor | float = 0.0
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=membership.device)
         """Weights of micro-batches and weighted losses of this rank since the last update."""
         self._micro_weight = 0.0
         """How much of `_weight_sum` is of the current micro-batch: the largest weight of its backward passes."""
         self._num_numbers = 0
         """The loss in the first vote of the last step."""
         self._gradients = Gradients(group.gradients)
-        self._buffers = LoopBuffers({}, 0, 1)
+        self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
+        self._buffers = LoopBuffers({}, 0, 1, membership.device)
         """Those of the tracked modules."""
         self._processes = DataProcesses()
+        self._copies = BatchCopies(membership.device)
         self._stream_states = StreamStates()
         self._sources: list[Source] = []
         self._has_left_stream = False
@@ -246,7 +248,7 @@ class Run:
         host_data = RankData("", self._host)
         when_all_have_restored(self._group, restored, host_data, dict)
         self._membership.position.reach(restored.step)
-        self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
+        self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size, self.device)
         tracked.unmarked = self._buffers.paths
         self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
         self._mark = partial(tracked.mark, only_counted=True)
@@ -425,8 +427,7 @@ class Run:
         self._weight_sum += max(0.0, weight - self._micro_weight)
         self._micro_weight = max(weight, self._micro_weight)
         self._buffers.weigh(self._micro_weight)
-        # On a GPU the number would have to be waited for.
-        self._loss_sum += (loss.item() if loss.device.type == "cpu" else loss.detach().double()) * weight
+        self._loss_sum += local_tensor(loss.detach()).double().reshape(()).to(self.device) * weight
 
     def update(self, optimizer: Optimizer, *, clip: float | None = None) -> float:
         """Makes the gradients of the optimizer's parameters those of the global batch, steps it, and forgets them.
@@ -447,18 +448,22 @@ class Run:
         flags = self._gradients.send(optimizer)
         sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
         rate = sum(float(group["lr"]) for group in optimizer.param_groups)
-        sums = [self._weight_sum, float(self._loss_sum), sharded.squares(), rate, rate**2, *same]
-        numbers = [*sums, *flags, *self._buffers.send()]
+        numbers = [self._weight_sum, rate, rate**2, *same, *flags]
+        rewritten = self._gradients.rewritten(optimizer)
+        is_rewritten = self._zero if rewritten is None else rewritten.double()
+        scalars = torch.stack([self._loss_sum, sharded.squares(self.device), is_rewritten])
+        on_device = torch.cat([scalars, self._buffers.send()])
         if self._loss is None:
-            self._num_numbers = len(numbers)
-        vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers])
-        self._weight_sum, self._loss_sum, self._micro_weight = 0.0, 0.0, 0.0
-        self._gradients.wait_for_sums(optimizer)
-        verdict = vote.counted()
+            self._num_numbers = len(numbers) + len(on_device)
+        vote = boundary.begin_vote(self._data_s, [*[0.0] * self.world_size, *numbers], on_device)
+        self._weight_sum, self._loss_sum, self._micro_weight = 0.0, self._zero.clone(), 0.0
+        sums = self._gradients.wait_for_sums(optimizer)
+        verdict = vote.counted(squares_of(sums, self.device).reshape(1))
         self._check()  # an aborted communicator ends without an error
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
-        weight, loss, sharded_squares, rates, squared_rates, number, square, *totals = verdict.uses[self.world_size :]
+        weight, rates, squared_rates, number, square, *totals = verdict.uses[self.world_size :]
+        loss, sharded_squares, num_rewritten, *of_buffers = totals[len(flags) :]
         if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
             raise ValueError(
                 f"the learning rate differs between ranks in step {self.step + 1} ({rate:g} on rank {self.rank}), so "
@@ -474,11 +479,12 @@ class Run:
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
-        used = self._gradients.finish(optimizer, totals[: len(flags)], weight)
+        used, are_as_expected = self._gradients.finish(optimizer, totals[: len(flags)], num_rewritten, weight)
         sharded.divide(weight)
-        self._buffers.add_up(totals[len(flags) :], weight)
+        self._buffers.add_up(of_buffers, weight)
         gradients = [p.grad for p in used if p.grad is not None]
-        norm = _root(squares_of(gradients) + sharded_squares / weight**2)
+        squares = verdict.beside[0] / weight**2 if are_as_expected else float(squares_of(gradients, self.device))
+        norm = _root(squares + sharded_squares / weight**2)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFinite(
                 f"loss {loss} and gradient norm {norm} in step {self.step + 1}. Nothing was updated. A lower learning "
@@ -586,12 +592,11 @@ class Run:
         self._check()
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
         self._micro_weight, self._is_in_micro_batch = 0.0, True
-        if self._buffers.begin_micro_batch(is_real=micro.weight > 0) and self._boundary is not None:
-            self._boundary.unsettle()
+        self._buffers.begin_micro_batch(is_real=micro.weight > 0)
         if self._watch is not None:
             self._watch.begin()
         start = time.perf_counter()
-        batch = self._on_device(read())
+        batch = self._copies.copy(read())
         self._data_s += time.perf_counter() - start
         position = self._membership.position
         position.spent_on_data(self._data_s, in_phase=position.phase)
@@ -686,11 +691,6 @@ class Run:
 
     def _advanced(self, num_bytes: int) -> None:
         self._membership.check()
-
-    def _on_device(self, batch: Any) -> Any:
-        if self.device.type == "cpu":
-            return batch
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
     def _commit_awaited(self) -> None:
         if self._awaits_commit:

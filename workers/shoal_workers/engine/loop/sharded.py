@@ -118,9 +118,9 @@ class ShardedGradients:
         self.parts = [local_tensor(gradient) for gradient in gradients]
         self._num_replicas = num_replicas
 
-    def squares(self) -> float:
+    def squares(self, device: torch.device) -> Tensor:
         """Adds up, over all ranks, to the square of the norm."""
-        return squares_of([part for part in self.parts if part.numel()]) / self._num_replicas
+        return squares_of([part for part in self.parts if part.numel()], device) / self._num_replicas
 
     @torch.no_grad()
     def divide(self, weight: float) -> None:
@@ -128,15 +128,15 @@ class ShardedGradients:
             torch._foreach_div_(self.parts, weight)
 
 
-def squares_of(gradients: Sequence[Tensor]) -> float:
-    """The sum of the squares of all elements."""
+def squares_of(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sum of the squares of all elements: a float64 scalar on the device."""
     by_place: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for gradient in gradients:
         by_place.setdefault((gradient.dtype, gradient.device), []).append(gradient)
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for (dtype, _), some in by_place.items():
         norms = torch._foreach_norm(some, 2, dtype=torch.promote_types(dtype, torch.float32))
-        total += float(torch.stack(norms).double().square().sum())
+        total += torch.stack(norms).double().square().sum().to(device)
     return total
 
 

@@ -16,13 +16,13 @@ import torch
 
 from shoal_workers.contract.batch_partition import randomness_seed, sample_positions
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.parallel.device_copies import BatchCopies
 from shoal_workers.engine.sample_order import training_order
 from shoal_workers.engine.step.batch_readers import Key, Request, Stream
 from shoal_workers.engine.step.first_look import look
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.task.randomness import generator_states, seed_everything, set_generator_states
 from shoal_workers.engine.task.task import Dataset, LoadedTask
-from shoal_workers.torch_internals import tree_map_only
 
 
 class Batches:
@@ -44,7 +44,7 @@ class Batches:
         self._first_look = first_look
         self._task = task
         self._data = data
-        self._device = device
+        self._copies = BatchCopies(device)
         self._ahead = ahead
         self.num_samples = len(data)
         self.spent_s = 0.0
@@ -57,7 +57,7 @@ class Batches:
             read = self._ahead.get((step, micro_batch)) if self._ahead is not None else None
             batch = read[0] if read is not None else self._read_training(spec, step, micro_batch)
             self._look(batch, spec, step, micro_batch, lambda: self._read_training(spec, step, micro_batch))
-            return self._moved(batch)
+            return self._copies.copy(batch)
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -77,7 +77,7 @@ class Batches:
         try:
             batch = read()
             self._look(batch, spec, step, micro_batches[0], read)
-            return self._moved(batch)
+            return self._copies.copy(batch)
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -86,7 +86,7 @@ class Batches:
         start = time.perf_counter()
         try:
             read = self._ahead.get((0, first)) if self._ahead is not None else None
-            return self._moved(read[0] if read is not None else self._read(indices))
+            return self._copies.copy(read[0] if read is not None else self._read(indices))
         finally:
             self.spent_s += time.perf_counter() - start
 
@@ -115,11 +115,6 @@ class Batches:
         except Exception as error:
             error.add_note(f"Raised by sample {index:,} of {self.num_samples:,}.")
             raise
-
-    def _moved(self, batch: Any) -> Any:
-        if self._device.type == "cpu":
-            return batch
-        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
 
 
 def training_batches(generation: Generation) -> Batches:

@@ -12,8 +12,10 @@ So activation recomputation, validation, replays and padding change nothing, the
 and until the vote nothing is mutated: a step that is skipped or repeated leaves and finds B.
 
 Which buffers change is agreed by all ranks after the first pass of a generation, and again when a rank meets another
-one: it says so in the vote, and the step is repeated. Only those are exchanged. Buffers of `tasks.router` have a rule
-of their own (tasks/feed_forward.py). Called by the passes, `GradientPass` and, through it, the trainer.
+one: it says so in the vote, and the step is repeated. Only those are exchanged. After the first passes nothing here
+waits for a GPU: whether another buffer has changed is a number on the device, the doubt, which travels with the vote;
+so are the calls of a norm. Buffers of `tasks.router` have a rule of their own (tasks/feed_forward.py). Called by the
+passes, `GradientPass` and, through it, the trainer.
 """
 
 from __future__ import annotations
@@ -45,9 +47,11 @@ from shoal_workers.tasks.feed_forward import Router
 from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 
 _SMALL_BYTES = 64 << 10
-"""Up to here values are compared after each micro-batch, because torch does not count writes through `data`. Those of
-larger ones are compared after each pass, and in the first passes after each micro-batch."""
+"""Larger buffers are not copied if a change of them would be refused, and on a CPU compared without temporary tensors.
+"""
 _THOROUGH_PASSES = 2
+"""First passes, in which values are compared after each micro-batch, because torch does not count writes through
+`data`; later after each pass."""
 _NUM_FRAMES = 8
 _TOLERANCE = 1e-4
 """Relative, between tp ranks, which compute the same."""
@@ -88,8 +92,8 @@ class _Slot:
     version: int = 0
     total: Tensor | None = None
     """Sum of this rank's changes in this pass, weighted; float64 or int64."""
-    values: list[tuple[int, Tensor, int]] = field(default_factory=list)
-    """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode."""
+    values: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode. The calls are an int64 scalar."""
     pending: Tensor | None = None
     is_missed: bool = False
     """True if it was found changed too late to say by which micro-batch."""
@@ -123,6 +127,17 @@ class _Slot:
         return next((slot for slot in buffers if slot is not before), before)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Doubt:
+    """What nobody has waited for yet."""
+
+    slot: _Slot
+    is_true: Tensor
+    """A bool scalar on the device: the buffer has changed, and is not known to change."""
+    is_of_tp: bool = False
+    """Of a buffer that has other values on each tp rank."""
+
+
 class StepBuffers:
     """The buffers of one rank's part of the model in one generation. Training thread only."""
 
@@ -140,7 +155,10 @@ class StepBuffers:
         self._num_passes = 0
         self._has_agreed = False
         self.has_met_others = False
-        """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated."""
+        """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated. If
+        there is a `doubt`, that counts, too."""
+        self._doubts: list[_Doubt] = []
+        """Of the newest pass."""
         self._caches: dict[str, Tensor] = {}
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
@@ -180,6 +198,7 @@ class StepBuffers:
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
         self._num_passes += 1
+        self._doubts = []
         for slot in self._slots:
             slot.total, slot.values, slot.pending = None, [], None
 
@@ -208,12 +227,15 @@ class StepBuffers:
         """Surrounds any other forward pass."""
         with self._lent(self._slots):
             yield
+        for slot in self._slots:
+            if slot.is_small:
+                slot.lent = None
 
     def add_up(self) -> None:
         """Computes, on all ranks after the last micro-batch of a pass, the buffers that the step ends with."""
         if not self._assembly.has_buffers:
             return
-        self._compare_large()
+        self._compare_lent()
         if not self._has_agreed:
             self.agree()
         known = [slot for slot in self._slots if slot.is_known]
@@ -221,11 +243,12 @@ class StepBuffers:
             (self._add_up_by_micro_batch if self._keeps_values else self._add_up)(known)
 
     def agree(self) -> None:
-        """A collective, on all ranks: which buffers change.
+        """A collective, on all ranks: which buffers change. Waits for the device.
 
         Raises:
-            ValueError: one changes that is in several stages of a pipeline.
+            ValueError: one changes that is in several stages of a pipeline, or otherwise on each tp rank.
         """
+        self._resolve_doubts()
         layout, rank = self._generation.layout, self._generation.rank
         changed_names = [slot.name for slot in self._slots if slot.has_changed]
         texts = gather_texts("\n".join(changed_names), self._generation.device)
@@ -242,6 +265,11 @@ class StepBuffers:
                     for buffer_slot in [slot] if slot.norm is None else slot.norm.slots:
                         buffer_slot.is_known = True
         self._has_agreed, self.has_met_others = True, False
+
+    def doubt(self) -> Tensor | None:
+        """A bool scalar on the device: a buffer has changed in this pass that the ranks have not agreed on, or
+        otherwise on each tp rank. None if that is sure not to be. Read by the vote, after which all ranks `agree`."""
+        return torch.stack([doubt.is_true for doubt in self._doubts]).any() if self._doubts else None
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -269,9 +297,8 @@ class StepBuffers:
             parameters.remove()
             for slot in slots:
                 slot.place(slot.home)
-                # The copy of a large buffer that looks unchanged is lent again, and compared once at the end of the
-                # pass.
-                if slot.lent is not None and (slot.is_small or slot.is_known or slot.lent._version != slot.version):
+                # A copy that looks unchanged is lent again, and compared once at the end of the pass.
+                if slot.lent is not None and (slot.is_known or slot.lent._version != slot.version):
                     slot.lent = None
             for module, key in self._registered:
                 module._buffers.pop(key, None)
@@ -306,9 +333,9 @@ class StepBuffers:
                 self._refuse(slot)
                 self.has_met_others = self.has_met_others or self._has_agreed
             if slot.norm is not None or self._keeps_values:
-                number = calls.get(id(slot.norm), 1)
-                if number:
-                    slot.values.append((micro_batch.index, now, number))
+                # A norm that was not called has V = B, which adds nothing.
+                number = calls[id(slot.norm)] if slot.norm is not None else now.new_ones((), dtype=torch.int64)
+                slot.values.append((micro_batch.index, now, number))
             else:
                 change = _change(now, slot.home)
                 if change.is_floating_point():
@@ -316,8 +343,8 @@ class StepBuffers:
                 slot.total = change if slot.total is None else slot.total.add_(change)
 
     def _changed(self, slots: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> list[_Slot]:
-        """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or
-        none."""
+        """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or none.
+        After the first passes, those that may differ and are not known become doubts."""
         is_thorough = self._num_passes <= _THOROUGH_PASSES
         compared = [
             slot
@@ -327,32 +354,37 @@ class StepBuffers:
                 (now := buffers[id(slot)]) is not (slot.home if slot.lent is None else slot.lent)
                 or now is None
                 or now._version != slot.version
-                or (slot.lent is not None and (is_thorough or slot.is_small))
+                or (slot.lent is not None and is_thorough)
             )
         ]
+        if not is_thorough:
+            compared = [slot for slot in compared if not self._is_left_in_doubt(slot, buffers[id(slot)])]
         differs = _differ([(buffers[id(slot)], slot.home, slot.lent is None) for slot in compared])
         chosen = {id(slot) for slot, is_different in zip(compared, differs, strict=True) if is_different}
         chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.slots}
         return [slot for slot in slots if slot.is_known or id(slot) in chosen]
 
-    def _calls(self, changed: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> dict[int, int]:
-        """How often each norm was called, by its counter if it has one."""
-        norms = {id(slot.norm): slot.norm for slot in changed if slot.norm is not None}
-        counted = [
-            (key, norm.module._buffers["num_batches_tracked"], norm.counter)
-            for key, norm in norms.items()
-            if norm.counter is not None
-        ]
-        calls = {
-            key: int(
-                any(_differ([(buffers[id(slot)], slot.home, False) for slot in norm.slots if id(slot) in buffers]))
-            )
-            for key, norm in norms.items()
-            if norm.counter is None
-        }
-        if counted:
-            numbers = torch.stack([now - before for _, now, before in counted if now is not None]).tolist()
-            calls |= dict(zip([key for key, _, _ in counted], numbers, strict=True))
+    def _is_left_in_doubt(self, slot: _Slot, now: Tensor | None) -> bool:
+        """False if it can be told without waiting for the device that a buffer has changed."""
+        if now is None or now is slot.home or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
+            return False
+        self._doubts.append(_Doubt(slot, _unequal(now, slot.home)))
+        slot.lent = None
+        return True
+
+    @staticmethod
+    def _calls(changed: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> dict[int, Tensor]:
+        """How often each norm was called, by its counter if it has one: int64 scalars."""
+        calls: dict[int, Tensor] = {}
+        for norm in {id(slot.norm): slot.norm for slot in changed if slot.norm is not None}.values():
+            now = None if norm.counter is None else norm.module._buffers["num_batches_tracked"]
+            if norm.counter is not None and now is not None:
+                calls[id(norm)] = now - norm.counter
+                continue
+            values = [(buffers[id(slot)], slot.home) for slot in norm.slots if id(slot) in buffers]
+            differs = [_unequal(now, home) for now, home in values if now is not None and now.shape == home.shape]
+            zero = norm.slots[0].home.new_zeros((), dtype=torch.int64)
+            calls[id(norm)] = torch.stack(differs).any().to(torch.int64) if differs else zero
         return calls
 
     @torch.no_grad()
@@ -363,9 +395,9 @@ class StepBuffers:
         norms = [norm for norm in self._norms if any(slot.is_known for slot in norm.slots)]
         data_rank = layout.data_rank(generation.rank)
         calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=device)
-        if norms:
-            counts = [sum(number for _, _, number in norm.slots[0].values) for norm in norms]
-            calls[data_rank] = torch.tensor(counts, device=device)
+        for column, norm in enumerate(norms):
+            for _, _, called in norm.slots[0].values:
+                calls[data_rank, column] += called
         integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
         reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
         # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
@@ -374,8 +406,8 @@ class StepBuffers:
         shares = [_total(slot) for slot in reals]
         folds = []
         for number, norm in enumerate(norms):
-            all_calls = [int(count) for count in calls[:, number].tolist()]
-            fold = _Fold(norm, sum(all_calls), sum(all_calls[data_rank + 1 :]))
+            of_norm = calls[:, number]
+            fold = _Fold(norm, of_norm.sum(), of_norm[data_rank + 1 :].sum())
             folds.append(fold)
             shares += [fold.share(slot) for slot in norm.slots]
         changes = iter(self._summed(shares))
@@ -415,18 +447,41 @@ class StepBuffers:
                 change = total / num if total.is_floating_point() else total
                 slot.pending = _after(slot.home, change.view(shape))
                 continue
-            slot.values = [(n, values[n].view(shape), int(k)) for n, k in enumerate(calls.tolist()) if k]
-            fold = _Fold(slot.norm, int(calls.sum()), 0)
+            home = as_sum(slot.home)  # V of a micro-batch without a call
+            slot.values = [(n, torch.where(k > 0, values[n].view(shape), home), k) for n, k in enumerate(calls)]
+            fold = _Fold(slot.norm, calls.sum(), torch.zeros_like(calls[0]))
             slot.pending = fold.result(slot, fold.share(slot))
 
-    def _compare_large(self) -> None:
+    def _compare_lent(self) -> None:
         """Find what was written without torch's knowledge; when the step is repeated, it is known."""
-        lent = [(slot, slot.lent) for slot in self._slots if slot.lent is not None and not slot.is_known]
-        for (slot, _), differs in zip(lent, _differ([(now, slot.home, False) for slot, now in lent]), strict=True):
-            if differs:
+        for slot in self._slots:
+            now = slot.lent
+            if now is None or slot.is_known:
+                continue
+            if now.is_cpu and not slot.is_small:
+                if _differ([(now, slot.home, False)])[0]:
+                    self._note_missed(slot)
+            else:
+                self._doubts.append(_Doubt(slot, _unequal(now, slot.home)))
+
+    def _note_missed(self, slot: _Slot) -> None:
+        with self._generation.user_code:
+            self._refuse(slot)
+        slot.lent, slot.is_missed, self.has_met_others = None, True, True
+
+    def _resolve_doubts(self) -> None:
+        doubts, self._doubts = self._doubts, []
+        are_true = torch.stack([doubt.is_true for doubt in doubts]).tolist() if doubts else []
+        for doubt, is_true in zip(doubts, are_true, strict=True):
+            if is_true and doubt.is_of_tp:
                 with self._generation.user_code:
-                    self._refuse(slot)
-                slot.lent, slot.is_missed, self.has_met_others = None, True, True
+                    raise ValueError(
+                        f"{_described(doubt.slot)}, to other values on each rank of the tensor axis: it is computed "
+                        "from a part of the tokens or features. Set parallelism.tp to 1, or leave its module out of "
+                        "the plan."
+                    )
+            if is_true:
+                self._note_missed(doubt.slot)
 
     def _summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the sums over the ranks that have the same part of the model and other samples or tokens."""
@@ -458,12 +513,8 @@ class StepBuffers:
         ):
             if not high.numel():
                 continue
-            if float((high - low).max()) > _TOLERANCE * float(torch.maximum(high.abs(), low.abs()).max()):
-                with self._generation.user_code:
-                    raise ValueError(
-                        f"{_described(slot)}, to other values on each rank of the tensor axis: it is computed from a "
-                        "part of the tokens or features. Set parallelism.tp to 1, or leave its module out of the plan."
-                    )
+            is_other = (high - low).max() > _TOLERANCE * torch.maximum(high.abs(), low.abs()).max()
+            self._doubts.append(_Doubt(slot, is_other, is_of_tp=True))
             if value.is_floating_point():
                 slot.pending = from_sum(high.view(value.shape), slot.home)
 
@@ -553,12 +604,13 @@ class _Fold:
     """The statistics of a norm after its calls, one after the other: r -> (1 - m)^k r + (V - (1 - m)^k B) for k calls
     that turn B into V. The cumulative average of n0 calls: r = (n0 B + sum of ((n0 + k) V - n0 B)) / (n0 + all k)."""
 
-    def __init__(self, norm: _Norm, num_calls: int, num_later: int) -> None:
+    def __init__(self, norm: _Norm, num_calls: Tensor, num_later: Tensor) -> None:
         """`num_calls`: of all micro-batches of the step; `num_later`: of those after the ranks' own."""
         self.norm = norm
-        self._num_calls = num_calls
-        self._num_later = num_later
-        self._before = 0 if norm.momentum is not None or norm.counter is None else int(norm.counter)
+        self._num_calls = num_calls.double()
+        self._num_later = num_later.double()
+        is_cumulative = norm.momentum is None and norm.counter is not None
+        self._before = norm.counter.double() if is_cumulative and norm.counter is not None else 0.0
 
     def share(self, slot: _Slot) -> Tensor:
         """Returns this rank's summand."""
@@ -568,17 +620,16 @@ class _Fold:
             if momentum is None:
                 total += (self._before + number) * as_sum(now) - self._before * home
             else:
-                kept = (1 - momentum) ** number
+                kept = (1 - momentum) ** number.double()
                 total = kept * total + (as_sum(now) - kept * home)
         return total if momentum is None else total * (1 - momentum) ** self._num_later
 
     def result(self, slot: _Slot, total: Tensor) -> Tensor:
         """`total`: the summands of all ranks."""
         home, momentum = as_sum(slot.home), self.norm.momentum
-        if not self._num_calls:
-            return slot.home.clone()
         if momentum is None:
             value = (self._before * home + total) / (self._before + self._num_calls)
+            value = torch.where(self._num_calls > 0, value, home)
         else:
             value = (1 - momentum) ** self._num_calls * home + total
         return from_sum(value, slot.home)

@@ -6,8 +6,8 @@ at each world size; and it would also change the snapshot of the step before. Bu
 be changed. Torch counts operations in place, but not those through `.data`, and an assignment to `.data` gives a tensor
 another storage. So the counts of all parameters are compared around each step; around the first one of a generation
 also the storage and some elements of each parameter, and later those of a few parameters in turn, so that a frozen part
-costs a step next to nothing. What a forward pass writes to a gathered parameter is noticed in `CollectiveOrder`. Called
-by the trainer.
+costs a step next to nothing. Nothing waits for a GPU: whether elements differ is read with the vote. What a forward
+pass writes to a gathered parameter is noticed in `CollectiveOrder`. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class FrozenParameters:
         self._chosen: tuple[int, ...] = tuple(range(len(parameters)))
         self._before: list[Mark] = []
         self._counts: list[int] = []
+        self._doubts: list[tuple[int, Tensor]] = []
+        """Parameters, and whether their elements have changed in the newest passes: a bool scalar on the device."""
 
     def begin(self) -> None:
         """Called before the passes of a step."""
@@ -48,19 +50,35 @@ class FrozenParameters:
             self._before = [Mark.of(self._parameters[number]) for number in self._chosen]
 
     def check(self) -> None:
-        """Called after the passes of a step.
+        """Called after the passes of a step, before `doubt`.
 
         Raises:
-            TaskFailed: the task has changed one.
+            TaskFailed: torch has counted that the task has changed one.
         """
         counts = zip(self._counts, self._parameters, strict=False)  # before the first step there are no counts
         changed = {number for number, (count, parameter) in enumerate(counts) if count_of(parameter) != count}
-        marks = zip(self._chosen, self._before, strict=False)
-        changed |= {number for number, mark in marks if not mark.is_same(Mark.of(self._parameters[number]))}
+        self._doubts = []
+        for number, before in zip(self._chosen, self._before, strict=False):
+            now = Mark.of(self._parameters[number])
+            if before.has_same_storages(now):
+                self._doubts.append((number, (before.samples != now.samples).any()))
+            else:
+                changed.add(number)
         self._before = []  # no storage is kept alive longer than a step
         num = len(self._names)
         self._chosen = tuple((self._next + number) % num for number in range(min(num, _IN_TURN)))
         self._next += _IN_TURN
+        if changed:
+            self._refuse(min(changed), len(changed) - 1)
+
+    def doubt(self) -> Tensor | None:
+        """For the vote: a bool scalar on the device, whether elements of any have changed. None if none can have."""
+        return torch.stack([has_changed for _, has_changed in self._doubts]).any() if self._doubts else None
+
+    def resolve(self) -> None:
+        """Called after a vote in which some rank had a doubt. Waits for the device. Raises as `check`."""
+        doubts, self._doubts = self._doubts, []
+        changed = [number for number, has_changed in doubts if bool(has_changed)]
         if changed:
             self._refuse(min(changed), len(changed) - 1)
 
@@ -96,6 +114,5 @@ class Mark:
         samples = flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES].clone().view(torch.uint8)
         return cls((parameter.untyped_storage(), local.untyped_storage()), samples)
 
-    def is_same(self, now: Mark) -> bool:
-        storages = zip(self.storages, now.storages, strict=True)
-        return all(is_same_storage(a, b) for a, b in storages) and torch.equal(self.samples, now.samples)
+    def has_same_storages(self, now: Mark) -> bool:
+        return all(is_same_storage(a, b) for a, b in zip(self.storages, now.storages, strict=True))

@@ -214,6 +214,10 @@ class GradientPass:
         yet. Then all call `agree_on_buffers`, and run the step again."""
         return self._buffers.has_met_others
 
+    def buffer_doubt(self) -> Tensor | None:
+        """See `StepBuffers.doubt`: for the ballot."""
+        return self._buffers.doubt()
+
     def agree_on_buffers(self) -> None:
         """Agrees with all ranks on the buffers that change: a collective."""
         self._buffers.agree()

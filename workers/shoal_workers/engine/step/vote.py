@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.engine.group.direct_collectives import begin_all_reduce_small
+from shoal_workers.engine.parallel.device_copies import to_device
 
 _NUM_FIGURES = 10
 """Numbers that each rank contributes at an index of its own."""
@@ -53,7 +54,10 @@ class Requests:
     """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
 
 
-_requests_of = attrgetter(*(field.name for field in fields(Requests)))
+_request_names = [field.name for field in fields(Requests)]
+_requests_of = attrgetter(*_request_names)
+_AGREES = 1 + _request_names.index("agrees_on_buffers")
+"""Its place among the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Ballot:
     """Scalar float64: squared L2 norm of this rank's gradient shards."""
     requests: Requests
     compute_s: float
-    """Seconds of this step in which the rank did not wait for others."""
+    """Seconds of this step, on a GPU of the one before, in which the rank did not wait for others."""
     copy_s: float
     """Seconds for which a snapshot kept the training thread busy since the last vote; 0: none was taken."""
     send_s: float
@@ -89,6 +93,8 @@ class Ballot:
     of the task's own metrics."""
     uses: Tensor | None = None
     """Float64 of shape (n,), with the same n on every rank: see `UseCounts`."""
+    doubt: Tensor | None = None
+    """A bool scalar on the device: if true, `requests.agrees_on_buffers` holds, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,8 @@ class Verdict:
     """Sums of the ballots' metrics. `is_finite` leaves them out, because a metric may have no value."""
     uses: tuple[float, ...] = ()
     """The sum of what the ballots had."""
+    beside: tuple[float, ...] = ()
+    """This rank's own numbers that were read with the sums."""
 
     def over(self, weight: float) -> Verdict:
         """The verdict on a step whose losses are sums: loss and gradient norm divided by the weight, and not finite if
@@ -146,7 +154,7 @@ def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
     head = _head if ballot.squared_norm.device.type == "cpu" else _head_on_device
     parts = [head(ballot, words, _NUM_FIGURES * (rank + 1) - 1 - len(figures)), ballot.uses, ballot.metrics]
-    given = [part.to(ballot.squared_norm.device) for part in parts if part is not None]
+    given = [to_device(part, ballot.squared_norm.device) for part in parts if part is not None]
     box = given[0] if len(given) == 1 else torch.cat(given)
     return Vote(box, begin_all_reduce_small(box), world_size, 0 if ballot.uses is None else len(ballot.uses))
 
@@ -156,6 +164,8 @@ def _head(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor:
     loss is bad. Made in one go: each operation on a small tensor would take longer than all of the words."""
     loss, norm = float(ballot.loss_sum), float(ballot.squared_norm)
     words[bad_loss] = float(not math.isfinite(loss))
+    if ballot.doubt is not None and ballot.doubt:
+        words[_AGREES] = 1.0
     return torch.tensor(
         [loss, norm, float(not (math.isfinite(loss) and math.isfinite(norm))), *words], dtype=torch.float64
     )
@@ -165,8 +175,10 @@ def _head_on_device(ballot: Ballot, words: list[float], bad_loss: int) -> Tensor
     """The same, without waiting for the device."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-    rest = torch.tensor(words, dtype=torch.float64, device=norm.device)
+    rest = to_device(torch.tensor(words, dtype=torch.float64), norm.device)
     rest[bad_loss] = (~torch.isfinite(loss)).double()
+    if ballot.doubt is not None:
+        rest[_AGREES] += ballot.doubt
     return torch.cat([torch.stack([loss, norm, is_bad.double()]), rest])
 
 
@@ -179,10 +191,14 @@ class Vote:
         self._world_size = world_size
         self._num_uses = num_uses
 
-    def counted(self) -> Verdict:
-        """Waits for the other ranks. Raises as `hold_vote` does."""
+    def counted(self, beside: Tensor | None = None) -> Verdict:
+        """Waits for the other ranks, and for the device: once, also for `beside`, float64 of shape (n,) on the device.
+        Raises as `hold_vote` does."""
         self._add_up()
-        return _verdict(self._box.tolist(), self._world_size, self._num_uses)
+        size = len(self._box)
+        row = (self._box if beside is None else torch.cat([self._box, beside])).tolist()
+        verdict = _verdict(row[:size], self._world_size, self._num_uses)
+        return verdict if beside is None else replace(verdict, beside=tuple(row[size:]))
 
 
 def _verdict(sums: list[float], world_size: int, num_uses: int) -> Verdict:

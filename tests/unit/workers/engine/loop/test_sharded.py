@@ -82,8 +82,9 @@ def test_the_squares_of_parts_and_of_whole_gradients_add_up_to_that_of_the_norm(
         model(torch.ones(3, 2)).sum().backward()
     parts = ShardedGradients(optimizer, num_replicas=2)
     expected = float(torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]))
-    whole = squares_of([p.grad for p in plain_parameters(optimizer) if p.grad is not None])
-    assert (2 * parts.squares() + whole) ** 0.5 == pytest.approx(expected, rel=1e-6)
+    cpu = torch.device("cpu")
+    whole = squares_of([p.grad for p in plain_parameters(optimizer) if p.grad is not None], cpu)
+    assert float(2 * parts.squares(cpu) + whole) ** 0.5 == pytest.approx(expected, rel=1e-6)
     before = [part.clone() for part in parts.parts]
     parts.divide(4.0)
     assert all(torch.equal(part * 4, one) for part, one in zip(parts.parts, before, strict=True))
