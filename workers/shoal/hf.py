@@ -12,7 +12,7 @@ happens.
 
 In place the Trainer keeps its loop, callbacks, evaluation and logs. Shoal divides the samples, sums the gradients and
 keeps the state: besides model, optimizer and scheduler also TrainerState, callbacks and the best model. So a killed
-worker costs one step at most. The Trainer itself takes its process for the only one.
+worker costs the step under way (docs/loops.md says when more). The Trainer itself takes its process for the only one.
 """
 
 from __future__ import annotations

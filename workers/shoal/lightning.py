@@ -8,9 +8,9 @@ nothing happens.
     def train(run):                                                         called again when the group changes
         Trainer(..., strategy=InPlaceStrategy(run, global_size=64)).fit(module, loader)
 
-In place the Trainer keeps its loop, callbacks and validation, and a killed worker costs one step at most. The state of
-its loops, of its callbacks and of the attributes of the module is tracked with model, optimizer and schedulers. Both
-names of the library are served: `lightning` and `pytorch_lightning`.
+In place the Trainer keeps its loop, callbacks and validation, and a killed worker costs the step under way
+(docs/loops.md says when more). The state of its loops, of its callbacks and of the attributes of the module is tracked
+with model, optimizer and schedulers. Both names of the library are served: `lightning` and `pytorch_lightning`.
 """
 
 from __future__ import annotations
