@@ -1,7 +1,7 @@
 """The curves of all jobs of a sweep with a bounded number of rows, and what follows from them.
 
 One query reads them: the steps themselves while there are few, otherwise the roll-ups of the finest level of which all
-jobs together have few enough rows. http/routes/sweeps.py calls it; `core/sweep_results.py` has the rules.
+jobs together have few enough rows. http/routes/specs.py calls it; `core/sweep_results.py` has the rules.
 """
 
 from __future__ import annotations

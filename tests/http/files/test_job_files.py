@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal_api.client import ApiError, Client
-from shoal_api.http.routes import job_exports
+from shoal_api.http.routes import job_tables
 from shoal_api.http.table_files import ColumnType, FileFormat, Spool, csv_pieces, parquet_pieces
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
@@ -233,7 +233,7 @@ def test_memory_does_not_grow_with_the_number_of_jobs(service: Any, many: str) -
         nums = service.store.reading(job_lists.nums)(query)
         tracemalloc.start()
         try:
-            size = sum(len(piece) for piece in job_exports.pieces(service.store, format, nums, ()))
+            size = sum(len(piece) for piece in job_tables.pieces(service.store, format, nums, ()))
             assert size > 10 * num_jobs
             return tracemalloc.get_traced_memory()[1]
         finally:

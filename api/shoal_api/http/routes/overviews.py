@@ -28,8 +28,7 @@ from shoal_api.http.parameters import (
     selection_of,
     selectors_of,
 )
-from shoal_api.http.routes.nodes import list_seen
-from shoal_api.http.routes.operated_clusters import list_joined
+from shoal_api.http.routes.operations import list_joined, list_seen
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission
