@@ -17,7 +17,7 @@ from shoal_api.cli.errors import CliError, reading
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.options import SetOption, SpecArgument, given
 from shoal_api.cli.render.plan import plan_page, profile_page
-from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+from shoal_api.cli.render.simulation import Simulated, documents, simulation_page
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
 from shoal_service.control.hardware_profiles import load_profiles, measure_profile, save_profile
@@ -28,7 +28,6 @@ from shoal_service.settings import load_settings
 from shoal_service.simulator.engine import Costs, Market, Progress
 from shoal_service.simulator.engine import simulate as replay
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
 
 StateDirOption = Annotated[
@@ -146,9 +145,6 @@ def simulate(
         float | None,
         typer.Option("--every-s", min=1, help="Also call the policy when this many seconds pass without an event."),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
-    ] = None,
 ) -> None:
     """Replay a job trace under the scheduler's policy, and show completion times.
 
@@ -164,8 +160,6 @@ def simulate(
     with _progress(session, len(jobs.jobs)) as progress:
         run = replay(jobs.jobs, decide, market, progress=progress)
     result = Simulated("shoal", run, measure(run, market))
-    if picture is not None:
-        picture.write_text(draw([Panel(title(result), run)], market.capacity), encoding="utf-8")
     page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
     session.show(documents(jobs, market, [result]), page)
     if result.metrics.num_unfinished:
