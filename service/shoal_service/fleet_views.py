@@ -639,19 +639,6 @@ class SweepBest(Frozen):
     job: str
 
 
-class SweepInfluence(Frozen):
-    """How much one label of the jobs of a sweep matters."""
-
-    label: str
-    share: float
-    """Epsilon squared: share of the variance of the losses' ranks that lies between the values, from 0 to 1, less what
-    chance alone gives."""
-    direction: float | None
-    """Spearman's rank correlation; negative: larger values have lower losses. null: the values are no numbers."""
-    num_values: int
-    num_jobs: int
-
-
 class SweepCurves(Frozen):
     """The losses of all jobs of a sweep, and what follows from them."""
 
@@ -663,8 +650,6 @@ class SweepCurves(Frozen):
     """The oldest first; at most the 500 newest."""
     best: tuple[SweepBest, ...]
     """The best value so far, by time."""
-    influences: tuple[SweepInfluence, ...]
-    """The largest first; by the last value of each job."""
 
 
 class DeletionView(Frozen):

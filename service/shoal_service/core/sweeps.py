@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from random import Random
@@ -194,3 +194,12 @@ def rank(val_loss: float | None, loss: float | None) -> tuple[bool, float]:
     then those that have neither."""
     value = val_loss if val_loss is not None else loss
     return value is None, math.inf if value is None or math.isnan(value) else value
+
+
+def best_so_far(points: Iterable[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Return those (time, value, job id) that are lower than every one before them in time."""
+    scores: list[tuple[float, float, str]] = []
+    for point in sorted(points):
+        if math.isfinite(point[1]) and (not scores or point[1] < scores[-1][1]):
+            scores.append(point)
+    return scores

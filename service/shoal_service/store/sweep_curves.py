@@ -1,21 +1,20 @@
 """The curves of all jobs of a sweep with a bounded number of rows, and what follows from them.
 
 One query reads them: the steps themselves while there are few, otherwise the roll-ups of the finest level of which all
-jobs together have few enough rows. http/routes/specs.py calls it; `core/sweep_results.py` has the rules.
+jobs together have few enough rows. http/routes/specs.py calls it; `core/sweeps.py` says which is the best so far.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import Table, func, select
 
-from shoal_service.core.sweep_results import best_so_far, influences
-from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves, SweepInfluence
+from shoal_service.core.sweeps import best_so_far
+from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves
 from shoal_service.store.curve_points import WIDTHS
 from shoal_service.store.database import Transaction
 from shoal_service.store.errors import SweepNotFound
 from shoal_service.store.sweep_jobs import nums_by_id
-from shoal_service.store.tables import job_labels, series, series_rollups
-from shoal_workers.contract.spec import SWEEP_LABEL
+from shoal_service.store.tables import series, series_rollups
 
 MAX_ROWS = 40_000
 """Rows that are read of all jobs together, about."""
@@ -37,27 +36,12 @@ def read(tx: Transaction, project: str, name: str, measure: str) -> SweepCurves:
     points: dict[str, list[tuple[int, float, float]]] = {job_id: [] for job_id in reversed(nums)}
     for row in tx.execute(query.order_by(table.c.job_num, table.c.step)):
         points[ids[row.job_num]].append((row.step, round(row.at, 2), float(f"{row.value:.6g}")))
-    labels: dict[str, dict[str, str]] = {job_id: {} for job_id in nums}
-    of_jobs = select(job_labels).where(job_labels.c.job_num.in_(ids), job_labels.c.key != SWEEP_LABEL)
-    for row in tx.execute(of_jobs):
-        labels[ids[row.job_num]][row.key] = row.value
-    last = {job_id: curve[-1][2] for job_id, curve in points.items() if curve}
     best = best_so_far((at, value, job_id) for job_id, curve in points.items() for _, at, value in curve)
     return SweepCurves(
         measure=measure,
         steps_per_point=width or 1,
         jobs=tuple(_curve(job_id, curve) for job_id, curve in points.items()),
         best=tuple(SweepBest(at=at, value=value, job=job_id) for at, value, job_id in best),
-        influences=tuple(
-            SweepInfluence(
-                label=influence.label,
-                share=round(influence.share, 4),
-                direction=None if influence.direction is None else round(influence.direction, 4),
-                num_values=influence.num_values,
-                num_jobs=influence.num_jobs,
-            )
-            for influence in influences(labels, last)
-        ),
     )
 
 
