@@ -150,7 +150,7 @@ class Client(Histories, Fleet, Artifacts):
             Conflict: the project has another sweep with this name, or the queue has not enough room.
             CodeArchiveError: the working directory cannot be packed.
         """
-        from shoal_service.control.sweeps import with_name  # loads the planner, which no other verb needs
+        from shoal_service.control.submission import with_name  # loads the planner, which no other verb needs
 
         document = with_user(with_absolute_paths(sweep.spec, self.base_url, Path.cwd()))
         document = with_archive(document, Path(), self.upload_code)

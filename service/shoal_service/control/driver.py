@@ -27,8 +27,8 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
 from shoal_service.clusters.snapshot import AttemptKey
 from shoal_service.control.config import ControlConfig
-from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.control.market.build import is_preempted, named_cluster
+from shoal_service.control.planning import measured_profile
 from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts

@@ -5,7 +5,7 @@ further ones. So whatever holds a token gains nothing by making others: the admi
 too. Tokens are for programs unless an admin says that one is a person's; only that one, and a JWT of the issuer, which
 is always a person's, make others.
 
-Decision 0039 has the reasons. Pure; the store (`store/credentials.py`) applies it and the HTTP edge asks it.
+Decision 0039 has the reasons. Pure; the store (`store/access.py`) applies it and the HTTP edge asks it.
 """
 
 from __future__ import annotations

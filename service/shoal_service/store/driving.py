@@ -20,7 +20,7 @@ from shoal_service.core.events.service import DriverFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
-from shoal_service.store import checkpoint_rows, profile_requests
+from shoal_service.store import checkpoint_rows, supervisor_links
 from shoal_service.store.database import Transaction
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
@@ -288,7 +288,7 @@ def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, no
     edit = JobEdit(tx, job, now)
     edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
     edit.lose(reason, message)
-    profile_requests.end_open(edit, f"the attempt ended: {message}")
+    supervisor_links.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     edit.save()
     tx.publish(job_id, is_request=True)

@@ -20,8 +20,7 @@ from shoal_api.cli.render.plan import plan_page, profile_page
 from shoal_api.cli.render.simulation import Simulated, documents, simulation_page
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
-from shoal_service.control.hardware_profiles import load_profiles, measure_profile, save_profile
-from shoal_service.control.planning import PlanRequest, answer
+from shoal_service.control.planning import PlanRequest, answer, load_profiles, measure_profile, save_profile
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Project
 from shoal_service.settings import load_settings

@@ -38,8 +38,8 @@ from shoal_service.control.oidc import Issuer, JwtRefused
 from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
-from shoal_service.store import Store, audit, credentials, supervisor_links
-from shoal_service.store.audit import CURRENT, DONE, Deed
+from shoal_service.store import Store, access, supervisor_links
+from shoal_service.store.access import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
 
 PRINCIPAL = "shoal.principal"
@@ -113,14 +113,14 @@ class Authenticator:
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
+        return await self._find(secret, self._stored(self._store.reading(access.principal_of_session)))
 
     async def of_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
+        return await self._find(token, self._stored(self._store.reading(access.principal_of_token)))
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
@@ -135,7 +135,7 @@ class Authenticator:
     async def note(self, deed: Deed, outcome: str) -> None:
         """Write a deed into the audit. Never raises: the request is answered already."""
         try:
-            await run_in_threadpool(self._store.writing(audit.record_refusal), deed, outcome)
+            await run_in_threadpool(self._store.writing(access.record_refusal), deed, outcome)
         except StoreUnavailable:
             _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
@@ -145,7 +145,7 @@ class Authenticator:
         self._written_mono = self._mono()
         if used:
             try:
-                await run_in_threadpool(self._store.writing(credentials.note_use), used)
+                await run_in_threadpool(self._store.writing(access.note_use), used)
             except StoreUnavailable:
                 _log.warning("access.uses_not_written", extra={"tokens": len(used)})
 

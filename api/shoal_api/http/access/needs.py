@@ -20,7 +20,7 @@ from shoal_api.http.problems import Forbidden
 from shoal_service.core.access import Permission, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.store import job_deletion
-from shoal_service.store.audit import CURRENT
+from shoal_service.store.access import CURRENT
 from shoal_service.store.errors import JobNotFound
 
 

@@ -50,7 +50,7 @@ from shoal_service.store import (
     Store,
     checkpoint_rows,
     histories,
-    profile_requests,
+    supervisor_links,
     system_samples,
 )
 from shoal_service.store.errors import ProfileNotFound, ProfileOpen
@@ -366,20 +366,20 @@ def request_profile(
     number. The answer comes at once; the profile has ended when its `state` is not `requested` any more (event
     `profile.taken` or `profile.failed`). A job has one open request at a time. If the group loses a worker
     meanwhile, the profile fails with a reason, and training goes on."""
-    return profile_requests.create(tx, job_id, profile, now=context.clock())
+    return supervisor_links.create(tx, job_id, profile, now=context.clock())
 
 
 @inspection_router.route("GET /profiles", Permission.JOBS_READ, "Profiles of a job")
 def list_profiles(tx: Reading, job_id: JobId) -> Page[ProfileView]:
     """Lists profiles, oldest first, each with the table of where the time of its steps went. The newest 8 are
     kept."""
-    return Page[ProfileView].model_construct(items=tuple(profile_requests.views(tx, job_id)))
+    return Page[ProfileView].model_construct(items=tuple(supervisor_links.views(tx, job_id)))
 
 
 @inspection_router.route("GET /profiles/{number}", Permission.JOBS_READ, "One profile", raises=[ProfileNotFound])
 def get_profile(tx: Reading, job_id: JobId, number: Number) -> ProfileView:
     """Returns its state, the table of where the time of its steps went, and its files."""
-    return profile_requests.view(tx, job_id, number)
+    return supervisor_links.view(tx, job_id, number)
 
 
 @inspection_router.route(
@@ -393,7 +393,7 @@ async def profile_file(context: AppContext, job: Job, job_id: JobId, number: Num
     """Compressed JSON: `trace-...` is a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing open
     as it is; `memory-...` is the timeline of what tensors took. Read from the storage of the job.
     """
-    view = await run_in_threadpool(context.store.reading(profile_requests.view), job_id, number)
+    view = await run_in_threadpool(context.store.reading(supervisor_links.view), job_id, number)
     if name not in {file.name for file in view.files}:
         raise ProfileFileNotFound(f"Profile {number} of job {job_id} has no file {name}.")
     file = await context.storage.profile_file(job, number, name)

@@ -64,7 +64,7 @@ from shoal_api.http.table_files import (
 from shoal_service.core.access import Permission
 from shoal_service.core.where.fields import Field
 from shoal_service.fleet_views import Curves, JobFields, PanelKind, SavedView, TableView, Workspace
-from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists, job_tables
+from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Versions, Wanted, is_metric
 from shoal_service.views import JobSummary, Page
@@ -86,7 +86,7 @@ router = JsonRouter("/v1", "jobs")
 def job_fields(tx: Reading, caller: Caller) -> JobFields:
     """Lists facts of jobs, the metrics and labels that jobs have, and all settings of a spec by their path. The
     last key of a setting is enough if no other path ends with it."""
-    return JobFields(items=job_tables.known_fields(tx, caller.projects))
+    return JobFields(items=job_lists.known_fields(tx, caller.projects))
 
 
 @router.route("GET /views", Permission.JOBS_READ, "List saved views of the table of jobs")
@@ -96,7 +96,7 @@ def list_views(
     project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only views of this project.")] = None,
 ) -> Page[SavedView]:
     """Lists them by project and name."""
-    return Page[SavedView](items=tuple(job_tables.read_views(tx, caller.projects, project)))
+    return Page[SavedView](items=tuple(job_lists.read_views(tx, caller.projects, project)))
 
 
 @router.route(
@@ -120,7 +120,7 @@ def put_view(
     selection_of(document.where, document.sort, document.columns, archived=False, now=now)
     if document.workspace is not None:
         _check_names(document.workspace, now)
-    return job_tables.put_view(tx, project, view, document, by=caller.name, now=now)
+    return job_lists.put_view(tx, project, view, document, by=caller.name, now=now)
 
 
 @router.route(
@@ -134,7 +134,7 @@ def delete_view(tx: Writing, caller: Caller, project: Project, view: ViewName) -
     """The jobs stay as they are."""
     if not caller.sees(project):
         raise ProjectNotFound(project)
-    job_tables.remove_view(tx, project, view)
+    job_lists.remove_view(tx, project, view)
 
 
 def _check_names(workspace: Workspace, now: float) -> None:

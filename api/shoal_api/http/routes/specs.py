@@ -23,12 +23,11 @@ from shoal_api.http.parameters import PROJECT_NAME, Cursor, ProjectName
 from shoal_api.http.problems import BodyTooLarge, InvalidRequest, InvalidSpec, UnsupportedMediaType
 from shoal_service.control.code_archive import CodeArchiveError, check
 from shoal_service.control.planning import PlanAnswer, PlanRequest
-from shoal_service.control.submission import CodeUnknown, check_spec
-from shoal_service.control.sweeps import specs_of, submit_sweep, with_name
+from shoal_service.control.submission import CodeUnknown, check_spec, specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission, Principal
 from shoal_service.core.sweeps import InvalidGrid
 from shoal_service.fleet_views import SweepCurves, SweepSummary, SweepView
-from shoal_service.store import InvalidArchive, InvalidCursor, QueueFull, archives, sweep_curves, sweep_jobs
+from shoal_service.store import InvalidArchive, InvalidCursor, QueueFull, archives, sweep_jobs
 from shoal_service.store.errors import SweepConflict, SweepNotFound
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import Page, SweepRequest
@@ -171,7 +170,7 @@ def show_curves(
     """Returns the losses of all of its jobs with a bounded number of points, the best so far by time, and how much
     each label matters."""
     _require_visible(caller, project, name)
-    return sweep_curves.read(tx, project, name, measure)
+    return sweep_jobs.read(tx, project, name, measure)
 
 
 @sweep_router.route(
