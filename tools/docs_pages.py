@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from shoal_service.core.access import PERMISSIONS, ROLE_MEANINGS, Role
 from shoal_service.core.attempt.faults import FAULTS, Budget
-from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.parts import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
@@ -79,7 +79,7 @@ def _with_section(page: str, begin: str, section: str, end: str) -> str:
 
 
 _DIAGRAM_BEGIN = (
-    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/stages.py; run `make docs` -->"
+    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/parts.py; run `make docs` -->"
 )
 _DIAGRAM_END = "<!-- end of stages -->"
 

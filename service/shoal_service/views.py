@@ -12,9 +12,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from shoal_service.core.endings import LostAttempt
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.parity import Parity
 from shoal_service.core.scheduling.explaining import GrowthLimit

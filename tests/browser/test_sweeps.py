@@ -10,7 +10,7 @@ from kit.processes.chromium import Browser
 from kit.worlds.written_service import AT, RUNNING, Service
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.pruning import Measure, Rule, Verdict
+from shoal_service.core.sweeps import Measure, Rule, Verdict
 from shoal_service.store import sweep_jobs
 from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.job import EndReason, JobState

@@ -20,11 +20,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
 
 from shoal_api.answers import SpecCheck
-from shoal_api.client.artifacts import Artifacts
 from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.fleet import Fleet
-from shoal_api.client.histories import Histories
+from shoal_api.client.histories import Artifacts, Histories
 from shoal_api.client.spec_document import read_document, with_absolute_paths, with_archive, with_user
 from shoal_api.client.transport import DEFAULT_RETRY, Credentials, RetryPolicy, Transport, job_path
 from shoal_service.control.code_archive import CodeArchive, pack

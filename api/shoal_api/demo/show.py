@@ -24,18 +24,19 @@ from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.client.credentials import read_token_file
 from shoal_api.client.errors import ApiError
-from shoal_api.demo.outcome import (
+from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
+from shoal_api.demo.report import (
     DemoOutcome,
+    Run,
     compare_losses,
     failed_checks,
     layouts,
     mean_tokens_per_s,
+    report,
     tokens_per_step,
     with_detection,
     world_sizes,
 )
-from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
-from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, make_script
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text

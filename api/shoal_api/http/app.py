@@ -15,9 +15,8 @@ from functools import partial
 from fastapi import FastAPI
 
 from shoal_api.http import problems
-from shoal_api.http.access.authentication import Authentication, Authenticator
+from shoal_api.http.access.authentication import Authentication, Authenticator, LoginNeeded, declarations, to_login
 from shoal_api.http.access.limits import Limiter, Limits
-from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
 from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge

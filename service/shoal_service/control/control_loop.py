@@ -39,7 +39,7 @@ from shoal_service.control.protocols import Clusters
 from shoal_service.control.submission import Pruner
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (

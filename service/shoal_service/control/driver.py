@@ -33,7 +33,7 @@ from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access import new_attempt_token
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import DriverFailed, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES

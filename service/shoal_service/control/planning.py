@@ -274,10 +274,6 @@ def _reply(question: _Question) -> _Reply:
         return _Reply(problems=error.problems)
 
 
-if __name__ == "__main__":
-    _serve()
-
-
 _FOLDER = "profiles"
 _TIMEOUT_S = 600
 
@@ -400,3 +396,7 @@ def _most_like(device_name: str) -> HardwareProfile:
     if len(fitting) > 1:  # one GPU in sizes: a100-40gb, a100-80gb
         fitting = [p for p in fitting if p.name.split("-")[-1] in name_parts] or fitting
     return fitting[0] if fitting else PROFILES[DEFAULT_GPU]
+
+
+if __name__ == "__main__":
+    _serve()

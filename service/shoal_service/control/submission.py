@@ -29,10 +29,20 @@ from shoal_service.control.webhooks import check_webhooks
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import ACTIVE
 from shoal_service.core.nodes import Node
-from shoal_service.core.pruning import Method, Rule, rule_of
 from shoal_service.core.scheduling.facts import duration, verdict
 from shoal_service.core.scheduling.market import MarketJob, WorkerNeed
-from shoal_service.core.sweeps import Interval, InvalidGrid, combinations, document_of, draws, labels_of, words
+from shoal_service.core.sweeps import (
+    Interval,
+    InvalidGrid,
+    Method,
+    Rule,
+    combinations,
+    document_of,
+    draws,
+    labels_of,
+    rule_of,
+    words,
+)
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules
 from shoal_service.fleet_views import DryRun, PlannedSize, StartForecast
 from shoal_service.planner import HardwareProfile, memory_note, plan, rank, refusal
@@ -416,7 +426,7 @@ def _value(key: str, value: Any) -> Any:
 class Pruner:
     """Ends the jobs of sweeps that are worse than the others. Looks again when one of them has trained on.
 
-    Called by the control loop in each pass, on a worker thread. The rule is `core/pruning.py`.
+    Called by the control loop in each pass, on a worker thread. The rule is `core/sweeps.py`.
     """
 
     def __init__(self, store: Store) -> None:

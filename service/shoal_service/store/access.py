@@ -25,8 +25,7 @@ from typing import Any
 from sqlalchemy import Row, bindparam, delete, func, insert, or_, select, update
 
 from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
-from shoal_service.core.access import Principal, Refusal, Role, hash_of, id_of, new_token
-from shoal_service.core.own_tokens import Held, Wish, grant_of, is_own
+from shoal_service.core.access import Held, Principal, Refusal, Role, Wish, grant_of, hash_of, id_of, is_own, new_token
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import TokenNotFound
 from shoal_service.store.tables import audit, sessions, tokens

@@ -1,7 +1,7 @@
 """Sweeps: their jobs, submitted and cancelled together; how they are listed; the end of one that is worse than others.
 
 What the jobs have reached is read by primary keys: a look costs a few rows for each job of the sweep. Which one ends is
-decided in `core/pruning.py`.
+decided in `core/sweeps.py`.
 
 The curves of all jobs of a sweep with a bounded number of rows, and what follows from them.
 
@@ -20,13 +20,22 @@ from typing import Any
 from sqlalchemy import Select, Table, func, select, tuple_
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.downsampling import CHUNK
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
-from shoal_service.core.pruning import AVERAGED_STEPS, Measure, Rule, Verdict, step_to_compare, verdict
 from shoal_service.core.selection import LabelSelector
-from shoal_service.core.sweeps import MAX_JOBS, best_so_far, rank
-from shoal_service.core.thinning import CHUNK
+from shoal_service.core.sweeps import (
+    AVERAGED_STEPS,
+    MAX_JOBS,
+    Measure,
+    Rule,
+    Verdict,
+    best_so_far,
+    rank,
+    step_to_compare,
+    verdict,
+)
 from shoal_service.fleet_views import SweepBest, SweepCurve, SweepCurves, SweepResult, SweepSummary, SweepView
 from shoal_service.store import access, job_lists, submissions
 from shoal_service.store.curve_points import WIDTHS

@@ -10,7 +10,7 @@ from shoal_service.control.submission import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.pruning import Measure, Rule
+from shoal_service.core.sweeps import Measure, Rule
 from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 

@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.render.terminal import clock, make_table, number
 from shoal_api.cli.session import Session, command

@@ -24,7 +24,7 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import ExitCode
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session, command
 from shoal_service.core.quantities import size_text

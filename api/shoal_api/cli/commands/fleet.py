@@ -12,10 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
-from shoal_api.cli.errors import CliError, first_problem
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, first_problem
 from shoal_api.cli.options import JobArgument, given
-from shoal_api.cli.render.access import tokens_table
+from shoal_api.cli.render.accounts import tokens_table
 from shoal_api.cli.render.fleet import clusters_table, nodes_table
 from shoal_api.cli.render.jobs import job_line
 from shoal_api.cli.render.queue import projects_table, queue_page, users_table

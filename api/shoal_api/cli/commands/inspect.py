@@ -16,8 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from shoal_api.answers import log_source
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import (

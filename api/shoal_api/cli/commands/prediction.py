@@ -13,8 +13,7 @@ import typer
 import yaml
 from rich.progress import Progress as Bar
 
-from shoal_api.cli.errors import CliError, reading
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, reading
 from shoal_api.cli.options import SetOption, SpecArgument, given
 from shoal_api.cli.render.plan import plan_page, profile_page
 from shoal_api.cli.render.simulation import Simulated, documents, simulation_page

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import given
 from shoal_api.cli.session import Session, command
 from shoal_api.demo.show import run_demo

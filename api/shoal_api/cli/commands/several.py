@@ -13,8 +13,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from shoal_api.cli.errors import CliError, explain
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, explain
 from shoal_api.cli.options import JobsArgument, LabelsOption, WhereOption, YesFlag
 from shoal_api.cli.render.jobs import job_line
 from shoal_api.cli.session import Session, command

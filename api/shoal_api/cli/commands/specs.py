@@ -14,8 +14,7 @@ import typer
 
 from shoal_api.cli.doors import describe as describe_script
 from shoal_api.cli.doors import examine, refuse_function_as_task
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import SetOption, SpecArgument
 from shoal_api.cli.output import Output
 from shoal_api.cli.render.terminal import command_text

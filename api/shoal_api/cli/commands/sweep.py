@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import YesFlag, given
 from shoal_api.cli.render.jobs import sweep_table
 from shoal_api.cli.session import Session, command

@@ -15,20 +15,18 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import (
     CSRF_TOKEN,
     INVALID_TOKEN,
+    PUBLIC,
     clear_session,
     csrf_token_of,
     session_of,
     set_session,
     shown,
 )
-from shoal_api.http.access.needs import PUBLIC
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, json_response
+from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.parameters import MAX_SEQ
 from shoal_api.http.problems import Forbidden
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
-from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, refusal_of
-from shoal_service.core.own_tokens import makes_own, manages
+from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of
 from shoal_service.store import TokenNotFound, access
 from shoal_service.store.access import CURRENT, AuditQuery
 from shoal_service.views import Page

@@ -15,10 +15,9 @@ from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from shoal_api.http.access.needs import require_visible
+from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.conditional import tagged
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing
+from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing, body
 from shoal_api.http.parameters import PROJECT_NAME, JobId
 from shoal_service.artifact_views import (
     ALIAS_NAME,

@@ -16,9 +16,17 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import Needs
-from shoal_api.http.documents import JSON_TYPES, JsonBody, read_body, require_media_type
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading
+from shoal_api.http.access.authentication import Needs
+from shoal_api.http.json_router import (
+    JSON_TYPES,
+    AppContext,
+    Caller,
+    JsonBody,
+    JsonRouter,
+    Reading,
+    read_body,
+    require_media_type,
+)
 from shoal_api.http.long_poll import poll
 from shoal_api.http.parameters import ClusterName
 from shoal_api.http.problems import InvalidRequest

@@ -19,11 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from shoal_api.answers import EventPage, LogPage
-from shoal_api.http.access.needs import require_visible
+from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.context import wants_events
-from shoal_api.http.documents import body
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_events, read_lines
-from shoal_api.http.json_router import AppContext, Job, JsonRouter, Reading, Writing, json_response
+from shoal_api.http.json_router import AppContext, Job, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.long_poll import poll
 from shoal_api.http.parameters import MAX_SEQ, JobId, LastEventId
 from shoal_api.http.problems import InvalidRequest, NotAcceptable, NotReady

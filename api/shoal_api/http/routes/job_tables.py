@@ -29,8 +29,7 @@ from starlette.responses import Response
 
 from shoal_api.http.conditional import is_unchanged
 from shoal_api.http.context import wants_events
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing
+from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, body
 from shoal_api.http.parameters import (
     MAX_SEQ,
     PROJECT_NAME,

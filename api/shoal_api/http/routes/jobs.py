@@ -12,14 +12,24 @@ from fastapi import Depends, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import principal_of
-from shoal_api.http.access.needs import require_visible
+from shoal_api.http.access.authentication import principal_of, require_visible
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal, require_no_directory_of_server
 from shoal_api.http.conditional import job_response, spec_tags
 from shoal_api.http.context import Context, wants_events
-from shoal_api.http.documents import PATCH_TYPES, SPEC, body, read_spec
 from shoal_api.http.followers import DocumentFollower, JobFollower
-from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing, json_response
+from shoal_api.http.json_router import (
+    PATCH_TYPES,
+    SPEC,
+    AppContext,
+    Caller,
+    Job,
+    JsonRouter,
+    Reading,
+    Writing,
+    body,
+    json_response,
+    read_spec,
+)
 from shoal_api.http.parameters import (
     Archived,
     Columns,

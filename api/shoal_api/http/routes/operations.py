@@ -14,10 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import Health, ProblemType, Readiness
-from shoal_api.http.access.needs import PUBLIC, require_visible
+from shoal_api.http.access.authentication import PUBLIC, require_visible
 from shoal_api.http.context import Context
-from shoal_api.http.documents import PATCH_TYPES, body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing
+from shoal_api.http.json_router import PATCH_TYPES, AppContext, Caller, JsonRouter, Reading, Writing, body
 from shoal_api.http.parameters import JOB_ID, ClusterName
 from shoal_api.http.problems import InvalidRequest, NodeNotFound, NotReady
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView

@@ -11,13 +11,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import CodeStored, SpecCheck
+from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.access.limits import LIMITER
-from shoal_api.http.access.needs import require_visible
 from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
 from shoal_api.http.context import Context
-from shoal_api.http.documents import SPEC, body, read_body, read_spec, require_media_type
 from shoal_api.http.edge import CLIENT_GONE
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, json_response
+from shoal_api.http.json_router import (
+    SPEC,
+    AppContext,
+    Caller,
+    JsonRouter,
+    Reading,
+    Writing,
+    body,
+    json_response,
+    read_body,
+    read_spec,
+    require_media_type,
+)
 from shoal_api.http.long_poll import while_connected
 from shoal_api.http.parameters import PROJECT_NAME, Cursor, ProjectName
 from shoal_api.http.problems import BodyTooLarge, InvalidRequest, InvalidSpec, UnsupportedMediaType

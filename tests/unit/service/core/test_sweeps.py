@@ -6,18 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.pruning import (
+from shoal_service.core.sweeps import (
     AVERAGED_STEPS,
+    Interval,
+    InvalidGrid,
     Measure,
     Method,
     Rule,
-    rule_of,
-    step_to_compare,
-    verdict,
-)
-from shoal_service.core.sweeps import (
-    Interval,
-    InvalidGrid,
     best_so_far,
     combinations,
     document_of,
@@ -26,6 +21,9 @@ from shoal_service.core.sweeps import (
     parse_axis,
     parse_interval,
     rank,
+    rule_of,
+    step_to_compare,
+    verdict,
 )
 
 

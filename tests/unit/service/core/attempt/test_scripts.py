@@ -15,12 +15,10 @@ from shoal_service.core.attempt.deadlines import Deadline, find_wait
 from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
 from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired
-from shoal_service.core.endings import REPEATED
+from shoal_service.core.endings import REPEATED, LostAttempt
 from shoal_service.core.goodput import Category, recovering, show
-from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState

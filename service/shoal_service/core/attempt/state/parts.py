@@ -1,0 +1,366 @@
+"""What the state of an attempt is made of: its workers, with what is known of each of them and of its node; its stages,
+with the table of transitions between them; and how long it waits, for each thing that it waits for.
+
+Attempt.current holds one of the classes below. A field that has a meaning in one stage only cannot be read in another.
+
+The journal keeps the timeouts with the state; tests shorten them. Large groups add to them:
+One supervisor talks to all workers. A request to each of them takes some hundred microseconds to send and as long to
+receive, so the last of thousands gets it later, and its answer waits behind those of the others. And one process takes
+only a limited number of answers a second.
+
+    workers                        4       256      1024      4096
+    an answer may take longer by   0       0.4 s    1.9 s     8 s
+    a worker is polled every       1 s     1 s      2 s       8 s      (at once when it has something to report)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from shoal_service.core.persistent import Table
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.fault_tolerance import TimeoutsSpec
+from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract.messages import WorkerInfo
+
+
+class AvoidedNode(Frozen):
+    """A node that must not be used any longer."""
+
+    node_id: str
+    reason: str
+    """Reason for people and for the incident, such as "drain requested" or "on probation: ..."."""
+    deadline: float | None = None
+    """Wall-clock time at which the node goes away; None if no deadline is known."""
+    is_replaceable: bool = True
+    """True if other nodes have room for the workers that leave this one. False if no replacement is waited for."""
+    keeps_workers: bool = False
+    """True if the workers on the node stay, and only new ones are not placed there (a cordon)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Why a worker is left out of groups: its node is silent, or it has not yet left the generation that went on
+    without it."""
+
+    since: float
+    reason: str
+    """Why the node counts as silent, for people."""
+    generation: int | None = None
+    """Generation whose `run` the worker has not left yet; None if it was not in `run`, or has left it."""
+    answers_since: float | None = None
+    """When the node began to answer again; None if it is silent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One worker of the attempt, from its start to its end. `index` is unique in the attempt: it counts all workers
+    that were ever started."""
+
+    index: int
+    worker_id: str
+    avoids: tuple[str, ...] = ()
+    """Ids of the nodes on which the worker was not to be started."""
+    code: str = ""
+    """Version of the job's code that the worker loads when it starts."""
+    is_beside: bool = False
+    """True if it was started next to a worker whose place it takes, so the cluster's scheduler counts no resources for
+    it."""
+    only_on: str = ""
+    """Id of the node on which it was to be started, to serve the snapshots there; empty means any node with room."""
+    info: WorkerInfo | None = None
+    """What the worker reports about itself once it is warm; None while it starts."""
+    warm_at: float | None = None
+    in_run: bool = False
+    """True if a `run` call to the worker is in flight."""
+    acknowledged: int = 0
+    """Newest lost generation whose interrupt the worker has acknowledged; 0 if none."""
+    unreachable_since: float | None = None
+    """Time since which all calls to the worker have failed; None if it answers."""
+    left_out: LeftOut | None = None
+    """Set while the worker's node is suspected to be gone: no group takes the worker until it answers. See
+    losses.py."""
+    leave: AvoidedNode | None = None
+    """Set when the worker, not its whole node, is about to be taken away."""
+    slow_until: float | None = None
+    """Set for a straggler: the time until which a replacement is waited for; None if it is fast enough."""
+
+    @property
+    def warm(self) -> bool:
+        return self.info is not None
+
+    @property
+    def is_node_silent(self) -> bool:
+        """True if the worker is left out because its node does not answer."""
+        return self.left_out is not None and self.left_out.answers_since is None
+
+    @property
+    def is_usable(self) -> bool:
+        """True if the worker could train: it is warm, not unreachable, and not left out."""
+        return self.info is not None and self.unreachable_since is None and self.left_out is None
+
+    @property
+    def serves_snapshots(self) -> bool:
+        """True if the worker can be asked for the snapshots on its node."""
+        return self.is_usable and self.info is not None and self.info.snapshot_port != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPool:
+    """Every worker that exists: starting, warm, or in a group."""
+
+    workers: Table[Worker] = field(default_factory=Table)
+    """Ordered by index, which only grows."""
+    next_index: int = 0
+
+    def worker(self, index: int) -> Worker | None:
+        return self.workers.find(index)
+
+    @property
+    def warm(self) -> tuple[Worker, ...]:
+        return tuple(worker for worker in self.workers if worker.warm)
+
+    @property
+    def usable(self) -> tuple[Worker, ...]:
+        return tuple(worker for worker in self.workers if worker.is_usable)
+
+    def with_new(self, worker: Worker) -> WorkerPool:
+        """The pool with this worker added. Its index must be `next_index`."""
+        return WorkerPool(workers=self.workers.added(worker), next_index=worker.index + 1)
+
+    def with_worker(self, changed: Worker) -> WorkerPool:
+        """The pool with this worker in place of the one of the same index."""
+        return WorkerPool(workers=self.workers.replaced(changed), next_index=self.next_index)
+
+    def without(self, index: int) -> WorkerPool:
+        return WorkerPool(workers=self.workers.without(index), next_index=self.next_index)
+
+
+def silent_nodes(pool: WorkerPool) -> frozenset[str]:
+    """Nodes whose workers are left out because they are silent."""
+    return frozenset(p.info.node_id for p in pool.workers if p.info is not None and p.is_node_silent)
+
+
+class Stage(StrEnum):
+    """Where the attempt stands. The diagram in docs/architecture.md is generated from TRANSITIONS."""
+
+    OPENING = "opening"
+    """The storage is asked which checkpoint is the newest."""
+    STARTING = "starting"
+    """Workers start, and no group was formed yet."""
+    WAITING = "waiting"
+    """No group can form yet: too few workers are warm, they do not fit into the memory of their nodes, a back-off runs,
+    or snapshots are looked for. The stage has a deadline."""
+    FORMING = "forming"
+    """`run(generation)` was sent; the group forms and restores."""
+    RUNNING = "running"
+    QUIESCING = "quiescing"
+    """The group is lost: survivors are interrupted. The next group forms when every `run` has returned and the
+    snapshots in memory are known."""
+    SWITCHING = "switching"
+    """The group was asked to stop at the next step boundary (to grow, shrink or pause), or its workers are leaving
+    after the last step."""
+    COMMITTING = "committing"
+    """Every worker of the group has left `run` as planned; the durable checkpoint of that step is being committed."""
+    FALLING_BACK = "falling_back"
+    """The checkpoint to restore was damaged or is not trusted, and the storage is asked for an older one."""
+    ENDED = "ended"
+
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.OPENING: frozenset({Stage.STARTING, Stage.ENDED}),
+    Stage.STARTING: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.WAITING: frozenset({Stage.FORMING, Stage.ENDED}),
+    Stage.FORMING: frozenset({Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
+    Stage.RUNNING: frozenset({Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
+    Stage.SWITCHING: frozenset({Stage.QUIESCING, Stage.COMMITTING, Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.QUIESCING: frozenset({Stage.FORMING, Stage.WAITING, Stage.FALLING_BACK, Stage.COMMITTING, Stage.ENDED}),
+    Stage.COMMITTING: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.FALLING_BACK: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.ENDED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AnyStage:
+    since: float
+    """Wall-clock time at which the stage began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search for a checkpoint, in a storage that may not answer."""
+
+    num_failures: int = 0
+    error: str = ""
+    """Error of the last try; empty if no try has failed."""
+    retry_at: float | None = None
+    """Wall-clock time at which the storage is asked again; None if its answer is waited for."""
+    is_missing: bool = False
+    """The storage answered last, without the checkpoints that the job has committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening(_AnyStage):
+    search: Search = Search()
+    stage: Literal[Stage.OPENING] = Stage.OPENING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(_AnyStage):
+    stage: Literal[Stage.STARTING] = Stage.STARTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(_AnyStage):
+    orphans_until: float | None = None
+    """Until this time the next group waits for workers that were started on nodes with unreported snapshots; None if no
+    such workers were started. See memory_snapshots.py."""
+    refused: str = ""
+    """Why the usable workers cannot form a group: the memory that they need on a node; empty if there are too few of
+    them."""
+    stage: Literal[Stage.WAITING] = Stage.WAITING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming(_AnyStage):
+    stage: Literal[Stage.FORMING] = Stage.FORMING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What the layout depends on while an attempt lasts; the rest of the spec cannot change."""
+
+    num_workers: int
+    parallelism: Literal["auto"] | ParallelismSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(_AnyStage):
+    draining_since: float | None = None
+    """When a worker of the group first had to leave; None if all may stay."""
+    kept_layout_for: PlanInputs | None = None
+    """Inputs for which a layout was planned last and the group kept its own. They are not planned for again."""
+    stage: Literal[Stage.RUNNING] = Stage.RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiescing(_AnyStage):
+    __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
+    """Unknown fields are ignored. This is a part of wire version 3."""
+    interrupt_at: float | None = None
+    """The workers of the group are not interrupted before this time; None if they have been interrupted."""
+    interrupted_at: float | None = None
+    durable: bool
+    """True if the group had been asked for a durable checkpoint before it was lost, as in Switching."""
+    stage: Literal[Stage.QUIESCING] = Stage.QUIESCING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switching(_AnyStage):
+    durable: bool
+    """True if the next group starts from a durable checkpoint of the step boundary; False if from
+    the snapshot of that step in memory."""
+    stage: Literal[Stage.SWITCHING] = Stage.SWITCHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committing(_AnyStage):
+    stage: Literal[Stage.COMMITTING] = Stage.COMMITTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallingBack(_AnyStage):
+    search: Search = Search()
+    stage: Literal[Stage.FALLING_BACK] = Stage.FALLING_BACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(_AnyStage):
+    stage: Literal[Stage.ENDED] = Stage.ENDED
+
+
+CurrentStage = Annotated[
+    Opening | Starting | Waiting | Forming | Running | Quiescing | Switching | Committing | FallingBack | Ended,
+    Field(discriminator="stage"),
+]
+
+
+AGENTS_FROM = 64
+"""Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""
+_ANSWER_S = 0.002
+_AT_ONCE = 64
+"""Up to this many workers answer in a time that is too short to be counted."""
+_POLL_S = 1.0
+_POLLS_PER_S = 512
+
+
+class Timeouts(Frozen):
+    """The timeouts of an attempt, in seconds. Each waiting stage ends after one of them, so no stage waits without a
+    deadline. The user may set some of them in the spec. Workers of large groups may take longer to answer, see
+    `later_s`."""
+
+    quiesce_s: float = 3.0
+    """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
+    and replaced. Also the deadline for other workers to report their snapshots."""
+    unresponsive_s: float = 2.0
+    """A worker that has not acknowledged the interrupt within this time is killed and replaced: it is stopped, or cut
+    off. A death makes its host busy for a moment: with 0.5 s, workers were killed that only waited for CPU time."""
+    silent_s: float = 2.0
+    """A worker of a group that hangs is killed without waiting for unresponsive_s if it has left its polls unanswered
+    for this long. Much longer than a poll waits for reports."""
+    unreachable_s: float = 3.0
+    """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
+    left_out_s: float = 60.0
+    """A worker on a node that is silent for this long is given up, if Ray has not declared the node dead before."""
+    absence_s: float = 0.5
+    """Two ticks of the supervisor. If it handled no event for longer, it did not run, and workers are not to blame for
+    that: the deadlines move, see `deadlines.extend_after_suspend`."""
+    user_error_grace_s: float = 1.0
+    """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
+    form_s: float = 120.0
+    """Time without progress, from `run` to the first report of rank 0, which includes building the model."""
+    restore_s: float = 300.0
+    """Time without progress while a rank reads its state."""
+    start_s: float = 600.0
+    """An attempt with fewer than elasticity.min_workers warm workers ends if no worker that starts makes progress for
+    this long."""
+    save_s: float = 120.0
+    """A save in which the storage accepts nothing for this long is given up by the worker."""
+    gather_s: float = 15.0
+    """The first group waits this long, from the last worker that became warm, for those that are still starting."""
+    settle_s: float = 3.0
+    """The same time for a later group, and for a group that could grow."""
+    collective_s: float = 600.0
+    """The least time that a collective waits for a rank. Hangs are found by progress stamps; this deadline applies if
+    no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
+    orphans_s: float = 15.0
+    """Time for a worker on a node whose memory may hold snapshots that no live worker serves; see
+    memory_snapshots.py."""
+    commit_s: float = 120.0
+    """Time to write a commit marker."""
+    switch_s: float = 900.0
+    """Time from the request to stop until the step boundary; a step, a validation and a save must fit."""
+    leave_margin_s: float = 5.0
+    """The group switches away from a node this long, plus two steps, before the node goes away."""
+
+    level_trial_s: float = 300.0
+    """A group that has trained this long tries the shard levels that may be faster; see `switching`."""
+
+    def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
+        """These timeouts with the values that the user has set."""
+        return self.model_copy(update=spec.model_dump())
+
+
+def later_s(num_workers: int) -> float:
+    """Seconds by which the answer of one of `num_workers` workers may come later than that of a single worker."""
+    return _ANSWER_S * max(0, num_workers - _AT_ONCE)
+
+
+def poll_wait_s(num_workers: int) -> float:
+    """Seconds that a poll of a worker waits if the worker has nothing to report."""
+    return max(_POLL_S, num_workers / _POLLS_PER_S)
