@@ -31,16 +31,20 @@ class AttemptEnd(Frozen):
 
     @property
     def sentence(self) -> str:
-        """The message, with the ranks on which the user's code has failed, unless it names them or is advice."""
+        """The message; with the ranks on which the user's code has failed, if it is that of the failure and no more."""
         failure = self.failure
-        if self.reason is not EndReason.USER_ERROR or failure is None or not failure.ranks or "rank" in self.message:
-            return self.message
-        if failure.mistake and failure.mistake not in _OF_SCRIPTS:
-            return self.message
-        ranks = (
-            ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
-        )
-        return f"{self.message.removesuffix('.')}, on {ranks}."
+        if self.reason is EndReason.USER_ERROR and failure is not None and self.message == failure.sentence:
+            return sentence_with_ranks(failure)
+        return self.message
+
+
+def sentence_with_ranks(failure: UserFailure) -> str:
+    """Return the sentence of the failure with the ranks on which it was, unless it is advice."""
+    is_advice = bool(failure.mistake) and failure.mistake not in _OF_SCRIPTS
+    if is_advice or not failure.ranks:
+        return failure.sentence
+    ranks = ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
+    return f"{failure.sentence.removesuffix('.')}, on {ranks}."
 
 
 class Retry(StrEnum):
