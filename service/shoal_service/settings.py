@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.access import Role
-from shoal_service.core.attempt.state.parts import AGENTS_FROM
+from shoal_service.core.attempt.state.timeouts import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, LEAST_AUDIT_DAYS, RetentionRules
 from shoal_service.core.webhooks import ANY, ServiceWebhook, WebhookRules, unknown_patterns

@@ -14,7 +14,7 @@ from kit.processes.ray_nodes import Nodes
 from kit.processes.server import Server
 from kit.worlds.tiny_jobs import holds
 from shoal_api.client import Client
-from shoal_service.core.attempt.state.parts import Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause, JobState
 
 _DOOMED = "127.0.0.9"

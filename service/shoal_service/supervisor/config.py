@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.state.parts import AGENTS_FROM, AvoidedNode, Timeouts
+from shoal_service.core.attempt.state.parts import AvoidedNode
+from shoal_service.core.attempt.state.timeouts import AGENTS_FROM, Timeouts
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import LostAttempt
 from shoal_service.core.goodput import Goodput

@@ -49,8 +49,8 @@ from shoal_service.core.attempt.state.parts import (
     Switching,
     Waiting,
     Worker,
-    later_s,
 )
+from shoal_service.core.attempt.state.timeouts import later_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.persistent import IntMap, Table
 from shoal_service.core.quantities import count_text

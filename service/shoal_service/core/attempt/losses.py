@@ -39,7 +39,8 @@ from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNo
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory, Probation
 from shoal_service.core.attempt.scripts import CRASH
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death, NodeLoss
-from shoal_service.core.attempt.state.parts import LeftOut, Quiescing, Stage, Switching, Worker, later_s, poll_wait_s
+from shoal_service.core.attempt.state.parts import LeftOut, Quiescing, Stage, Switching, Worker
+from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.training import CheckpointFailed
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost

@@ -42,7 +42,7 @@ from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.placement import NodeRoom, choose_node
-from shoal_service.core.attempt.state.parts import later_s
+from shoal_service.core.attempt.state.timeouts import later_s
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies import CodePackage

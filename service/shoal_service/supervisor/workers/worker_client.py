@@ -36,7 +36,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import poll_wait_s
+from shoal_service.core.attempt.state.timeouts import poll_wait_s
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.events import Directed
 from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt, Target
-from shoal_service.core.attempt.state.parts import Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ErrorReport, Phase
 from shoal_workers.contract.worker_reports import SavedPart, StepReport

@@ -8,7 +8,7 @@ from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.events import InterruptAcknowledged
-from shoal_service.core.attempt.state.parts import later_s, poll_wait_s
+from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.supervisor.executor import Pace
 from shoal_service.supervisor.journal import UnansweredOrders
 from shoal_workers.contract.messages import ExitKind

@@ -10,7 +10,8 @@ import pytest
 
 from shoal_service.core.attempt.commands import KillWorker, SuspectNode
 from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
-from shoal_service.core.attempt.state.parts import Stage, Timeouts
+from shoal_service.core.attempt.state.parts import Stage
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]
