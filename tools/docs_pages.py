@@ -30,12 +30,11 @@ from shoal_service.telemetry.exposition import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields
-from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.hugging_face import DpoConfig, HuggingFaceConfig, LoraConfig
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.text_data import AnswersConfig, PreferencesConfig, TextDataConfig, TextSource
+from shoal_workers.contract.text_data import SECTIONS, AnswersConfig, PreferencesConfig, TextDataConfig, TextSource
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -32,8 +32,7 @@ from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
-from shoal_service.clusters.config import GatewayConfig
-from shoal_service.clusters.wire import DEFAULT_CLUSTER
+from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop

@@ -1,4 +1,4 @@
-"""Routes that answer with JSON documents, and the bodies of their requests.
+"""Routes that answer with JSON documents, the bodies of their requests, and the parameters that several routes have.
 Each is declared in one place, from which the OpenAPI document is made too.
 
     router = JsonRouter("/v1/users", "scheduling")
@@ -12,6 +12,7 @@ Each is declared in one place, from which the OpenAPI document is made too.
     thread       `def` runs on a worker thread, and so does the making of its JSON; `async def` on the event loop
     transaction  `tx: Reading` or `tx: Writing` in a `def`. It is committed before the answer is made.
     others       `context: AppContext`, `caller: Caller`, `job: Job`
+    parameters   by their types, each with its rule and its description: `job_id: JobId, where: Where = ""`
 
 The transaction is no dependency with `yield`: FastAPI would enter and leave it on other threads than the function's.
 The JSON is not left to FastAPI, which checks it again on one more thread: that costs a third of a small request.
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
@@ -41,16 +42,111 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import Needs, principal_of
 from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
 from shoal_api.http.context import Context
-from shoal_api.http.parameters import JobId
 from shoal_api.http.problems import BadDocument, BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.access import Permission, Principal
+from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSelector
+from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.problems import ServiceError
 from shoal_service.store.database import Transaction
+from shoal_service.store.job_lists import JobOrder
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import CLUSTER_PATTERN
 from shoal_workers.contract.spec import JobSpec
+
+MAX_SEQ = 2**63 - 1
+JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+PROJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+USER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$"
+
+JobId = Annotated[str, Path(pattern=JOB_ID, description="The id of the job, as its submission answered.")]
+ProjectName = Annotated[
+    str, Path(pattern=PROJECT_NAME, description="At most 63 lower-case letters, digits and inner dashes.")
+]
+ClusterName = Annotated[str, Path(pattern=CLUSTER_PATTERN, description="The name under which the cluster joins.")]
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
+]
+LastEventId = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        pattern=r"^[0-9]{0,18}$",
+        description="Number of the last event that the client has received.",
+    ),
+]
+Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
+
+# lists of jobs
+States = Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")]
+JobsOfProject = Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")]
+JobsOfProjectAlone = Annotated[
+    str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
+]
+JobsOfUser = Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")]
+JobsOfCluster = Annotated[
+    str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
+]
+Labels = Annotated[
+    list[str],
+    Query(
+        max_length=MAX_SELECTORS,
+        description="Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; "
+        "all must match.",
+    ),
+]
+Search = Annotated[
+    str,
+    Query(
+        max_length=200,
+        description="Words, each a part of a name, an id, a project, a user or a label; all must be found.",
+    ),
+]
+Where = Annotated[
+    str,
+    Query(
+        max_length=2000,
+        description='Only jobs for which this holds: `lr > 1e-3 and state == "FAILED" and label.team == "speech"`. '
+        "Names are those of `GET /v1/job-fields`; relations are == != < <= > >= ~ in; also and, or, not, parentheses, "
+        "null, `now - 7d`.",
+    ),
+]
+Sort = Annotated[
+    str,
+    Query(
+        max_length=500,
+        description="Names to order by, separated by commas; a dash before one: the largest first. Jobs without a "
+        "value come last.",
+    ),
+]
+Columns = Annotated[
+    str,
+    Query(max_length=4000, description="Names whose values each job has in `values`, separated by commas."),
+]
+Archived = Annotated[bool, Query(description="Also archived jobs. A condition that names `archived` decides itself.")]
+Order = Annotated[JobOrder, Query(description="Used if `sort` names nothing. Jobs without the value come last.")]
+Descending = Annotated[bool, Query(description="The largest, or newest, first.")]
+
+
+def selection_of(where: str, sort: str, columns: str, *, archived: bool, now: float) -> Selection:
+    """Parse what selects and orders jobs. Raises InvalidRequest, whose detail shows the place of the mistake."""
+    try:
+        return Selection.parse(where, sort, columns, with_archived=archived, now=now)
+    except InvalidCondition as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
+    """Parse the values of the parameter `label`. Raises InvalidRequest."""
+    try:
+        return tuple(LabelSelector.parse(text) for text in texts)
+    except InvalidSelector as error:
+        raise InvalidRequest(str(error)) from None
+
 
 JSON_TYPES = ("application/json",)
 PATCH_TYPES = ("application/json", "application/merge-patch+json")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.clusters.snapshot import AttemptKey, ClusterSnapshot, Reservation
+from shoal_service.clusters.wire import AttemptKey, ClusterSnapshot, Reservation
 from shoal_service.control.protocols import Cluster, Clusters, JoinedAs
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Node, NodeSuspicion

@@ -23,7 +23,7 @@ from functools import partial
 
 from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.clusters.snapshot import RoomKind
+from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig

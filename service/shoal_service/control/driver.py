@@ -25,7 +25,7 @@ from typing import Any
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
-from shoal_service.clusters.snapshot import AttemptKey
+from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted, named_cluster
 from shoal_service.control.planning import measured_profile

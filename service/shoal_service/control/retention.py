@@ -20,7 +20,7 @@ from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage, StorageAway
 from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text

@@ -32,7 +32,7 @@ import ray
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import ClusterUnreachable, GcsUnavailable
 from shoal_service.cluster.gcs import RayNode
-from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.core.quantities import count_text
 from shoal_workers.ray_internals import request_idle_processes
 from shoal_workers.version import VERSION

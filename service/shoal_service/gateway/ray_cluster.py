@@ -23,7 +23,7 @@ from shoal_service.cluster.errors import (
     GcsUnavailable,
 )
 from shoal_service.cluster.node_watch import GcsNodeWatch
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
+from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed

@@ -14,8 +14,7 @@ import typer
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import given
 from shoal_api.cli.session import Session, command
-from shoal_api.demo.show import run_demo
-from shoal_api.demo.spec import MIN_STEPS, Scenario
+from shoal_api.demo.show import MIN_STEPS, Scenario, run_demo
 from shoal_api.serve import run_server
 from shoal_service.core.quantities import count_text
 from shoal_service.settings import load_settings

@@ -22,8 +22,7 @@ from shoal_api.http.access.authentication import (
     set_session,
     shown,
 )
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
-from shoal_api.http.parameters import MAX_SEQ
+from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.problems import Forbidden
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
 from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of

@@ -17,8 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.conditional import tagged
-from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing, body
-from shoal_api.http.parameters import PROJECT_NAME, JobId
+from shoal_api.http.json_router import PROJECT_NAME, AppContext, Caller, Job, JobId, JsonRouter, Reading, Writing, body
 from shoal_service.artifact_views import (
     ALIAS_NAME,
     MODEL_NAME,

@@ -22,11 +22,20 @@ from shoal_api.answers import EventPage, LogPage
 from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.context import wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_events, read_lines
-from shoal_api.http.json_router import AppContext, Job, JsonRouter, Reading, Writing, body, json_response
-from shoal_api.http.long_poll import poll
-from shoal_api.http.parameters import MAX_SEQ, JobId, LastEventId
+from shoal_api.http.json_router import (
+    MAX_SEQ,
+    AppContext,
+    Job,
+    JobId,
+    JsonRouter,
+    LastEventId,
+    Reading,
+    Writing,
+    body,
+    json_response,
+)
 from shoal_api.http.problems import InvalidRequest, NotAcceptable, NotReady
-from shoal_api.http.streams import STREAMED, sse_response, text_response
+from shoal_api.http.streams import STREAMED, poll, sse_response, text_response
 from shoal_api.http.table_files import (
     FILES,
     ColumnType,

@@ -29,23 +29,28 @@ from starlette.responses import Response
 
 from shoal_api.http.conditional import is_unchanged
 from shoal_api.http.context import wants_events
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, body
-from shoal_api.http.parameters import (
+from shoal_api.http.json_router import (
     MAX_SEQ,
     PROJECT_NAME,
+    AppContext,
     Archived,
+    Caller,
     Columns,
     Descending,
     JobsOfCluster,
     JobsOfProject,
     JobsOfProjectAlone,
     JobsOfUser,
+    JsonRouter,
     Labels,
     Order,
+    Reading,
     Search,
     Sort,
     States,
     Where,
+    Writing,
+    body,
     selection_of,
     selectors_of,
 )

@@ -16,8 +16,17 @@ from starlette.responses import Response
 from shoal_api.answers import Health, ProblemType, Readiness
 from shoal_api.http.access.authentication import PUBLIC, require_visible
 from shoal_api.http.context import Context
-from shoal_api.http.json_router import PATCH_TYPES, AppContext, Caller, JsonRouter, Reading, Writing, body
-from shoal_api.http.parameters import JOB_ID, ClusterName
+from shoal_api.http.json_router import (
+    JOB_ID,
+    PATCH_TYPES,
+    AppContext,
+    Caller,
+    ClusterName,
+    JsonRouter,
+    Reading,
+    Writing,
+    body,
+)
 from shoal_api.http.problems import InvalidRequest, NodeNotFound, NotReady
 from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access import Permission

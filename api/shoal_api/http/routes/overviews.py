@@ -11,20 +11,24 @@ from starlette.responses import Response
 
 from shoal_api.http.context import Context, wants_events
 from shoal_api.http.followers import POSITION, DocumentFollower, OverviewFollower, Position
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, json_response
-from shoal_api.http.parameters import (
+from shoal_api.http.json_router import (
+    AppContext,
     Archived,
+    Caller,
     Columns,
     Descending,
     JobId,
     JobsOfCluster,
     JobsOfProject,
+    JsonRouter,
     Labels,
     Order,
+    Reading,
     Search,
     Sort,
     States,
     Where,
+    json_response,
     selection_of,
     selectors_of,
 )

@@ -13,8 +13,7 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.responses import Response
 
-from shoal_api.http.json_router import Caller, JsonRouter, Reading, Writing, body, json_response
-from shoal_api.http.parameters import USER_NAME, ProjectName
+from shoal_api.http.json_router import USER_NAME, Caller, JsonRouter, ProjectName, Reading, Writing, body, json_response
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.store import queueing

@@ -17,10 +17,13 @@ from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
 from shoal_api.http.context import Context
 from shoal_api.http.edge import CLIENT_GONE
 from shoal_api.http.json_router import (
+    PROJECT_NAME,
     SPEC,
     AppContext,
     Caller,
+    Cursor,
     JsonRouter,
+    ProjectName,
     Reading,
     Writing,
     body,
@@ -29,9 +32,8 @@ from shoal_api.http.json_router import (
     read_spec,
     require_media_type,
 )
-from shoal_api.http.long_poll import while_connected
-from shoal_api.http.parameters import PROJECT_NAME, Cursor, ProjectName
 from shoal_api.http.problems import BodyTooLarge, InvalidRequest, InvalidSpec, UnsupportedMediaType
+from shoal_api.http.streams import while_connected
 from shoal_service.control.code_archive import CodeArchiveError, check
 from shoal_service.control.planning import PlanAnswer, PlanRequest
 from shoal_service.control.submission import CodeUnknown, check_spec, specs_of, submit_sweep, with_name

@@ -19,7 +19,7 @@ from shoal_api.demo.report import (
     report,
     world_sizes,
 )
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
+from shoal_api.demo.show import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView, IncidentView
