@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from shoal_service.core.access import PERMISSIONS, ROLE_MEANINGS, Role
 from shoal_service.core.attempt.faults import FAULTS, Budget
-from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.parts import TRANSITIONS, Stage
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
@@ -30,12 +30,11 @@ from shoal_service.telemetry.exposition import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_service.telemetry.tallies import DeliveryOutcome
 from shoal_workers.contract.base import docstrings_of_fields
-from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.hugging_face import DpoConfig, HuggingFaceConfig, LoraConfig
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.language_model import LanguageModelConfig
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.text_data import AnswersConfig, PreferencesConfig, TextDataConfig, TextSource
+from shoal_workers.contract.text_data import SECTIONS, AnswersConfig, PreferencesConfig, TextDataConfig, TextSource
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -79,7 +78,7 @@ def _with_section(page: str, begin: str, section: str, end: str) -> str:
 
 
 _DIAGRAM_BEGIN = (
-    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/stages.py; run `make docs` -->"
+    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/parts.py; run `make docs` -->"
 )
 _DIAGRAM_END = "<!-- end of stages -->"
 

@@ -28,7 +28,7 @@ from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, ShowIncident, SuspectNode
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, RunReturned, WorkerLost, WorkerWarm
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
-from shoal_service.core.attempt.state.stages import Opening
+from shoal_service.core.attempt.state.parts import Opening
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd

@@ -210,7 +210,6 @@ def _take_lists(home: str, tab: Browser) -> None:
 
     tab.look(width=WIDTH, height=1250)
     tab.open(f"{home}/sweeps?label=sweep%3D{SWEEP}")
-    tab.until(lambda: tab.count("#influences tr") == 2, "what matters")
     tab.until(lambda: tab.count("#curves-chart .scatterlayer .trace") and tab.count("#best-chart .trace"), "the charts")
     _save(tab, "sweep")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from schedule_picture import Panel, draw, title
 from schedulers import POLICIES
-from shoal_api.cli.render.simulation import Simulated, simulation_page, title
+from shoal_api.cli.render.simulation import Simulated, simulation_page
 from shoal_service.simulator.engine import Market
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.traces import Capacity, read_trace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,17 +32,16 @@ from shoal_service.cluster import hardware
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
-from shoal_service.clusters.config import GatewayConfig
-from shoal_service.clusters.wire import DEFAULT_CLUSTER
+from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.gateway_process import GatewayProcess
-from shoal_service.control.hardware_profiles import load_profiles, planning_profile
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.joined_clusters import JoinedClusters
 from shoal_service.control.oidc import Issuer, IssuerConfig
 from shoal_service.control.ownership import own_name
+from shoal_service.control.planning import load_profiles, planning_profile
 from shoal_service.control.retention import NodePackages, RetentionCollector, RetentionConfig
 from shoal_service.control.token_files import (
     ClusterTokenError,

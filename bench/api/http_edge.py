@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.collector import spare_what_exists
-from shoal_service.control.hardware_profiles import planning_profile
+from shoal_service.control.planning import planning_profile
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources

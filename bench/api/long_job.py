@@ -28,8 +28,8 @@ from sqlalchemy import func, select, text
 
 from api.reads import Attempt, Edge, fetch, first_answer, http_edge, point, times
 from measurements.machine import describe
+from shoal_service.core.downsampling import CHUNK, KEPT_STEPS
 from shoal_service.core.events.training import Validated
-from shoal_service.core.thinning import CHUNK, KEPT_STEPS
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store
 from shoal_service.store.curve_points import FACTOR, WIDTHS

@@ -29,8 +29,8 @@ from shoal_service.clock import SystemClock
 from shoal_service.collector import spare_what_exists
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
-from shoal_service.control.hardware_profiles import planning_profile
 from shoal_service.control.joined_clusters import JoinedClusters
+from shoal_service.control.planning import planning_profile
 from shoal_service.core.nodes import Node
 from shoal_service.store import Store
 from shoal_service.supervisor.config import SupervisorConfig

@@ -31,7 +31,7 @@ from layouts import cases, moving, reality, relayout, techniques
 from measurements import layout_tables as tables
 from measurements.machine import describe
 from planner import measure_planner
-from shoal_service.control.hardware_profiles import measure_profile
+from shoal_service.control.planning import measure_profile
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus

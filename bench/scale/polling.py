@@ -34,8 +34,7 @@ from measurements.machine import describe
 from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgress
-from shoal_service.core.attempt.state.stages import Running
-from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.attempt.state.parts import Running, Worker, WorkerPool
 from shoal_service.core.persistent import Table
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox

@@ -25,7 +25,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from measurements.machine import describe
 from shoal_service.clock import SystemClock
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor
+from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.core.nodes import Node

@@ -7,7 +7,7 @@ reads or decides anything.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from shoal_service.core.retention import Kind
 from shoal_service.core.worker_changes import ChangeKind
 from shoal_service.views import (
     GrowthAnswer,
+    ListedJob,
     QueuePlace,
 )
 from shoal_workers.contract.base import Frozen
@@ -264,44 +265,20 @@ class QueueView(Frozen):
     """Running jobs with fewer workers than they may have, oldest first; at most `limit`."""
 
 
-class FleetJob(Frozen):
+class FleetJob(ListedJob):
     """A job in the overview of all jobs."""
 
-    id: str
-    name: str
-    state: JobState
-    reason: str = ""
     message: str = ""
     """Why the job waits, or what it does; for people."""
-    project: str = "default"
-    user: str = "default"
-    cluster: str = ""
-    """Cluster in which its newest attempt has begun; empty: there was none."""
-    priority: int = 0
     labels: dict[str, str] = Field(default_factory=dict)
-    queue_position: int | None = None
-    step: int = 0
-    total_steps: int | None = None
-    eta_s: float | None = None
-    loss: float | None = None
     val_loss: float | None = None
-    tokens_per_s: float | None = None
-    workers: int = 0
-    desired_workers: int = 0
-    incidents: int = 0
     steps_lost: int = 0
-    goodput: float | None = None
-    """productive / total."""
-    created_at: float
-    updated_at: float
     started_at: float | None = None
     ended_at: float | None = None
     losses: tuple[float | None, ...] = ()
     """Losses over all steps, 32 at most."""
     world_sizes: tuple[int, ...] = ()
     """World sizes at the same steps as `losses`."""
-    values: dict[str, Any] = Field(default_factory=dict)
-    """What the parameter `columns` asks for, by name; a name without a value is left out."""
 
 
 class JobField(Frozen):
@@ -639,19 +616,6 @@ class SweepBest(Frozen):
     job: str
 
 
-class SweepInfluence(Frozen):
-    """How much one label of the jobs of a sweep matters."""
-
-    label: str
-    share: float
-    """Epsilon squared: share of the variance of the losses' ranks that lies between the values, from 0 to 1, less what
-    chance alone gives."""
-    direction: float | None
-    """Spearman's rank correlation; negative: larger values have lower losses. null: the values are no numbers."""
-    num_values: int
-    num_jobs: int
-
-
 class SweepCurves(Frozen):
     """The losses of all jobs of a sweep, and what follows from them."""
 
@@ -663,8 +627,6 @@ class SweepCurves(Frozen):
     """The oldest first; at most the 500 newest."""
     best: tuple[SweepBest, ...]
     """The best value so far, by time."""
-    influences: tuple[SweepInfluence, ...]
-    """The largest first; by the last value of each job."""
 
 
 class DeletionView(Frozen):

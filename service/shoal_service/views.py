@@ -12,9 +12,9 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from shoal_service.core.endings import LostAttempt
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Category, Goodput
-from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.parity import Parity
 from shoal_service.core.scheduling.explaining import GrowthLimit
@@ -239,8 +239,8 @@ class JobView(Frozen):
     """null: the job is not in the queue, or the scheduler has not considered it yet."""
 
 
-class JobSummary(Frozen):
-    """An entry of the list of jobs."""
+class ListedJob(Frozen):
+    """What every list says of a job."""
 
     id: str
     name: str
@@ -254,8 +254,6 @@ class JobSummary(Frozen):
     incidents: int = 0
     goodput: float | None = None
     """Share of the requested worker-seconds that was productive; null: nothing is booked yet."""
-    note: str = ""
-    """What the job does beside its steps, or waits for; for people."""
     workers: int = 0
     desired_workers: int = 0
     priority: int = 0
@@ -269,6 +267,13 @@ class JobSummary(Frozen):
     updated_at: float
     values: dict[str, Any] = Field(default_factory=dict)
     """What the parameter `columns` asks for, by name; a name without a value is left out."""
+
+
+class JobSummary(ListedJob):
+    """An entry of the list of jobs."""
+
+    note: str = ""
+    """What the job does beside its steps, or waits for; for people."""
 
 
 class EventView(Frozen):

@@ -10,7 +10,7 @@ from kit.worlds.written_service import AT, RUNNING, Service
 from shoal_api.client import Client
 from shoal_service.fleet_views import TableView
 from shoal_service.reports import PendingLog
-from shoal_service.store import job_tables
+from shoal_service.store import job_lists
 from shoal_service.views import JobPatch
 
 HREFS = "[...document.querySelectorAll('.palette li[data-href]')].map((one) => one.dataset.href)"
@@ -50,7 +50,7 @@ def test_the_search_finds_jobs_projects_sweeps_nodes_and_pages_without_a_mouse(
     other = written.add_job(name="other", labels={"team": "speech"})
     with written.client as client:
         client.patch(other.id, JobPatch(annotations={"notes": "a jittery loss"}))
-    written.store.writing(job_tables.put_view)("haystack", "nightly", TableView(where="loss < 2"), by="ada", now=AT)
+    written.store.writing(job_lists.put_view)("haystack", "nightly", TableView(where="loss < 2"), by="ada", now=AT)
     reader.open(f"{written.url}/sweeps")
     reader.until(lambda: reader.count("#site-search"), "the button")
     reader.press("/")

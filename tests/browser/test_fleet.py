@@ -26,7 +26,7 @@ from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.fleet_views import ProjectRules
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import credentials, driving, queueing, reporting, submissions
+from shoal_service.store import access, driving, queueing, reporting, submissions
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
@@ -229,7 +229,7 @@ def test_only_an_admin_has_buttons_and_others_read_why(
     role: Role, stranger: Browser, written: Service, jobs: list[JobView]
 ) -> None:
     request = TokenRequest(name="carol", role=role)
-    made = written.store.writing(credentials.create_token)(request, by="test", now=time.time())
+    made = written.store.writing(access.create_token)(request, by="test", now=time.time())
     stranger.open(f"{written.url}/login")
     stranger.fill("#token", made.token)
     stranger.press("\ue007")

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
+from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.control.supervisor_reports import Reception
 from shoal_service.core.access import hash_of
 from shoal_service.core.endings import AttemptEnd

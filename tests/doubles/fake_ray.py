@@ -8,7 +8,7 @@ from typing import Any
 
 from doubles.fake_cluster import FakeCluster
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
-from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.clusters.wire import ClusterSnapshot
 from shoal_service.core.nodes import Node
 
 

@@ -21,7 +21,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import Wire
 from shoal_api.http.streams import Pace
-from shoal_service.control.hardware_profiles import planning_profile
+from shoal_service.control.planning import planning_profile
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.core.webhooks import UNRESTRICTED, WebhookRules

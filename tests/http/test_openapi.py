@@ -20,7 +20,7 @@ from schemathesis.transport.requests import REQUESTS_TRANSPORT
 from openapi import with_problems
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import PERMISSIONS, Role
-from shoal_service.store import credentials
+from shoal_service.store import access
 from shoal_workers.version import VERSION
 
 SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
@@ -186,7 +186,7 @@ def _live(
     headers = {}
     if role is not None:
         request = TokenRequest(name="scenarios", role=role)
-        token = service.store.writing(credentials.create_token)(request, by="test", now=time.time()).token
+        token = service.store.writing(access.create_token)(request, by="test", now=time.time()).token
         headers = {"Authorization": f"Bearer {token}"}
     made: Answers = Counter()
     machine: Any = schema.as_state_machine()

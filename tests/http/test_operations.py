@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until
-from shoal_api.cli import doctor
-from shoal_api.cli.doctor import Verdict
+from shoal_api.cli.commands import doctor
+from shoal_api.cli.commands.doctor import Verdict
 from shoal_api.client import ServerError
 from shoal_api.http.edge import is_own_host
 from shoal_service.problems import problem_kinds

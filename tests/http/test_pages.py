@@ -12,7 +12,7 @@ import pytest
 
 from kit.requirements import require
 from shoal_api.http import page_files
-from shoal_api.http.libraries import LIBRARIES
+from shoal_api.http.page_files import LIBRARIES
 from shoal_api.http.routes.pages import PAGES as PAGE_FILES
 from shoal_service.core.endings import ENDINGS
 from shoal_service.core.goodput import Category

@@ -7,7 +7,7 @@ import pytest
 
 from kit.store_calls import set_queue
 from shoal_api.client import ApiError
-from shoal_api.client.spec_document import user_of_login
+from shoal_api.client.client import user_of_login
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.fleet_views import ProjectRules, UserRules
 

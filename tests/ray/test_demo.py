@@ -22,7 +22,7 @@ from kit.processes.prometheus import History
 from kit.processes.server import until
 from kit.requirements import missing
 from shoal_api.demo.processes import start_prometheus
-from shoal_api.demo.spec import MIN_STEPS, TOLERANCE
+from shoal_api.demo.show import MIN_STEPS, TOLERANCE
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 
 _MAIN = "from shoal_api.cli.main import main; main()"

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from shoal_service.core.downsampling import SeriesPoint
+from shoal_service.core.downsampling import AROUND, CHUNK, SeriesPoint
 from shoal_service.core.events.training import CheckpointDamaged, Validated
-from shoal_service.core.pruning import Measure
-from shoal_service.core.thinning import AROUND, CHUNK
+from shoal_service.core.sweeps import Measure
 from shoal_service.core.where.language import Selection
 from shoal_service.reports import PendingEvent
 from shoal_service.store import Store, curves, histories, job_lists

@@ -12,7 +12,7 @@ import pytest
 
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ADMIN_TOKEN_FILE, Role, new_token
-from shoal_service.store import Store, credentials
+from shoal_service.store import Store, access
 
 _OWN = """
 import sys
@@ -104,7 +104,7 @@ def admins(url: str) -> list[str]:
     """Ids of the tokens of role admin."""
     store = Store.open(url)
     try:
-        return [one.id for one in store.reading(credentials.list_tokens)() if one.role is Role.ADMIN]
+        return [one.id for one in store.reading(access.list_tokens)() if one.role is Role.ADMIN]
     finally:
         store.close()
 

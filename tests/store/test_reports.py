@@ -59,7 +59,7 @@ def _incident(number: int = 1, **fields: Any) -> IncidentView:
 
 
 def _end(reason: EndReason, step: int, failure: UserFailure | None = None) -> AttemptEnd:
-    return AttemptEnd(reason=reason, message="said", step=step, failure=failure)
+    return AttemptEnd(reason=reason, message=failure.sentence if failure else "said", step=step, failure=failure)
 
 
 class TestExactlyOnce:
@@ -251,7 +251,7 @@ class TestEnds:
         attempt.report(end=_end(EndReason.USER_ERROR, step, failure))
         status = store.get_job(job_id).status
         assert (status.state, status.reason, status.failure) == (JobState.FAILED, "user_error", failure)
-        assert status.message == "Your code raised said, on ranks 0, 1. Not retried: no step was completed."
+        assert status.message == "Your code raised E: m, on ranks 0, 1. Not retried: no step was completed."
 
     def test_an_error_later_is_tried_again_until_it_comes_back_at_the_same_step(
         self, store: Store, job_id: str, attempt: Any, begin: Begin

@@ -31,13 +31,13 @@ import torch
 
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.encoders import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.hugging_face import HF_TASK
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
 from shoal_workers.contract.proofs import ProofOutcome
 from shoal_workers.contract.spec import JobSpec, StopSpec
+from shoal_workers.contract.text_data import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     SavedPart,

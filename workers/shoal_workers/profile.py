@@ -4,7 +4,7 @@
     2, 4, 8 ... N    all-gather of a large tensor, all-reduce of one number: gloo on CPU, NCCL on GPUs
 
 The machine should be idle. Rates are medians over repetitions that take `--seconds` together, after a warm-up. Groups
-are real processes, so that they compete for cores and memory as workers do. Called by `control/hardware_profiles.py`,
+are real processes, so that they compete for cores and memory as workers do. Called by `control/planning.py`,
 which makes a hardware profile of the result.
 """
 

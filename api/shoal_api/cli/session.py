@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
-from shoal_api.cli.errors import CliError, explain
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode, explain
 from shoal_api.cli.options import DEFAULT_URL, JsonFlag, UrlOption
 from shoal_api.cli.output import Output, Printable
 

@@ -19,10 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shoal_api.cli.doors import LOOP_COST
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.program import Program, code_directory, make_spec
+from shoal_api.cli.program_findings import LOOP_COST
 from shoal_api.cli.render.terminal import number
 from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.core.quantities import count_text, size_text

@@ -26,8 +26,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.output import Output
 from shoal_api.cli.readiness import waits_for
 

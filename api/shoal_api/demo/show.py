@@ -1,6 +1,8 @@
 """Runs the demo: start a server, train a job, kill a worker, train the same job undisturbed, compare, report, clean up.
 
-With `--json` the report is one line on standard output, and everything else goes to standard error.
+With `--json` the report is one line on standard output, and everything else goes to standard error. The jobs
+are code, not files, so that a wheel has them: examples/byte-lm.yaml with more frequent checkpoints; a test compares the
+two.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +27,19 @@ from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.client.credentials import read_token_file
 from shoal_api.client.errors import ApiError
-from shoal_api.demo.outcome import (
+from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
+from shoal_api.demo.report import (
     DemoOutcome,
+    Run,
     compare_losses,
     failed_checks,
     layouts,
     mean_tokens_per_s,
+    report,
     tokens_per_step,
     with_detection,
     world_sizes,
 )
-from shoal_api.demo.processes import PrometheusProcess, ServerProcess, await_ready, free_port, start_prometheus
-from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, make_script
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
@@ -44,6 +47,59 @@ from shoal_workers.contract.spec import StopSpec
 
 if TYPE_CHECKING:
     from types import FrameType
+
+KILL_AT_STEP = 25
+"""The worker is killed after the job has reported this step."""
+MIN_STEPS = 2 * KILL_AT_STEP
+"""The fewest steps with which the kill is noticed and something is trained after it."""
+KILL_RANK = 2
+"""It is neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
+WORKERS = 4
+TOLERANCE = 1e-4
+"""Largest allowed difference of the losses (fp32) at any step from those of the undisturbed run."""
+
+DEMO_SPEC: dict[str, Any] = {
+    "name": "byte-lm",
+    "model": {"dim": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "seq_len": 128},
+    "data": {"corpus": "python-stdlib"},
+    "batch": {"global_size": 16, "micro_size": 4},
+    "optimizer": {"lr": 4.0e-3},
+    "schedule": {"warmup_steps": 10},
+    "stop": {"steps": 120},
+    "elasticity": {"min_workers": 2, "max_workers": WORKERS},
+    "checkpoint": {"every_steps": 10},
+    "validation": {"samples": 128},
+}
+
+
+class Scenario(StrEnum):
+    RECOVERY = "recovery"
+    """Sharded data parallelism: one of four workers is killed, three continue, a fourth joins them."""
+    RELAYOUT = "relayout"
+    """The same with pipeline and tensor parallelism: the three survivors continue in another layout; with four workers
+    again, the job returns to the first layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scenario trains, and which layouts it must show."""
+
+    spec: dict[str, Any]
+    layouts: tuple[str, ...]
+    """Expected layouts in this order; others may lie between them. Empty: any layouts."""
+
+
+def make_script(scenario: Scenario, steps: int | None = None) -> Script:
+    """Return what a scenario trains. `steps`: how many at least, instead of those of the spec; the learning rate decays
+    over them, also if the run goes on until the new worker has joined."""
+    steps = steps or DEMO_SPEC["stop"]["steps"]
+    spec = {**DEMO_SPEC, "stop": {"steps": steps}, "schedule": {**DEMO_SPEC["schedule"], "steps": steps}}
+    match scenario:
+        case Scenario.RECOVERY:
+            return Script(spec, ())
+        case Scenario.RELAYOUT:
+            changes: dict[str, Any] = {"name": "relayout", "parallelism": {"pp": 2, "tp": 2}}
+            return Script({**spec, **changes}, ("pp2 x tp2", "fsdp3", "pp2 x tp2"))
 
 
 def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool, prometheus: bool = False) -> bool:

@@ -15,9 +15,8 @@ from functools import partial
 from fastapi import FastAPI
 
 from shoal_api.http import problems
-from shoal_api.http.access.authentication import Authentication, Authenticator
+from shoal_api.http.access.authentication import Authentication, Authenticator, LoginNeeded, declarations, to_login
 from shoal_api.http.access.limits import Limiter, Limits
-from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
 from shoal_api.http.changes import watch_other_writers
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge
@@ -27,28 +26,15 @@ from shoal_api.http.routes import (
     access,
     artifacts,
     attempts,
-    checkpoints,
     clusters,
-    curves,
     histories,
-    inspection,
-    job_exports,
     job_tables,
     jobs,
-    lifecycle,
-    nodes,
-    operated_clusters,
     operations,
     overviews,
     pages,
     quotas,
-    series,
     specs,
-    sweeps,
-    system,
-)
-from shoal_api.http.routes import (
-    retention as retention_routes,
 )
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.clock import SystemClock
@@ -74,24 +60,21 @@ _ROUTERS: tuple[JsonRouter, ...] = (  # first those that programs ask all the ti
     attempts.router,
     clusters.router,
     jobs.router,
-    lifecycle.router,
-    job_exports.router,
+    jobs.lifecycle_router,
     job_tables.router,
-    sweeps.router,
+    specs.sweep_router,
     histories.router,
-    series.router,
-    system.router,
-    checkpoints.router,
+    artifacts.checkpoint_router,
     artifacts.router,
     overviews.router,
-    curves.router,
-    inspection.router,
+    job_tables.curve_router,
+    histories.inspection_router,
     specs.router,
     quotas.router,
-    nodes.router,
-    operated_clusters.router,
+    operations.node_router,
+    operations.cluster_router,
     operations.router,
-    retention_routes.router,
+    jobs.retention_router,
     access.router,
 )
 

@@ -1,4 +1,5 @@
-"""Routes that answer with JSON documents. Each is declared in one place, from which the OpenAPI document is made too.
+"""Routes that answer with JSON documents, the bodies of their requests, and the parameters that several routes have.
+Each is declared in one place, from which the OpenAPI document is made too.
 
     router = JsonRouter("/v1/users", "scheduling")
 
@@ -11,9 +12,14 @@
     thread       `def` runs on a worker thread, and so does the making of its JSON; `async def` on the event loop
     transaction  `tx: Reading` or `tx: Writing` in a `def`. It is committed before the answer is made.
     others       `context: AppContext`, `caller: Caller`, `job: Job`
+    parameters   by their types, each with its rule and its description: `job_id: JobId, where: Where = ""`
 
 The transaction is no dependency with `yield`: FastAPI would enter and leave it on other threads than the function's.
 The JSON is not left to FastAPI, which checks it again on one more thread: that costs a third of a small request.
+
+A body is read with its media type, size, encoding, and the resource that it describes; parameters that the route does
+not have are refused. Hostile requests end early: 415 before anything is read, 413 before too much is read. Job specs
+are parsed by `control/spec_io.py`, for the command line too.
 """
 
 from __future__ import annotations
@@ -25,20 +31,261 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Header, Path, Query
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.responses import Response
 
-from shoal_api.http.access.authentication import principal_of
-from shoal_api.http.access.needs import Needs
+from shoal_api.http.access.authentication import Needs, principal_of
+from shoal_api.http.access.limits import LIMITER, Limiter, SizeLimit
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JsonBody, refuse_unknown_query
-from shoal_api.http.parameters import JobId
+from shoal_api.http.problems import BadDocument, BodyTooLarge, InvalidRequest, UnsupportedMediaType
+from shoal_service.control.spec_io import Lines, SpecFormat, decode, parse_document
 from shoal_service.core.access import Permission, Principal
+from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSelector
+from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.problems import ServiceError
 from shoal_service.store.database import Transaction
+from shoal_service.store.job_lists import JobOrder
+from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import CLUSTER_PATTERN
+from shoal_workers.contract.spec import JobSpec
+
+MAX_SEQ = 2**63 - 1
+JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+PROJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+USER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$"
+
+JobId = Annotated[str, Path(pattern=JOB_ID, description="The id of the job, as its submission answered.")]
+ProjectName = Annotated[
+    str, Path(pattern=PROJECT_NAME, description="At most 63 lower-case letters, digits and inner dashes.")
+]
+ClusterName = Annotated[str, Path(pattern=CLUSTER_PATTERN, description="The name under which the cluster joins.")]
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
+]
+LastEventId = Annotated[
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        pattern=r"^[0-9]{0,18}$",
+        description="Number of the last event that the client has received.",
+    ),
+]
+Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
+
+# lists of jobs
+States = Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")]
+JobsOfProject = Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")]
+JobsOfProjectAlone = Annotated[
+    str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
+]
+JobsOfUser = Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")]
+JobsOfCluster = Annotated[
+    str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
+]
+Labels = Annotated[
+    list[str],
+    Query(
+        max_length=MAX_SELECTORS,
+        description="Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; "
+        "all must match.",
+    ),
+]
+Search = Annotated[
+    str,
+    Query(
+        max_length=200,
+        description="Words, each a part of a name, an id, a project, a user or a label; all must be found.",
+    ),
+]
+Where = Annotated[
+    str,
+    Query(
+        max_length=2000,
+        description='Only jobs for which this holds: `lr > 1e-3 and state == "FAILED" and label.team == "speech"`. '
+        "Names are those of `GET /v1/job-fields`; relations are == != < <= > >= ~ in; also and, or, not, parentheses, "
+        "null, `now - 7d`.",
+    ),
+]
+Sort = Annotated[
+    str,
+    Query(
+        max_length=500,
+        description="Names to order by, separated by commas; a dash before one: the largest first. Jobs without a "
+        "value come last.",
+    ),
+]
+Columns = Annotated[
+    str,
+    Query(max_length=4000, description="Names whose values each job has in `values`, separated by commas."),
+]
+Archived = Annotated[bool, Query(description="Also archived jobs. A condition that names `archived` decides itself.")]
+Order = Annotated[JobOrder, Query(description="Used if `sort` names nothing. Jobs without the value come last.")]
+Descending = Annotated[bool, Query(description="The largest, or newest, first.")]
+
+
+def selection_of(where: str, sort: str, columns: str, *, archived: bool, now: float) -> Selection:
+    """Parse what selects and orders jobs. Raises InvalidRequest, whose detail shows the place of the mistake."""
+    try:
+        return Selection.parse(where, sort, columns, with_archived=archived, now=now)
+    except InvalidCondition as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
+    """Parse the values of the parameter `label`. Raises InvalidRequest."""
+    try:
+        return tuple(LabelSelector.parse(text) for text in texts)
+    except InvalidSelector as error:
+        raise InvalidRequest(str(error)) from None
+
+
+JSON_TYPES = ("application/json",)
+PATCH_TYPES = ("application/json", "application/merge-patch+json")
+YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
+
+
+async def read_spec(request: Request) -> JobSpec:
+    """Read a job spec in JSON or YAML.
+
+    Raises:
+        SpecError: with everything that is wrong with it as a spec.
+        UnsupportedMediaType, BodyTooLarge, BadDocument
+    """
+    media_type = require_media_type(request, JSON_TYPES + YAML_TYPES)
+    document, lines = await _decoded(request, SpecFormat.YAML if media_type in YAML_TYPES else SpecFormat.JSON)
+    return await run_in_threadpool(parse_document, document, lines)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonBody:
+    """A dependency: the JSON body as a value of `model`.
+
+    Raises:
+        UnsupportedMediaType, BodyTooLarge, BadDocument
+        `invalid`: with every error, if the document does not fit the model.
+    """
+
+    model: type[BaseModel]
+    example: dict[str, Any]
+    """For the OpenAPI document."""
+    media_types: tuple[str, ...] = JSON_TYPES
+    required: bool = True
+    """False: a request without a body has the defaults of the model."""
+    invalid: type[ServiceError] = InvalidRequest
+
+    async def __call__(self, request: Request) -> BaseModel:
+        if not self.required and "content-type" not in request.headers:
+            await require_no_body(request)
+            return self.model()
+        require_media_type(request, self.media_types)
+        document, _ = await _decoded(request, SpecFormat.JSON)
+        try:
+            return await run_in_threadpool(self.model.model_validate, document)
+        except ValidationError as error:
+            problems = await run_in_threadpool(validation_problems, self.model, document, error)
+            raise self.invalid("The body is not valid; see errors.", problems) from None
+
+
+def body(model: type[BaseModel], example: dict[str, Any], **options: Any) -> Any:
+    """Return the dependency for a parameter that is the body: `Annotated[UserRules, body(UserRules, {...})]`."""
+    return Depends(JsonBody(model, example, **options))
+
+
+SPEC = JsonBody(
+    JobSpec,
+    {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
+    (*JSON_TYPES, *YAML_TYPES[:1]),
+)
+"""Describes the body that `read_spec` reads."""
+
+
+async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
+    """Read and parse the body, on a thread because a large document takes long enough to delay other requests."""
+    text = _text_of(await read_body(request, Limit.BODY_BYTES))
+    try:
+        return await run_in_threadpool(decode, text, spec_format)
+    except SpecError as error:
+        raise BadDocument(str(error), error.problems) from None
+
+
+def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
+    given = request.headers.get("content-type", "")
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type not in media_types:
+        shown = f"is {given[:80]!r}" if given else "is missing"
+        raise UnsupportedMediaType(f"Content-Type {shown}; use {' or '.join(media_types)}.")
+    return media_type
+
+
+async def read_body(request: Request, limit: SizeLimit) -> bytes:
+    """Read the body. Raises BodyTooLarge if it is larger than the limit."""
+    limiter: Limiter = request.scope[LIMITER]
+    received = await _up_to(request, limiter.most_bytes(limit))
+    if received is None:
+        raise limiter.too_large(limit)
+    return received
+
+
+async def read_at_most(request: Request, max_bytes: int) -> bytes:
+    """Read the body of a route whose limit is no setting. Raises BodyTooLarge if the body is larger."""
+    received = await _up_to(request, max_bytes)
+    if received is None:
+        raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
+    return received
+
+
+async def _up_to(request: Request, max_bytes: int) -> bytes | None:
+    """Read the body; None if it is larger."""
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+        return None
+    chunks = bytearray()
+    async for chunk in request.stream():
+        chunks += chunk
+        if len(chunks) > max_bytes:
+            return None
+    return bytes(chunks)
+
+
+async def require_no_body(request: Request) -> None:
+    """Raises BodyTooLarge if the request has a body."""
+    async for chunk in request.stream():
+        if chunk:
+            raise BodyTooLarge("This request has no body.")
+
+
+def _text_of(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadDocument(f"The body is not UTF-8: byte {error.start} is invalid.") from None
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """A dependency of every route: a parameter with a spelling mistake must not be ignored.
+
+    Raises:
+        InvalidRequest: with the nearest parameter that the route has.
+    """
+    if not request.query_params:
+        return
+    known = {param.alias for param in request.scope["route"].dependant.query_params}
+    errors = tuple(
+        SpecProblem(path=f"query.{name[:80]}", message=unknown_name("parameter", name, known))
+        for name in request.query_params.keys() - known
+    )
+    if errors:
+        raise InvalidRequest("; ".join(error.message for error in errors[:3]), errors)
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Problems = Sequence[type[ServiceError]]

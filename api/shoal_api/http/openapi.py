@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
-from shoal_api.http.documents import JsonBody
-from shoal_api.http.json_router import Operation
+from shoal_api.http.json_router import JsonBody, Operation
 from shoal_api.http.problems import (
     BadDocument,
     BodyTooLarge,

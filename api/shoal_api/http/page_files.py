@@ -7,7 +7,9 @@
 A page is given the last two. A browser that has never seen it then asks for one script instead of twenty; each request
 takes some ten milliseconds on a busy machine. Modules stay separate files for those who write them. Joining them needs
 no parser because they use few forms of `import` and `export`; a page that has another form keeps its separate modules.
-Called by `routes/pages.py`.
+
+The JavaScript libraries of the pages arrive as Python packages (decision 0031). A library has its version in its
+address, so that the browser keeps it for a year. Called by `routes/pages.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import gzip
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
-
-from shoal_api.http.libraries import LIBRARIES
+from importlib.util import find_spec
+from pathlib import Path
 
 _OWN = re.compile(rb'(href|src)="/static/(\w[\w.-]*)"')
 _SCRIPT = re.compile(r'<script src="/static/([\w-]+\.js)" type="module"></script>\n?')
@@ -129,3 +133,34 @@ def _binding(match: re.Match[str]) -> str:
 
 def _variable(name: str) -> str:
     return "$of_" + re.sub(r"\W", "_", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A file of an installed Python package."""
+
+    package: str
+    distribution: str
+    path: str
+    media_type: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @property
+    def url(self) -> str:
+        return f"/static/vendor/{version(self.distribution)}/{self.name}"
+
+    def read(self) -> bytes:
+        """Reads the file without importing the package."""
+        spec = find_spec(self.package)
+        assert spec is not None and spec.submodule_search_locations, f"{self.distribution} is a dependency of Shoal"
+        return Path(spec.submodule_search_locations[0], self.path).read_bytes()
+
+
+LIBRARIES = (
+    Library("plotly", "plotly", "package_data/plotly.min.js", "text/javascript"),
+    Library("fastapi_offline", "fastapi-offline", "static/swagger-ui-bundle.js", "text/javascript"),
+    Library("fastapi_offline", "fastapi-offline", "static/swagger-ui.css", "text/css"),
+)

@@ -36,19 +36,17 @@ from shoal_service.cluster.embedded_node import (
     RAYLET,
     EmbeddedNode,
     EmbeddedNote,
+    SessionsRemain,
+    command_of,
+    end_session,
     gcs_environment,
+    pids_of_session,
     private_file,
     raylets_of,
     start_command,
     start_environment,
 )
 from shoal_service.cluster.isolation import Account
-from shoal_service.cluster.process_sessions import (
-    SessionsRemain,
-    command_of,
-    end_session,
-    pids_of_session,
-)
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.core.node_restarts import NodeLife, seen, started, starts_at
 

@@ -20,8 +20,7 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import TypeAdapter, create_model
 
-from shoal_service.clusters.snapshot import FoundSupervisor, RoomKind, UnusedPackages
-from shoal_service.clusters.wire import Count, Words
+from shoal_service.clusters.wire import Count, FoundSupervisor, RoomKind, UnusedPackages, Words
 from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.home import Home

@@ -1,4 +1,4 @@
-"""The documents that a gateway and the service exchange.
+"""The documents that a gateway and the service exchange, and what a gateway's process gets at its start. Pure data.
 
     ClusterReport   gateway -> service: the cluster as it is now, and the answers to orders
     ReportReceipt   service -> gateway: that the report is stored, and which orders the service no longer waits for
@@ -9,13 +9,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator
 
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.home import Home
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
 from shoal_workers.contract.placing import check_labels
 
@@ -122,3 +128,102 @@ class OrderPage(Frozen):
     newest: Number
     """The highest number that an order of this cluster has had. Lower than a number that the gateway knows: the
     database was restored, and numbers begin there again."""
+
+
+AttemptKey: TypeAlias = tuple[str, int]
+"""Job id, and number of the attempt."""
+_DOCUMENTED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+"""For dataclasses that the REST API documents as parts of a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one worker of a job has reserved on a node."""
+
+    __pydantic_config__: ClassVar = _DOCUMENTED
+
+    worker_id: str
+    job_id: str
+    node_id: str
+    need: WorkerNeed
+    is_alive: bool = True
+    """False while Ray is creating the worker, which may or may not have reserved the resources by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster at one moment."""
+
+    __pydantic_config__: ClassVar = _DOCUMENTED
+
+    nodes: tuple[Node, ...]
+    free: Mapping[str, WorkerNeed] = field(default_factory=dict)
+    """Resources that are not reserved, by node id. A node that is missing has not reported yet."""
+    reservations: tuple[Reservation, ...] = ()
+    """Reservations of the workers of all jobs."""
+    attempts: frozenset[AttemptKey] = frozenset()
+    """Attempts that have actors, also those of other control planes."""
+    failed: frozenset[AttemptKey] = frozenset()
+    """Attempts whose supervisor Ray could not create, until they are started again or reaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSupervisor:
+    """The actor of an attempt's supervisor, which may be starting."""
+
+    dials_here: bool
+    """True if it was given the address that supervisors of this cluster have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedPackages:
+    """A set of packages of `code.pip` on a node that no process uses."""
+
+    node_id: str
+    node_ip: str
+    name: str
+    num_bytes: int
+    unused_s: float
+
+
+class RoomKind(NamedTuple):
+    """Workers that are alike."""
+
+    need: WorkerNeed
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of the node, as Ray's `label_selector`; sorted."""
+
+
+COMMAND = (sys.executable, "-P", "-m", "shoal_service.gateway.process")
+
+
+class GatewayConfig(Frozen):
+    """Written to its standard input as one line of JSON."""
+
+    url: str
+    """Address of the service."""
+    token: str
+    """Token by which the service knows the cluster."""
+    cluster: str = Field(DEFAULT_CLUSTER, pattern=CLUSTER_PATTERN)
+    """The name under which it joins."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the cluster, added to those of its nodes."""
+    ca: str = ""
+    """Certificates in PEM that the service's one must come from; empty: the usual authorities."""
+    is_same_machine: bool = False
+    """The service is dialled at an address of this machine, and `ca` has its own certificate: its name is not
+    checked."""
+    ray_address: str
+    """host:port of the Ray cluster, or auto."""
+    home: Home = Home()
+    """Where the supervisors of this cluster reach the service, without a token."""
+    replaces: bool = False
+    """It may take the name over from another Ray cluster, once that one is silent."""
+    ends_with_input: bool = False
+    """It ends with its standard input, and no signal ends it. Else SIGINT and SIGTERM do."""
+    logs: LogSettings = LogSettings()
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return check_labels(labels)

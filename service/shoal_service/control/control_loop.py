@@ -23,7 +23,7 @@ from functools import partial
 
 from shoal_service.clock import Clock, wait_for_any
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.clusters.snapshot import RoomKind
+from shoal_service.clusters.wire import RoomKind
 from shoal_service.collector import SparedJobs, paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
@@ -36,10 +36,10 @@ from shoal_service.control.moving import Moving
 from shoal_service.control.ownership import LeaseWatch, acquired
 from shoal_service.control.probation import Probation
 from shoal_service.control.protocols import Clusters
+from shoal_service.control.submission import Pruner
 from shoal_service.control.supervisor_reports import SupervisorLinks
-from shoal_service.control.sweeps import Pruner
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
@@ -52,7 +52,7 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
-from shoal_service.store import driving, quotas, reporting
+from shoal_service.store import driving, queueing, reporting
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.hub import REQUESTS
@@ -385,7 +385,7 @@ class ControlLoop:
     def _market_state(self, rows: list[DriveRow], now: float, where: Whereabouts) -> MarketState:
         reader = self._reader
         with self._store.read() as tx:
-            projects, users = quotas.defined_projects(tx), quotas.defined_users(tx)
+            projects, users = queueing.defined_projects(tx), queueing.defined_users(tx)
         foreign = dict(reader.foreign)
         for node_id, need in self._moving.kept(rows).items():
             foreign[node_id] = foreign.get(node_id, WorkerNeed()).plus(need)

@@ -25,15 +25,15 @@ from typing import Any
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
-from shoal_service.clusters.snapshot import AttemptKey
+from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
-from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.control.market.build import is_preempted, named_cluster
+from shoal_service.control.planning import measured_profile
 from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access import new_attempt_token
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import DriverFailed, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from shoal_service.cluster.isolation import Account
-from shoal_service.clusters.config import COMMAND, GatewayConfig
+from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.core.gateways import HangLimits, WatchedGateway, hangs, replaced, watched
 from shoal_service.store.errors import StoreUnavailable
 from shoal_workers.contract.backoff import backoff_s

@@ -32,9 +32,8 @@ from pydantic_core import to_json
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.verbs import BY_METHOD, Verb
-from shoal_service.clusters.wire import MAX_WORDS, Answer
+from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot
 from shoal_service.control.protocols import JoinedAs
 from shoal_service.store import cluster_links
 from shoal_service.store.cluster_links import reports_of

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.clusters.snapshot import AttemptKey
+from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.control.errands import Errands
 from shoal_service.control.market.build import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shoal_service.clusters.snapshot import ClusterSnapshot, UnusedPackages
 from shoal_service.clusters.verbs import GatewayVerbs, RayVerbs
+from shoal_service.clusters.wire import ClusterSnapshot, UnusedPackages
 from shoal_service.core.nodes import Cordon
 
 

@@ -20,13 +20,13 @@ from functools import partial
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterError, ClusterUnreachable
-from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage, StorageAway
 from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
-from shoal_service.store import archives, audit, checkpoint_rows, job_deletion
+from shoal_service.store import access, archives, checkpoint_rows, job_deletion
 from shoal_service.store.errors import Conflict, LeaseLost, NotFound, StoreError
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.store.lease import Lease
@@ -147,7 +147,7 @@ class RetentionCollector:
             yield removal
         if rules.audit_days > 0:
             before = now - rules.audit_days * _DAY_S
-            old = await asyncio.to_thread(partial(self._store.reading(audit.count_before), before=before - _DAY_S))
+            old = await asyncio.to_thread(partial(self._store.reading(access.count_before), before=before - _DAY_S))
             if old:  # once a day, not with each record that becomes too old
                 reason = f"older than retain_audit_days, {rules.audit_days:g}"
                 yield Removal(kind=Kind.AUDIT, name="audit", reason=reason)
@@ -227,7 +227,7 @@ class RetentionCollector:
 
     async def _remove_audit(self, removal: Removal, now: float) -> int:
         total, before = 0, now - self._config.rules.audit_days * _DAY_S
-        remove = partial(self._store.writing(audit.remove_before), before=before, reason=removal.reason, now=now)
+        remove = partial(self._store.writing(access.remove_before), before=before, reason=removal.reason, now=now)
         while removed := await asyncio.to_thread(remove):
             total += removed
             self._tallies.removed(Kind.AUDIT, removed)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, id_of, new_token
-from shoal_service.store import cluster_links, credentials
+from shoal_service.store import access, cluster_links
 from shoal_service.store.store import Store
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -40,10 +40,10 @@ def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
         _write(path, new_token(), replaces=False)
         stored_token = _read(path)
     if stored_token is not None:
-        if store.reading(credentials.principal_of_token)(stored_token, now=now) is not None:
+        if store.reading(access.principal_of_token)(stored_token, now=now) is not None:
             return path
         _register(store, stored_token, now)  # unless it is known: another server may register it now, or it was revoked
-        if store.reading(credentials.principal_of_token)(stored_token, now=now) is not None:
+        if store.reading(access.principal_of_token)(stored_token, now=now) is not None:
             return path
     token = new_token()
     _register(store, token, now)
@@ -58,7 +58,7 @@ def ensure_cluster_token(store: Store, state_dir: Path, cluster: str, *, now: fl
     token = _read(path)
     if token is not None:
         with store.read() as tx:
-            known = credentials.principal_of_token(tx, token, now=now)
+            known = access.principal_of_token(tx, token, now=now)
         if known is not None and known.cluster == cluster:
             return token
     made = store.writing(cluster_links.create_token)(cluster, ClusterTokenRequest(), by=BOOTSTRAP, now=now).token
@@ -88,7 +88,7 @@ def register_cluster_token(store: Store, path: Path, cluster: str, *, now: float
     if view.cluster != cluster:
         owner = f"of the cluster {view.cluster}" if view.cluster else f"{view.name}'s, of role {view.role}"
         raise ClusterTokenError(f"{name} has a token that is {owner}: give the cluster {cluster} one of its own.")
-    if store.reading(credentials.principal_of_token)(token, now=now) is None:
+    if store.reading(access.principal_of_token)(token, now=now) is None:
         _log.warning("cluster_token.not_valid", extra={"cluster": cluster, "token": view.id, "reason": _NOT_VALID})
 
 
@@ -107,7 +107,7 @@ def _read(path: Path) -> str | None:
 def _register(store: Store, token: str, now: float) -> None:
     request = TokenRequest(name=BOOTSTRAP, role=Role.ADMIN, expires_in_s=None)
     with store.write() as tx:
-        credentials.adopt_token(tx, token, request, by=BOOTSTRAP, now=now)
+        access.adopt_token(tx, token, request, by=BOOTSTRAP, now=now)
 
 
 def _write(path: Path, token: str, *, replaces: bool = True) -> None:

@@ -1,6 +1,12 @@
 """Why an attempt ended and what follows from it: one exhaustive table, and the one rule for another attempt.
 
 The store calls `decide_retry` when it applies the last report of an attempt; nothing else decides about retries.
+
+LostAttempt: what a job had when its attempt was lost with the Ray cluster, or failed and was retried, kept until the
+job trains again.
+
+Pure. The store calls `after_end` when an attempt is over; the next attempt opens an incident from the result
+(core/attempt/incidents.py), so that lost steps and the time without training have a cause.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from enum import StrEnum
 
 from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import EndReason, JobState, UserFailure
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 
 
 class AttemptEnd(Frozen):
@@ -25,16 +31,20 @@ class AttemptEnd(Frozen):
 
     @property
     def sentence(self) -> str:
-        """The message, with the ranks on which the user's code has failed, unless it names them or is advice."""
+        """The message; with the ranks on which the user's code has failed, if it is that of the failure and no more."""
         failure = self.failure
-        if self.reason is not EndReason.USER_ERROR or failure is None or not failure.ranks or "rank" in self.message:
-            return self.message
-        if failure.mistake and failure.mistake not in _OF_SCRIPTS:
-            return self.message
-        ranks = (
-            ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
-        )
-        return f"{self.message.removesuffix('.')}, on {ranks}."
+        if self.reason is EndReason.USER_ERROR and failure is not None and self.message == failure.sentence:
+            return sentence_with_ranks(failure)
+        return self.message
+
+
+def sentence_with_ranks(failure: UserFailure) -> str:
+    """Return the sentence of the failure with the ranks on which it was, unless it is advice."""
+    is_advice = bool(failure.mistake) and failure.mistake not in _OF_SCRIPTS
+    if is_advice or not failure.ranks:
+        return failure.sentence
+    ranks = ranks_text(failure.ranks) if len(failure.ranks) <= _MAX_RANKS else count_text(len(failure.ranks), "rank")
+    return f"{failure.sentence.removesuffix('.')}, on {ranks}."
 
 
 class Retry(StrEnum):
@@ -171,3 +181,44 @@ def decide_retry(
         f"{message} Retrying from the newest checkpoint: retry {record.failures + 1} of at most {record.max_failures}, "
         f"{since}.",
     )
+
+
+_LOSSES = (EndReason.SUPERVISOR_LOST, EndReason.CLUSTER_LOST)
+_SAVING = (EndReason.SERVER_STOPPED, EndReason.PREEMPTED, EndReason.MOVED)
+"""Nothing is lost, unless the storage could not be written."""
+
+
+class LostAttempt(Frozen):
+    """An attempt whose supervisor and workers are gone, and with them the steps since its newest checkpoint."""
+
+    attempt: int
+    generation: int
+    workers: int
+    layout: str
+    step: int
+    """Its newest completed step that was reported."""
+    at: float
+    """When the control plane noticed, or ended the cluster itself."""
+    last_report_at: float | None
+    """Wall-clock time of its last stored report."""
+    message: str
+    cause: IncidentCause = IncidentCause.CLUSTER_LOST
+
+
+def after_end(
+    known: LostAttempt | None, ended: LostAttempt, reason: EndReason, *, saved_step: int, is_retried: bool = False
+) -> LostAttempt | None:
+    """What the job has lost by now; None means nothing.
+
+    Args:
+        known: lost before, if no step was completed since.
+        ended: the attempt that is over.
+        saved_step: step of its newest checkpoint.
+        is_retried: it has failed, and another one follows.
+    """
+    if is_retried:
+        ended = ended.model_copy(update={"cause": IncidentCause.RETRIED})
+    is_lost = is_retried or reason in _LOSSES or (reason in _SAVING and saved_step < ended.step)
+    if known is None:
+        return ended if is_lost else None
+    return ended.model_copy(update={"step": max(known.step, ended.step)}) if is_lost else known

@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.base import Frozen

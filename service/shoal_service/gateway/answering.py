@@ -18,9 +18,8 @@ from typing import Any, Protocol, TypeVar
 from pydantic_core import to_json
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
-from shoal_service.clusters.snapshot import ClusterSnapshot
 from shoal_service.clusters.verbs import VERBS, Verb
-from shoal_service.clusters.wire import MAX_WORDS, Answer, Failure, Order
+from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot, Failure, Order
 from shoal_workers.contract.base import Frozen
 
 _THREADS = 32

@@ -23,8 +23,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
-from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.wire import MAX_ANSWERS, MAX_WORDS, Answer, ClusterReport, Failure, Order, ReportReceipt
+from shoal_service.clusters.wire import (
+    MAX_ANSWERS,
+    MAX_WORDS,
+    Answer,
+    ClusterReport,
+    ClusterSnapshot,
+    Failure,
+    Order,
+    ReportReceipt,
+)
 from shoal_service.gateway.answering import Answering, RayAccess
 from shoal_service.gateway.link import Link, LinkDown, LinkError, LinkReplaced
 from shoal_workers.contract.backoff import backoff_s

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from shoal_service.clusters.config import GatewayConfig
+from shoal_service.clusters.wire import GatewayConfig
 from shoal_service.gateway.answering import RayAccess
 from shoal_service.gateway.gateway import Gateway, RayHangs
 from shoal_service.gateway.link import Link, LinkRefused

@@ -23,19 +23,20 @@ from shoal_service.cluster.errors import (
     GcsUnavailable,
 )
 from shoal_service.cluster.node_watch import GcsNodeWatch
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
+from shoal_service.clusters.wire import ClusterSnapshot, FoundSupervisor, Reservation, RoomKind, UnusedPackages
 from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.gateway.on_nodes import (
+    SupervisorReserve,
     fault_of_node,
     other_releases,
+    prestart,
     remove_packages,
     sees_storage,
     unused_packages,
 )
-from shoal_service.gateway.prestart import SupervisorReserve, prestart
 from shoal_service.home import Home
 from shoal_service.supervisor.actor import SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig

@@ -28,7 +28,7 @@ from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.gateways import Incoming, Speaker, Verdict, admit, is_of_another
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.nodes import Cordon
-from shoal_service.store import credentials
+from shoal_service.store import access
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
 from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
@@ -108,14 +108,14 @@ class ClusterEntry:
 def create_token(tx: Transaction, cluster: str, request: ClusterTokenRequest, *, by: str, now: float) -> NewToken:
     """Makes a token for the gateway of a cluster, which may join with it. Only this answer has the token."""
     _make(tx, cluster, now)
-    return credentials.create_token(tx, request.of(cluster), by=by, now=now, cluster=cluster)
+    return access.create_token(tx, request.of(cluster), by=by, now=now, cluster=cluster)
 
 
 def adopt_token(tx: Transaction, cluster: str, token: str, *, by: str, now: float) -> TokenView:
     """Make a token that exists already, in a file, that of the gateway of a cluster. If its id is known, the answer
     says whose it is, and nothing changes: a revoked one stays revoked."""
     _make(tx, cluster, now)
-    return credentials.adopt_token(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
+    return access.adopt_token(tx, token, ClusterTokenRequest().of(cluster), by=by, now=now, cluster=cluster)
 
 
 def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: float) -> tuple[int, tuple[int, ...]]:
@@ -131,7 +131,7 @@ def take_report(tx: Transaction, cluster: str, report: StoredReport, *, now: flo
     row = tx.execute(mine).one_or_none()
     if row is None:
         # a control plane knows for some seconds a token that another one has revoked
-        if credentials.is_revoked(tx, sender.token_id):
+        if access.is_revoked(tx, sender.token_id):
             raise GatewayRefused(cluster, f"The cluster {cluster!r} was removed, and its tokens with it.")
         _make(tx, cluster, now)
         row = tx.execute(mine).one()
@@ -316,20 +316,20 @@ def remove(tx: Transaction, name: str, *, force: bool = False, now: float) -> No
         raise ClusterNotFound(name)
     speaks = bool(row.life) and abs(now - row.reported_at) < _SPEAKS_S
     number = num_jobs(tx)[name]
-    known = [token for token in credentials.list_tokens(tx) if token.cluster == name and token.revoked_at is None]
+    known = [token for token in access.list_tokens(tx) if token.cluster == name and token.revoked_at is None]
     speaker = next((token for token in known if token.id == row.token_id), None)
     why = _why_kept(name, number, speaks=speaks, force=force, speaker=speaker)
     if why:
         raise ClusterConflict(name, why)
     tx.execute(delete(clusters).where(clusters.c.name == name))
     for token in known:  # a gateway that is refused for its token ends
-        credentials.revoke_token(tx, token.id, now=now)
+        access.revoke_token(tx, token.id, now=now)
     tx.publish(f"cluster {name}", is_request=True)
 
 
 def cluster_tokens(tx: Transaction, name: str) -> list[TokenView]:
     """Tokens of the cluster's gateway, newest first, with those that have ended. Raises ClusterNotFound."""
-    tokens = [token for token in credentials.list_tokens(tx) if token.cluster == name]
+    tokens = [token for token in access.list_tokens(tx) if token.cluster == name]
     if not tokens and not tx.execute(select(clusters.c.name).where(clusters.c.name == name)).first():
         raise ClusterNotFound(name)
     return tokens

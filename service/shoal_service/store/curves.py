@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, func, select
 
-from shoal_service.core.downsampling import BIN_S, SeriesPoint, bin_of, bucket_steps, downsample
+from shoal_service.core.downsampling import BIN_S, CHUNK, KEPT_STEPS, SeriesPoint, bin_of, bucket_steps, downsample
 from shoal_service.core.goodput import Category, recovering
-from shoal_service.core.thinning import CHUNK, KEPT_STEPS
 from shoal_service.fleet_views import ClusterGoodput
 from shoal_service.store.curve_points import FACTOR, WIDTHS, read_buckets, read_extent, read_pyramid, read_steps
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert

@@ -20,13 +20,14 @@ from shoal_service.core.events.service import DriverFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
-from shoal_service.store import checkpoint_rows, profile_requests
+from shoal_service.store import checkpoint_rows, supervisor_links
 from shoal_service.store.database import Transaction
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.records import (
     QUARANTINED,
     JobRecord,
+    JobRow,
     Readable,
     load,
     pins_of,
@@ -36,36 +37,17 @@ from shoal_service.store.records import (
     why_quarantined,
 )
 from shoal_service.store.tables import jobs
-from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.profiles import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _CACHED_SPECS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriveRow:
+class DriveRow(JobRow):
     """A job that the control loop works on."""
 
-    id: str
     spec: JobSpec
-    spec_version: int
-    state: JobState
-    desired: Desired
-    attempt: int
-    granted_workers: int
-    """World size that the scheduler has granted; 0: the job has no attempt."""
-    pulled_seq: int
-    created_at: float
-    priority: int
-    status: JobStatus
-    pins: tuple[str, ...] = ()
-    """Names of the checkpoints that retention does not delete: users have pinned them, or jobs go on from them."""
-    profile: ProfileRequest | None = None
-    """The open request for a profile."""
-    cluster: str = ""
-    """Cluster in which its newest attempt has begun; empty: it had none."""
 
 
 class MoveKind(StrEnum):
@@ -306,7 +288,7 @@ def requeue(tx: Transaction, job_id: str, *, reason: EndReason, message: str, no
     edit = JobEdit(tx, job, now)
     edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
     edit.lose(reason, message)
-    profile_requests.end_open(edit, f"the attempt ended: {message}")
+    supervisor_links.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     edit.save()
     tx.publish(job_id, is_request=True)

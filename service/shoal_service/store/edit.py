@@ -5,7 +5,7 @@ The log holds what the workers print, and one line per event, with stream `shoal
 that prints nothing tells what happens to it. The lines of one transaction are numbered in the order of their times.
 
 The goodput ledger of a job that has no supervisor (in the queue, paused, between two attempts) is kept here too, at
-each change of the job's state. During an attempt the supervisor keeps it (core/attempt/booking.py) and reports it with
+each change of the job's state. During an attempt the supervisor keeps it (core/attempt/machine.py) and reports it with
 every status. So every second is accounted exactly once.
 
 The row must have been read with `records.load(..., lock=True)`: the event numbers are taken from it, so they have no
@@ -25,12 +25,12 @@ from sqlalchemy import Update, bindparam, delete, insert, update
 
 from shoal_service.core import goodput
 from shoal_service.core.downsampling import sample_is_due
+from shoal_service.core.endings import LostAttempt, after_end
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobStateChanged
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
-from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import curves
 from shoal_service.store.database import Transaction

@@ -19,7 +19,7 @@ from sqlalchemy import Column, ColumnElement, Row, Select, and_, case, func, not
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 from shoal_service.fleet_views import ProjectView
-from shoal_service.store import lease, quotas
+from shoal_service.store import lease, queueing
 from shoal_service.store.database import Transaction
 from shoal_service.store.driving import SpecCache
 from shoal_service.store.lease import Lease
@@ -96,7 +96,7 @@ def _queue_wait(tx: Transaction) -> Histogram:
 
 
 def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
-    views = quotas.project_views(tx)
+    views = queueing.project_views(tx)
     shown = {view.name: view for view in views if view.is_defined or view.name == DEFAULT_PROJECT}
     for view in views:
         if view.name not in shown:

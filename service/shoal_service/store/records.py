@@ -41,41 +41,48 @@ _WORKERS = TypeAdapter(tuple[WorkerView, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRow:
+    """What the control loop and the rest of the store read of the row of a job."""
+
+    id: str
+    spec_version: int
+    state: JobState
+    desired: Desired
+    attempt: int
+    granted_workers: int
+    """World size that the scheduler has granted; 0: the job has no attempt."""
+    pulled_seq: int
+    created_at: float
+    priority: int
+    status: JobStatus
+    pins: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete: users have pinned them, or jobs go on from them."""
+    profile: ProfileRequest | None = None
+    """The open request for a profile."""
+    cluster: str = ""
+    """Cluster in which its newest attempt has begun; empty: it had none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(JobRow):
     """The row of a job at the time of the read."""
 
     num: int
-    id: str
     name: str
-    state: JobState
-    desired: Desired
-    priority: int
-    spec_version: int
     spec_hash: str
-    attempt: int
-    cluster: str
-    """Cluster in which the newest attempt has begun; empty if there was none."""
-    granted_workers: int
-    pulled_seq: int
     event_seq: int
     log_seq: int
     failures: int
     failure_step: int
-    created_at: float
     updated_at: float
     started_at: float | None
     ended_at: float | None
     sampled_at: float
     sampled_productive: float
     sampled_total: float
-    status: JobStatus
     status_document: str
     workers_document: str
     step_times: str
-    pins: tuple[str, ...]
-    """Names of the checkpoints that retention does not delete."""
-    profile: ProfileRequest | None
-    """The open request for a profile."""
     deleting: bool = False
     """A user or retention deletes it."""
     archived_at: float | None = None

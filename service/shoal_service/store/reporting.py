@@ -24,7 +24,7 @@ from shoal_service.core.lifecycle import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.core.quantities import count_text
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import archives, curves, node_records, profile_requests, system_samples
+from shoal_service.store import archives, curves, node_records, supervisor_links, system_samples
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.edit import RELEASED, JobEdit, newest_goodput, save_all
 from shoal_service.store.node_records import Suspicion
@@ -162,7 +162,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
         _suspect(edit, reports)
     system_samples.add(tx, job.num, reports.system)
     for item in reports.profiles:
-        profile_requests.end(edit, item)
+        supervisor_links.end(edit, item)
     edit.add_lines(reports.logs)
 
 
@@ -258,7 +258,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     edit.describe(step=done)
     is_retried = decision.charged and decision.again
     edit.lose(end.reason, end.message, is_script=spec.script is not None, is_retried=is_retried)
-    profile_requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
+    supervisor_links.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     sentence = end.sentence
     text = (sentence, decision.reason) if decision.charged or decision.again else (sentence or decision.reason,)
     if end.reason is EndReason.USER_ERROR and end.failure is not None and not mistake:

@@ -20,7 +20,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import text
 
-from shoal_service.store import audit
+from shoal_service.store import access
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database, DatabaseTallies, Transaction
 from shoal_service.store.hub import Hub, Listener, Subscription
@@ -73,14 +73,14 @@ class Store:
         Raises:
             LeaseLost: the lease has another epoch. Nothing is written.
         """
-        deed = audit.CURRENT.get()
+        deed = access.CURRENT.get()
         with self._database.write(epoch) as tx:
             if epoch is not None:
                 leases.hold(tx, epoch)
             yield tx
             records = deed is not None and not deed.is_recorded
             if deed is not None and records:
-                audit.record(tx, deed)
+                access.record(tx, deed)
         if deed is not None and records:
             deed.is_recorded = True  # not before the commit: if it fails, the answer of the request is recorded
         tx.committed(self._hub, self._database.tallies)

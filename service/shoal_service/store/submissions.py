@@ -27,7 +27,7 @@ from shoal_service.core.events.job import (
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, Reopened, Requested, step
 from shoal_service.core.lifecycle import Answer, Training, extension, retrial
-from shoal_service.store import archives, audit, checkpoint_rows, quotas, webhook_lanes
+from shoal_service.store import access, archives, checkpoint_rows, queueing, webhook_lanes
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.edit import JobEdit
@@ -119,13 +119,13 @@ def create(
         created_meanwhile = _known(tx, idempotency_key, key_hash, spec_hash)
         assert created_meanwhile is not None
         return created_meanwhile, False
-    quotas.require_room_in_queue(tx, spec.project, spec.user)  # after the insertion: the new job counts too
+    queueing.require_room_in_queue(tx, spec.project, spec.user)  # after the insertion: the new job counts too
     tx.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     _replace_labels(tx, num, {}, spec.labels)
     webhook_lanes.begin(tx, num, len(spec.webhooks))
-    audit.about(job_id)
+    access.about(job_id)
     event = JobCreated(
-        **audit.by(),
+        **access.by(),
         name=spec.name,
         spec_version=1,
         from_job=origin.job if origin is not None else None,
@@ -174,11 +174,11 @@ def patch(tx: Transaction, job_id: str, changes: JobPatch, *, if_match: str | No
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, name=after.name, priority=after.priority)
         if changes.model_fields_set != {"worker"}:
-            edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
+            edit.event(JobPatched(spec_version=version, **access.by(), **_changed(changes)))
         if after.worker.cluster != before.worker.cluster:
             clusters = {"from_": before.worker.cluster, "to": after.worker.cluster}
             there = {"running_in": job.cluster} if job.state in ATTEMPT_STATES and job.cluster else {}
-            edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **audit.by()))
+            edit.event(JobMoveRequested(spec_version=version, **clusters, **there, **access.by()))
         edit.save()
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
@@ -201,7 +201,7 @@ def requested(tx: Transaction, job_id: str, desired: Desired, *, now: float) -> 
     changed = standing != job.standing
     if changed:
         edit = JobEdit(tx, job, now)
-        edit.event(JobRequested(desired=desired, **audit.by()))
+        edit.event(JobRequested(desired=desired, **access.by()))
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
         tx.publish(job_id, is_request=True)
@@ -244,7 +244,7 @@ def extend(tx: Transaction, job_id: str, *, steps: int, now: float) -> JobView:
     tx.execute(_INSERT_SPEC, row)
     edit = JobEdit(tx, job, now)
     edit.set(spec_version=version)
-    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **audit.by())
+    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **access.by())
     if answer.reopens:
         _reopen(edit, after, event, "Extended on request.")
     else:
@@ -260,7 +260,7 @@ def retry(tx: Transaction, job_id: str, *, now: float) -> JobView:
     spec = _readable(tx, job)
     _granted(job, retrial(_training(tx, job, spec)))
     edit = JobEdit(tx, job, now)
-    retried = JobRetried(done=job.status.step, reason=job.status.reason, **audit.by())
+    retried = JobRetried(done=job.status.step, reason=job.status.reason, **access.by())
     _reopen(edit, spec, retried, "Tried again on request.")
     tx.publish(job_id, is_request=True)
     return load_view(tx, job_id)
@@ -274,7 +274,7 @@ def archive(tx: Transaction, job_id: str, archived: bool, *, now: float) -> JobV
         raise JobNotEnded(job_id, job.state, "be archived")
     if archived != (job.archived_at is not None):
         edit = JobEdit(tx, job, now)
-        edit.event(JobArchived(archived=archived, **audit.by()))
+        edit.event(JobArchived(archived=archived, **access.by()))
         edit.set(archived_at=now if archived else None)
         edit.save()
         tx.publish(job_id, is_request=True)
@@ -418,7 +418,7 @@ def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None
     if job.status.checkpoint_step is None:
         edit.set(**checkpoint_rows.hold_columns(spec))
     edit.save()
-    quotas.require_room_in_queue(edit.tx, spec.project, spec.user)
+    queueing.require_room_in_queue(edit.tx, spec.project, spec.user)
 
 
 def _readable(tx: Transaction, job: JobRecord) -> JobSpec:

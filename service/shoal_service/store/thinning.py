@@ -4,7 +4,7 @@
     level  512   |   |===================================|
     level   64   |           |===========================|     of each finer level the newest KEPT_STEPS
     level    8   |                   |===================|
-    series       .  .   . .      .   . .    .|...........|     and the steps of core/thinning.py::steps_to_keep
+    series       .  .   . .      .   . .    .|...........|     and the steps of core/downsampling.py::steps_to_keep
                                              jobs.thinned_until
 
 So a job of any length has about half a million rows. A few chunks go with each report that completes one, also of a job
@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import bindparam, delete, func, or_, select, update
 
+from shoal_service.core.downsampling import AROUND, CHUNK, KEPT_EVENTS, MEASURES, Columns, steps_to_keep
 from shoal_service.core.events.catalogue import ROUTINE
-from shoal_service.core.thinning import AROUND, CHUNK, KEPT_EVENTS, MEASURES, Columns, steps_to_keep
 from shoal_service.store.curve_points import WIDTHS
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import checkpoints, events, jobs, series, series_rollups, webhook_cursors

@@ -3,7 +3,7 @@ worker-seconds went, by project. http/routes/overviews.py calls it.
 
 It reads the samples of the jobs' accounts and the events that change their workers, of the newest jobs that had an
 attempt in the window: a bounded number of primary-key ranges, one for each job. `core/worker_changes.py` joins what
-came free with what was given next, `core/goodput_series.py` divides the accounts by time.
+came free with what was given next, `core/goodput.py` divides the accounts by time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from sqlalchemy import select
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobGranted, JobPreempted, JobStateChanged
 from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
-from shoal_service.core.goodput import Category, recovering
-from shoal_service.core.goodput_series import Window, edges_of
+from shoal_service.core.goodput import Category, Window, edges_of, recovering
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.worker_changes import Change, ChangeKind, connected
 from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineChange, TimelineJob, WorkerFlow

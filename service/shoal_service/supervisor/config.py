@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.attempt.state.timeouts import AGENTS_FROM, Timeouts
-from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.core.endings import LostAttempt
 from shoal_service.core.goodput import Goodput
-from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.base import Frozen

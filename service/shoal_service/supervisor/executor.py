@@ -53,9 +53,8 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, essential
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage, Worker, silent_nodes
 from shoal_service.core.attempt.state.timeouts import later_s
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, silent_nodes
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints import CheckpointCoordinator

@@ -26,7 +26,7 @@ from shoal_service.core.attempt.state.attempt import (
     History,
     Target,
 )
-from shoal_service.core.attempt.state.stages import Opening, Starting
+from shoal_service.core.attempt.state.parts import Opening, Starting
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import JournalDamaged
 from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shoal_service.cluster.process_sessions import end_session
+from shoal_service.cluster.embedded_node import end_session
 
 pytestmark = pytest.mark.dist
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from kit.processes.warm import warm_python
-from shoal_service.control.hardware_profiles import profile_of
+from shoal_service.control.planning import profile_of
 
 
 @pytest.mark.matrix

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal_workers.contract.encoders import SEQ2SEQ_TASK, TEXT_CLASS_TASK
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.text_data import SEQ2SEQ_TASK, TEXT_CLASS_TASK
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,8 +11,8 @@ from shoal_api.client import Client, Forbidden
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.core.desired import Desired
-from shoal_service.store import JobEnded, Store, audit, submissions
-from shoal_service.store.audit import CURRENT, AuditQuery, Deed
+from shoal_service.store import JobEnded, Store, access, submissions
+from shoal_service.store.access import CURRENT, AuditQuery, Deed
 
 
 def test_a_change_is_recorded_with_who_what_and_from_where(service: Any, spec: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_what_fails_leaves_no_record_of_a_change(store: Store) -> None:
     token = CURRENT.set(deed)
     try:
         job, _ = store.writing(submissions.create)(_spec(), idempotency_key=None, now=time.time())
-        assert len(store.reading(audit.read)(AuditQuery())) == 1
+        assert len(store.reading(access.read)(AuditQuery())) == 1
         store.writing(submissions.request)(job.id, Desired.CANCEL, now=time.time())
         refused = CURRENT.set(Deed(at=2.0, address="", operation="POST /y", path="/y", actor="eve", job_id=job.id))
         with pytest.raises(JobEnded):
@@ -80,7 +80,7 @@ def test_what_fails_leaves_no_record_of_a_change(store: Store) -> None:
         CURRENT.reset(refused)
     finally:
         CURRENT.reset(token)
-    assert [(one.operation, one.job_id) for one in store.reading(audit.read)(AuditQuery())] == [("POST /x", job.id)]
+    assert [(one.operation, one.job_id) for one in store.reading(access.read)(AuditQuery())] == [("POST /x", job.id)]
 
 
 def test_pages_of_the_audit(service: Any) -> None:

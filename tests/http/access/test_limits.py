@@ -13,7 +13,7 @@ from shoal_api.http.access.limits import Limiter, Limits
 from shoal_api.http.problems import TooManyRequests
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Rate, Role, TokenBuckets
-from shoal_service.store import Store, credentials
+from shoal_service.store import Store, access
 from shoal_service.telemetry.tallies import RequestMetrics
 
 
@@ -38,9 +38,7 @@ def test_a_bucket_fills_again_with_time() -> None:
 
 def test_a_token_that_asks_too_often_is_refused_and_others_are_not(serve: Any, store: Store) -> None:
     url, metrics = serve(limits=Limits(requests_per_s=0.5))
-    other = store.writing(credentials.create_token)(
-        TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time()
-    )
+    other = store.writing(access.create_token)(TokenRequest(name="other", role=Role.VIEWER), by="test", now=time.time())
     with http_of(url) as http, http_of(url, other.token) as second:
         found: list[bool] = []
         while not any(found) and len(found) < 200:  # one more is allowed each two seconds

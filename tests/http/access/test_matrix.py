@@ -15,7 +15,7 @@ import pytest
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access import PERMISSIONS, Permission, Role
-from shoal_service.store import cluster_links, credentials, submissions
+from shoal_service.store import access, cluster_links, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 DOCUMENT = "openapi.json"
@@ -65,7 +65,7 @@ def world(service: Any) -> Iterator[World]:
                 )
             else:
                 request = TokenRequest(name=f"{role}", role=role, projects=projects)
-                made = store.writing(credentials.create_token)(request, by="test", now=now)
+                made = store.writing(access.create_token)(request, by="test", now=now)
             name = f"{role} of own" if projects else str(role)
             askers.append(Asker(name, role, projects is not None, {"Authorization": f"Bearer {made.token}"}))
     document = service.http.get(f"/{DOCUMENT}").json()

@@ -10,7 +10,7 @@ from shoal_api.client import Client, Forbidden, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.fleet_views import ProjectRules
-from shoal_service.store import credentials, driving, submissions
+from shoal_service.store import access, driving, submissions
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -40,7 +40,7 @@ def bound(service: Any) -> Iterator[Callable[[Role], Client]]:
 
     def client(role: Role) -> Client:
         request = TokenRequest(name="ada", role=role, projects=("mine",), user="ada")
-        made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
+        made = service.store.writing(access.create_token)(request, by="test", now=time.time())
         clients.append(Client(service.url, token=made.token))
         return clients[-1]
 

@@ -15,7 +15,7 @@ from shoal_api.http.access.authentication import Authenticator
 from shoal_service.access_views import TokenRequest
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import Principal, Role, hash_of
-from shoal_service.store import Store, credentials
+from shoal_service.store import Store, access
 
 
 def status_of(service: Any, token: str | None, path: str = "/v1/jobs") -> int:
@@ -69,19 +69,19 @@ def test_a_revoked_token_ends_at_once(service: Any) -> None:
 
 def test_an_expired_token_is_refused(service: Any) -> None:
     request = TokenRequest(name="past", expires_in_s=5.0)
-    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time() - 10)
+    made = service.store.writing(access.create_token)(request, by="test", now=time.time() - 10)
     assert status_of(service, made.token) == 401
 
 
 def test_a_token_that_another_process_revokes_is_valid_for_five_more_seconds(store: Store) -> None:
-    made = store.writing(credentials.create_token)(TokenRequest(name="cached"), by="test", now=1.0)
+    made = store.writing(access.create_token)(TokenRequest(name="cached"), by="test", now=1.0)
     mono = 100.0
     authenticator = Authenticator(store, clock=lambda: 2.0, mono=lambda: mono)
 
     async def principals() -> list[Principal | None]:
         nonlocal mono
         before = await authenticator.of_bearer(made.token)
-        store.writing(credentials.revoke_token)(made.id, now=2.0)
+        store.writing(access.revoke_token)(made.id, now=2.0)
         mono = 104.9
         cached = await authenticator.of_bearer(made.token)
         mono = 105.1
@@ -92,17 +92,17 @@ def test_a_token_that_another_process_revokes_is_valid_for_five_more_seconds(sto
 
 
 def test_the_last_use_is_written(run_service: Any, store: Store) -> None:
-    made = store.writing(credentials.create_token)(TokenRequest(name="used"), by="test", now=time.time())
+    made = store.writing(access.create_token)(TokenRequest(name="used"), by="test", now=time.time())
     with run_service(store) as service:
         assert status_of(service, made.token) == 200
-    assert store.reading(credentials.get_token)(made.id).last_used_at == pytest.approx(time.time(), abs=60)
+    assert store.reading(access.get_token)(made.id).last_used_at == pytest.approx(time.time(), abs=60)
 
 
 def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp_path: Path) -> None:
     path = ensure_admin_token(store, tmp_path, now=1.0)
     first = path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = store.reading(credentials.principal_of_token)(first.strip(), now=1e9)
+    found = store.reading(access.principal_of_token)(first.strip(), now=1e9)
     assert found is not None and found.role is Role.ADMIN and found.projects is None
     assert ensure_admin_token(store, tmp_path, now=2.0).read_text() == first
 
@@ -113,9 +113,9 @@ def test_the_owners_token_is_written_kept_adopted_and_replaced(store: Store, tmp
     path.chmod(0o644)
     second = ensure_admin_token(store, tmp_path, now=4.0).read_text()
     assert second != first, "others could read it"
-    store.writing(credentials.revoke_token)(second[6:14], now=5.0)
+    store.writing(access.revoke_token)(second[6:14], now=5.0)
     third = ensure_admin_token(store, tmp_path, now=6.0).read_text()
-    assert third != second and store.reading(credentials.principal_of_token)(third.strip(), now=7.0) is not None
+    assert third != second and store.reading(access.principal_of_token)(third.strip(), now=7.0) is not None
     assert [path.name for path in tmp_path.glob("admin-token*")] == ["admin-token"]
 
 
@@ -194,12 +194,12 @@ def test_what_a_token_made_ends_with_it(service: Any) -> None:
 def test_a_token_that_was_made_while_its_maker_was_revoked_is_not_valid(service: Any) -> None:
     """The revocation did not see its row, as if both transactions ran at the same time."""
     store, now = service.store, time.time()
-    ada = store.writing(credentials.create_token)(TokenRequest(name="racer", personal=True), by="test", now=now)
-    principal = store.reading(credentials.principal_of_token)(ada.token, now=now)
-    store.writing(credentials.revoke_token)(ada.id, now=now)
-    made = store.writing(credentials.create_own_token)(TokenRequest(name="late"), principal, now=now)
-    assert store.reading(credentials.get_token)(made.id).revoked_at is None
-    assert store.reading(credentials.principal_of_token)(made.token, now=now) is None
+    ada = store.writing(access.create_token)(TokenRequest(name="racer", personal=True), by="test", now=now)
+    principal = store.reading(access.principal_of_token)(ada.token, now=now)
+    store.writing(access.revoke_token)(ada.id, now=now)
+    made = store.writing(access.create_own_token)(TokenRequest(name="late"), principal, now=now)
+    assert store.reading(access.get_token)(made.id).revoked_at is None
+    assert store.reading(access.principal_of_token)(made.token, now=now) is None
 
 
 def test_revoking_the_token_of_the_own_session_logs_out(service: Any) -> None:
@@ -232,7 +232,7 @@ def browser(service: Any) -> Iterator[httpx.Client]:
 def log_in(service: Any, browser: httpx.Client) -> tuple[str, str]:
     """Log a browser in with a new token. Returns the id of the token, and the CSRF token of the session."""
     request = TokenRequest(name="ada", role=Role.OPERATOR)
-    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
+    made = service.store.writing(access.create_token)(request, by="test", now=time.time())
     answer = browser.post("/v1/session", json={"token": made.token})
     assert answer.status_code == 201
     cookie = answer.headers["set-cookie"]
@@ -319,7 +319,7 @@ def test_a_stream_of_a_revoked_token_ends(service: Any, spec: dict[str, Any], wh
 def test_a_stream_ends_with_its_token_and_others_go_on(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     request = TokenRequest(name="short", role=Role.VIEWER, expires_in_s=5.0)
-    made = service.store.writing(credentials.create_token)(request, by="test", now=time.time() - 3.5)
+    made = service.store.writing(access.create_token)(request, by="test", now=time.time() - 3.5)
     path = f"/v1/jobs/{job.id}"
     with service.http.stream("GET", path, headers=EVENTS) as own:
         others = own.iter_bytes()

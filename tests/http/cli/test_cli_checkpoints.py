@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_api.cli.commands.export import find_checkpoint
+from shoal_api.cli.commands.artifacts import find_checkpoint
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.session import Session
 from shoal_service.supervisor.checkpoints import CheckpointCatalog

@@ -6,8 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from shoal_api.client import Client
-from shoal_api.demo.outcome import DemoOutcome, compare_losses, failed_checks, world_sizes
-from shoal_api.demo.report import report
+from shoal_api.demo.report import DemoOutcome, compare_losses, failed_checks, report, world_sizes
 from shoal_api.demo.show import collect
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kit.views import incident_view
-from shoal_api.cli.commands.export import find_checkpoint
+from shoal_api.cli.commands.artifacts import find_checkpoint
 from shoal_api.cli.session import Session
 from shoal_service.core.stacks import cluster
 from shoal_service.views import JobStatus

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.hardware_profiles import ProfileError, load_profiles, save_profile
+from shoal_service.control.planning import ProfileError, load_profiles, save_profile
 from shoal_service.planner.gpus import CPU
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

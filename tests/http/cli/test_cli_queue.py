@@ -9,7 +9,7 @@ import pytest
 from kit.store_calls import set_queue
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.store import queueing, quotas
+from shoal_service.store import queueing
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ class TestQuota:
         assert shoal("quota", "set", "vision", "--parent", "none", "--json").json()["parent"] is None
         assert "no quotas of its own" in shoal("quota", "delete", "vision").out
         assert shoal("quota", "delete", "vision").code == 4
-        assert list(service.store.reading(quotas.defined_projects)()) == ["lab"]
+        assert list(service.store.reading(queueing.defined_projects)()) == ["lab"]
 
     def test_impossible_quotas_are_refused_with_the_way_out(self, shoal: Any) -> None:
         assert "--limit 8, or --limit none" in shoal("quota", "set", "vision", "--limit", "many").err

@@ -1,8 +1,7 @@
-"""`shoal simulate`: a table, JSON, a picture, and clear errors; no server is needed."""
+"""`shoal simulate`: a table, JSON, and clear errors; no server is needed."""
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,15 +24,6 @@ def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
     job = first["jobs"][0]
     assert job["submit_s"] == job["started_s"] == job["workers"][0][0]
     assert job["workers"][-1] == [job["finished_s"], 0]
-
-
-def test_the_picture_has_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
-    file = tmp_path / "x.svg"
-    assert offline("simulate", EXAMPLE, "--picture", str(file)).code == 0
-    drawn = ElementTree.parse(file).getroot()
-    titles = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert any(one.startswith("shoal: mean completion time ") for one in titles)
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}title"))) == 24
 
 
 def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp_path: Path) -> None:

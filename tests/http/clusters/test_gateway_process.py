@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kit.processes.server import until as until_now
-from shoal_service.clusters.config import GatewayConfig
+from shoal_service.clusters.wire import GatewayConfig
 from shoal_service.control.gateway_process import GatewayProcess
 from shoal_service.core.gateways import HangLimits
 from shoal_service.store.errors import StoreUnavailable

@@ -18,7 +18,7 @@ from kit.processes.joined_clusters import Join
 from kit.served_app import bare_app, served
 from shoal_api.http.serving import Wire
 from shoal_service.access_views import ClusterTokenRequest
-from shoal_service.store import Store, cluster_links, credentials
+from shoal_service.store import Store, access, cluster_links
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
         "revoked": lambda: token_of(store, "east"),
         "of west": lambda: token_of(store, "west"),
         "of a user": lambda: (
-            store.writing(credentials.create_token)(TokenRequest(name="ada"), by="test", now=time.time()).token
+            store.writing(access.create_token)(TokenRequest(name="ada"), by="test", now=time.time()).token
         ),
     }
     words = {
@@ -96,7 +96,7 @@ def test_a_gateway_whose_token_is_refused_ends_and_says_so(
     }
     token = tokens[kind]()
     if kind == "revoked":
-        store.writing(credentials.revoke_token)(token[6:14], now=time.time())
+        store.writing(access.revoke_token)(token[6:14], now=time.time())
     joining = start(own_service.url, "--name", "east", *NO_RAY, token=token)
     assert joining.wait() == 1
     assert f"gateway: the service at {own_service.url} refuses this gateway" in joining.output()

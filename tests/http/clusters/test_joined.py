@@ -17,8 +17,7 @@ from doubles.fake_ray import FakeRay
 from doubles.running_gateway import NODE, RunningGateway, until
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.snapshot import ClusterSnapshot, FoundSupervisor, RoomKind, UnusedPackages
-from shoal_service.clusters.wire import MAX_WORDS, Order
+from shoal_service.clusters.wire import MAX_WORDS, ClusterSnapshot, FoundSupervisor, Order, RoomKind, UnusedPackages
 from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.scheduling.market import WorkerNeed

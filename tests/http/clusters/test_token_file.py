@@ -15,7 +15,7 @@ from shoal_service.control.joined_clusters import JoinedCluster
 from shoal_service.control.token_files import ClusterTokenError, register_cluster_token
 from shoal_service.core.access import Role, new_token
 from shoal_service.gateway.link import LinkRefused
-from shoal_service.store import Store, cluster_links, credentials
+from shoal_service.store import Store, access, cluster_links
 
 Make = Callable[..., RunningGateway]
 
@@ -39,7 +39,7 @@ def test_a_gateway_joins_with_the_token_of_the_file(
 def test_the_token_of_the_file_is_of_that_cluster_only(own_service: Any, store: Store, file: Path) -> None:
     register_cluster_token(store, file, "east", now=1.0)
     token = file.read_text().strip()
-    known = store.reading(credentials.principal_of_token)(token, now=1e12)
+    known = store.reading(access.principal_of_token)(token, now=1e12)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
     headers = {"Authorization": f"Bearer {token}"}
     for path in ("/v1/jobs", "/v1/nodes", "/v1/tokens", "/metrics", "/v1/clusters/west/orders?life=" + "a" * 16):
@@ -57,7 +57,7 @@ def test_each_start_and_each_server_registers_it_once(store: Store, file: Path) 
         start.start()
     for start in starts:
         start.join()
-    assert [one.cluster for one in store.reading(credentials.list_tokens)() if one.role is Role.GATEWAY] == ["east"]
+    assert [one.cluster for one in store.reading(access.list_tokens)() if one.role is Role.GATEWAY] == ["east"]
 
 
 def test_a_revoked_token_of_the_file_stays_revoked(
@@ -74,7 +74,7 @@ def test_a_revoked_token_of_the_file_stays_revoked(
         register_cluster_token(store, file, "east", now=2.0)
     [record] = [one for one in caplog.records if one.message == "cluster_token.not_valid"]
     assert "write another token" in record.reason
-    assert store.reading(credentials.principal_of_token)(token, now=3.0) is None
+    assert store.reading(access.principal_of_token)(token, now=3.0) is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_token_of_somebody_else_is_refused(store: Store, tmp_path: Path) -> No
             "of the cluster west",
         ),
         (
-            store.writing(credentials.create_token)(TokenRequest(name="ada", role=Role.ADMIN), by="t", now=1.0).token,
+            store.writing(access.create_token)(TokenRequest(name="ada", role=Role.ADMIN), by="t", now=1.0).token,
             "ada's, of role admin",
         ),
     ):

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal_api.client import ApiError, Client
-from shoal_api.http.routes import job_exports
+from shoal_api.http.routes import job_tables
 from shoal_api.http.table_files import ColumnType, FileFormat, Spool, csv_pieces, parquet_pieces
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
-from shoal_service.store import credentials, job_lists, submissions
+from shoal_service.store import access, job_lists, submissions
 from shoal_service.store.job_lists import FleetQuery
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -148,7 +148,7 @@ def test_the_role_and_the_projects_of_a_token_count(service: Any, jobs: list[Any
 
     def client(role: Role) -> Client:
         request = TokenRequest(name="ada", role=role, projects=("files",))
-        made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
+        made = service.store.writing(access.create_token)(request, by="test", now=time.time())
         return Client(service.url, token=made.token)
 
     with client(Role.VIEWER) as viewer:
@@ -233,7 +233,7 @@ def test_memory_does_not_grow_with_the_number_of_jobs(service: Any, many: str) -
         nums = service.store.reading(job_lists.nums)(query)
         tracemalloc.start()
         try:
-            size = sum(len(piece) for piece in job_exports.pieces(service.store, format, nums, ()))
+            size = sum(len(piece) for piece in job_tables.pieces(service.store, format, nums, ()))
             assert size > 10 * num_jobs
             return tracemalloc.get_traced_memory()[1]
         finally:

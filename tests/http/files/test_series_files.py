@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal_api.client import ApiError
-from shoal_api.http.routes.series import columns_of, pieces
+from shoal_api.http.routes.histories import columns_of, pieces
 from shoal_api.http.table_files import FileFormat
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import JobStatus

@@ -10,7 +10,7 @@ from shoal_api.client import Client, Conflict, Forbidden, InvalidSpec, NotFound
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.fleet_views import ProjectRules
-from shoal_service.store import credentials, driving
+from shoal_service.store import access, driving
 from shoal_service.views import JobStatus, SweepRequest
 from shoal_workers.contract.job import JobState
 
@@ -28,7 +28,7 @@ def client_of(service: Any) -> Iterator[Callable[..., Client]]:
 
     def _client(role: Role, *projects: str) -> Client:
         request = TokenRequest(name="carol", role=role, projects=projects or None)
-        made = service.store.writing(credentials.create_token)(request, by="test", now=time.time())
+        made = service.store.writing(access.create_token)(request, by="test", now=time.time())
         clients.append(Client(service.url, token=made.token))
         return clients[-1]
 

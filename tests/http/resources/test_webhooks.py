@@ -11,7 +11,7 @@ from shoal_api.client.errors import ApiError, InvalidSpec
 from shoal_service.access_views import TokenRequest
 from shoal_service.core.access import Role
 from shoal_service.core.webhooks import Retries, WebhookRules
-from shoal_service.store import credentials, webhook_lanes
+from shoal_service.store import access, webhook_lanes
 from shoal_service.store.webhook_lanes import Failure
 
 HOOK = {"url": "https://example.org/token", "secret": "file:a"}
@@ -60,7 +60,7 @@ def test_a_spec_may_use_what_the_rules_allow(store: Any, run_service: Callable[.
 def test_only_an_admin_sets_a_hook_for_mail_and_chat(service: Any, spec: dict[str, Any]) -> None:
     chat = {**spec, "webhooks": [{"url": "apprise:", "secret": "file:chat"}]}
     request = TokenRequest(name="ada", role=Role.OPERATOR, projects=None, user="ada")
-    token = service.store.writing(credentials.create_token)(request, by="test", now=time.time()).token
+    token = service.store.writing(access.create_token)(request, by="test", now=time.time()).token
     with Client(service.url, token=token) as operator:
         with pytest.raises(Forbidden, match="apprise:"):
             operator.submit(chat)

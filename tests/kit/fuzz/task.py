@@ -9,7 +9,8 @@ from torch import nn
 from kit.fuzz import decoders
 from kit.fuzz.draw import Description
 from kit.fuzz.optimizers import build_optimizer, grouped
-from kit.fuzz.pieces import build_piece, is_chosen
+from kit.fuzz.pieces import build_piece
+from kit.fuzz.plain_pieces import is_chosen
 
 
 class Samples(torch.utils.data.Dataset):

@@ -189,13 +189,6 @@ def best_trial(person: Person, service: Service) -> None:
     person.sees("try-2", "#sweeps")
 
 
-@task("Read which setting of a sweep matters most", LOOKING)
-def what_matters(person: Person, service: Service) -> None:
-    person.click("Sweeps")
-    person.click("rates")
-    person.sees("layers", "#influences tr:first-child")
-
-
 @task("Save a table of chosen columns for a spreadsheet", LOOKING)
 def export_a_table(person: Person, service: Service) -> None:
     person.fill("Where", 'label.study == "warmup"')

@@ -21,8 +21,7 @@ import pyarrow
 from pyarrow import feather, parquet
 
 from kit.shards import samples
-from shoal_workers.contract.encoders import LabelledTextConfig
-from shoal_workers.contract.text_data import TextDataConfig
+from shoal_workers.contract.text_data import LabelledTextConfig, TextDataConfig
 from shoal_workers.data.audio import samples_of, stored_audio
 from shoal_workers.data.documents import Position, read_documents
 from shoal_workers.data.errors import DataError

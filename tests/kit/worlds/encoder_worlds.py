@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal_workers.contract.encoders import (
+from shoal_workers.contract.text_data import (
     IMAGE_CLASS_TASK,
     MASKED_TASK,
     SEQ2SEQ_TASK,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from shoal_service.store import Store, archives, job_lists, submissions
-from shoal_service.store import backup_postgres as postgres
+from shoal_service.store import Store, archives, backup, job_lists, submissions
 from shoal_service.store.backup import back_up, restore
 from shoal_service.store.database import Database
 from shoal_service.store.errors import BackupError, StoreUnavailable
@@ -163,7 +162,7 @@ def test_a_broken_backup_leaves_the_database_as_it_was(
         if postgres_or_file.is_sqlite:
             file.write_bytes(Path(str(postgres_or_file.url.database)).read_bytes())
         else:
-            postgres.dump(postgres_or_file.url, file)
+            backup.dump(postgres_or_file.url, file)
         postgres_or_file.close()
     else:
         back_up(other, file)
@@ -193,7 +192,7 @@ def _restore_in_vain(url: str, file: Path, tmp_path: Path, *, is_used: bool) -> 
     with pytest.raises(BackupError):
         restore(url, file, replace=True, now=200.0)
     database = Database(url)
-    assert is_used or database.is_sqlite or not postgres.is_used(database)
+    assert is_used or database.is_sqlite or not backup.is_used(database)
     database.close()
     assert {job.id for job in _jobs(url)} == {*before}
     assert sorted(path.name for path in tmp_path.glob("*.restoring*")) == []

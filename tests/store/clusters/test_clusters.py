@@ -11,7 +11,7 @@ from shoal_service.core.access import Role, hash_of, new_attempt_token
 from shoal_service.core.gateways import JOBS_SILENT_S, Incoming
 from shoal_service.home import AttemptCaller, HomeReport
 from shoal_service.reports import SupervisorReports
-from shoal_service.store import Lease, Store, cluster_links, credentials, driving, supervisor_links
+from shoal_service.store import Lease, Store, access, cluster_links, driving, supervisor_links
 from shoal_service.store.cluster_links import StoredReport, orders_of, reports_of
 from shoal_service.store.errors import ClusterNameTaken, ClusterNotFound, GatewayRefused, LeaseLost
 from shoal_service.store.supervisor_links import Arrived
@@ -173,10 +173,10 @@ def test_nothing_is_ordered_from_a_cluster_that_has_not_joined(store: Store, lea
 
 def test_the_token_of_a_gateway_is_of_one_cluster(store: Store) -> None:
     made = store.writing(cluster_links.create_token)("east", ClusterTokenRequest(expires_in_s=60.0), by="ada", now=1.0)
-    known = store.reading(credentials.principal_of_token)(made.token, now=2.0)
+    known = store.reading(access.principal_of_token)(made.token, now=2.0)
     assert known is not None and (known.role, known.cluster, known.projects) == (Role.GATEWAY, "east", None)
-    assert store.reading(credentials.principal_of_token)(made.token, now=62.0) is None
-    assert [(one.id, one.cluster) for one in store.reading(credentials.list_tokens)()] == [(made.id, "east")]
+    assert store.reading(access.principal_of_token)(made.token, now=62.0) is None
+    assert [(one.id, one.cluster) for one in store.reading(access.list_tokens)()] == [(made.id, "east")]
 
 
 def test_whoever_has_seen_a_number_has_seen_every_lower_one(store: Store, lease: Lease) -> None:

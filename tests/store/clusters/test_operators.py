@@ -9,8 +9,8 @@ from shoal_service.access_views import ClusterTokenRequest
 from shoal_service.core.access import BOOTSTRAP
 from shoal_service.core.gateways import Incoming
 from shoal_service.core.nodes import Cordon
-from shoal_service.store import Lease, Store, audit, cluster_links, credentials, driving
-from shoal_service.store.audit import CURRENT, AuditQuery, Deed
+from shoal_service.store import Lease, Store, access, cluster_links, driving
+from shoal_service.store.access import CURRENT, AuditQuery, Deed
 from shoal_service.store.cluster_links import StoredReport
 from shoal_service.store.errors import ClusterConflict, ClusterNotFound, GatewayRefused
 from shoal_workers.contract.job import JobState
@@ -111,7 +111,7 @@ def test_a_removed_cluster_is_gone_with_its_orders_and_its_tokens(store: Store, 
     store.writing(cluster_links.remove)("west", now=31.0)
     assert [one.name for one in store.reading(cluster_links.entries)()] == ["east"]
     assert store.reading(cluster_links.answers_of)("west", [1]) == {}
-    revoked = {one.id: one.revoked_at for one in store.reading(credentials.list_tokens)()}
+    revoked = {one.id: one.revoked_at for one in store.reading(access.list_tokens)()}
     assert (revoked[first], revoked[second], revoked[other]) == (31.0, 31.0, None)
     with pytest.raises(GatewayRefused, match="was removed"):
         report(store, first, now=31.5, number=2)  # of a control plane that has not seen the revocation yet
@@ -131,7 +131,7 @@ def test_a_cluster_with_jobs_is_kept_until_it_is_gone_and_removed_by_force(
         store.writing(cluster_links.remove)("west", now=31.0)
     with pytest.raises(ClusterConflict, match=r"its gateway reports. End its `shoal join` first"):
         store.writing(cluster_links.remove)("west", force=True, now=31.0)
-    assert store.reading(credentials.get_token)(token).revoked_at is None
+    assert store.reading(access.get_token)(token).revoked_at is None
     store.writing(cluster_links.remove)("west", force=True, now=90.0)
     assert store.reading(cluster_links.entries)() == [] and store.get_job(job_id).status.state is JobState.STARTING
 
@@ -148,7 +148,7 @@ def test_the_cluster_of_the_service_itself_is_kept_while_its_gateway_runs(store:
 
 def test_tokens_are_listed_by_cluster(store: Store) -> None:
     first, second, _ = join(store, now=1.0), join(store, now=2.0), join(store, "east")
-    store.writing(credentials.revoke_token)(first, now=3.0)
+    store.writing(access.revoke_token)(first, now=3.0)
     assert [(one.id, one.revoked_at) for one in store.reading(cluster_links.cluster_tokens)("west")] == [
         (second, None),
         (first, 3.0),
@@ -167,4 +167,4 @@ def test_changes_of_clusters_are_in_the_audit(store: Store) -> None:
             call()
         finally:
             CURRENT.reset(token)
-    assert [one.actor for one in store.reading(audit.read)(AuditQuery())] == ["anna"] * 3
+    assert [one.actor for one in store.reading(access.read)(AuditQuery())] == ["anna"] * 3

@@ -11,7 +11,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import CodeRefused, CodeRolledBack
 from shoal_service.fleet_views import ProjectRules
 from shoal_service.reports import PendingEvent
-from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, quotas, submissions
+from shoal_service.store import Store, checkpoint_rows, driving, histories, job_deletion, queueing, submissions
 from shoal_service.store.errors import LifecycleConflict, QueueFull, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.views import CheckpointState, CheckpointView, CodePatch, JobPatch, SchedulePatch, ValidationPatch
@@ -89,7 +89,7 @@ def test_a_failed_job_tries_again_with_its_whole_budget(store: Store, submit: Su
 
 
 def test_a_job_that_returns_counts_for_the_limits_of_the_queue(store: Store, submit: Submit, begin: Begin) -> None:
-    store.writing(quotas.put_project)("default", ProjectRules(max_queued=1))
+    store.writing(queueing.put_project)("default", ProjectRules(max_queued=1))
     job_id = submit(retry={"max_failures": 0})
     begin(job_id).report(end=FAILED)
     submit()

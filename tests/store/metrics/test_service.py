@@ -12,7 +12,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import DrainSource
 from shoal_service.fleet_views import ClusterSummary, DrainView, NodeView, ProjectRules
-from shoal_service.store import Lease, Store, driving, quotas
+from shoal_service.store import Lease, Store, driving, queueing
 from shoal_service.store.backup import mark_backup
 from shoal_service.store.driving import MoveKind
 from shoal_service.telemetry.catalogue import ALL
@@ -230,7 +230,7 @@ def test_scrapes_within_a_second_share_one_snapshot(store: Store, submit: Submit
 def test_queue_wait_moves_and_shares_of_projects_are_shown(
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
-    store.writing(quotas.put_project)("vision", ProjectRules())
+    store.writing(queueing.put_project)("vision", ProjectRules())
     first = submit(project="vision", elasticity={"max_workers": 4})  # at 1.0; an attempt begins at 5.0
     begin(first, workers=2)
     begin(submit(project="unknown"), workers=1)

@@ -14,8 +14,8 @@ from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.desired import Desired
 from shoal_service.core.retention import Kind, RetentionRules
 from shoal_service.settings import SettingsError, load_settings
-from shoal_service.store import Store, archives, audit, checkpoint_rows, histories, job_deletion, submissions
-from shoal_service.store.audit import AuditQuery, Deed
+from shoal_service.store import Store, access, archives, checkpoint_rows, histories, job_deletion, submissions
+from shoal_service.store.access import AuditQuery, Deed
 from shoal_service.store.errors import JobNotFound, RequestConflict
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest
 from shoal_service.store.tables import metadata
@@ -181,7 +181,7 @@ DAY = 86_400.0
 
 def _note(store: Store, now: float, days_ago: float, actor: str) -> None:
     deed = Deed(at=now - days_ago * DAY, address="10.0.0.1", operation="POST /v1/jobs", path="/v1/jobs", actor=actor)
-    contextvars.copy_context().run(store.writing(audit.record_refusal), deed, "done")
+    contextvars.copy_context().run(store.writing(access.record_refusal), deed, "done")
 
 
 def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:
@@ -194,10 +194,10 @@ def test_old_records_go_once_a_day_and_leave_one(store: Store) -> None:
 
     planned = asyncio.run(collector.collect(dry_run=True, within_s=10, limit=10))
     assert [one.kind.value for one in planned.removals] == ["audit"]
-    assert len(store.reading(audit.read)(AuditQuery())) == 4, "a dry run deletes nothing"
+    assert len(store.reading(access.read)(AuditQuery())) == 4, "a dry run deletes nothing"
     done = asyncio.run(collector.collect(dry_run=False, within_s=10, limit=10))
     assert [(one.kind.value, one.rows) for one in done.removals] == [("audit", 3)]
-    newest, kept = store.reading(audit.read)(AuditQuery())
+    newest, kept = store.reading(access.read)(AuditQuery())
     assert kept.actor == "new"
     assert (newest.actor, newest.operation) == ("retention", "retention of the audit")
     assert newest.path.startswith("3 records before 20") and "retain_audit_days, 365" in newest.path

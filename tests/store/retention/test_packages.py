@@ -6,7 +6,7 @@ import asyncio
 from doubles.fake_cluster import FakeCluster
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.clusters.snapshot import UnusedPackages
+from shoal_service.clusters.wire import UnusedPackages
 from shoal_service.control.job_storage import JobStorage
 from shoal_service.control.retention import RetentionCollector, RetentionConfig
 from shoal_service.core.retention import RetentionRules

@@ -6,12 +6,12 @@ from typing import Any
 
 from kit.store_calls import replace_call
 from kit.views import series_point
-from shoal_service.control.sweeps import Pruner
+from shoal_service.control.submission import Pruner
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.pruning import Measure, Rule
-from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_curves, sweep_jobs
+from shoal_service.core.sweeps import Measure, Rule
+from shoal_service.store import Lease, Store, driving, histories, submissions, sweep_jobs
 from shoal_workers.contract.job import EndReason, JobState
 
 Submit = Callable[..., str]
@@ -136,18 +136,17 @@ def test_halving_ends_what_does_not_pass_a_rung_and_again_as_others_arrive(
     assert store.reading(sweep_jobs.view)("default", "asha").reduction == 2
 
 
-def test_the_curves_of_a_sweep_are_read_with_the_best_so_far_and_what_matters(
+def test_the_curves_of_a_sweep_are_read_with_the_best_so_far(
     store: Store, submit: Submit, begin: Callable[..., Any]
 ) -> None:
-    ids = [submit(sweep={"name": "seen"}, labels={"lr": str(n % 2), "seed": str(n)}) for n in range(5)]
+    ids = [submit(sweep={"name": "seen"}) for _ in range(5)]
     for n, job_id in enumerate(ids[:4]):
         begin(job_id).report(status_step=12, series=curve(12, 1.0 + n % 2))
-    read = store.reading(sweep_curves.read)
+    read = store.reading(sweep_jobs.read)
     found = read("default", "seen", "loss")
     assert [one.id for one in found.jobs] == ids and found.steps_per_point == 1
     assert [len(one.step) for one in found.jobs] == [12, 12, 12, 12, 0]
     assert [(one.value, one.job) for one in found.best] == [(1.0, min(ids[0], ids[2]))]
-    assert [(one.label, one.share, one.direction) for one in found.influences] == [("lr", 1, 1), ("seed", 0, 0.4472)]
     validated = read("default", "seen", "val_loss")
     assert validated.jobs[0].step == (4, 8, 12) and validated.jobs[1].value == (2.0, 2.0, 2.0)
 
@@ -157,6 +156,6 @@ def test_long_curves_of_a_sweep_are_read_as_means(store: Store, submit: Submit, 
     attempt = begin(job)
     for first in range(1, 1_001, 250):
         attempt.report(status_step=first + 249, series=tuple(point(n, float(n)) for n in range(first, first + 250)))
-    found = store.reading(sweep_curves.read)("default", "long", "loss")
+    found = store.reading(sweep_jobs.read)("default", "long", "loss")
     assert found.steps_per_point == 8 and len(found.jobs[0].step) == 125
     assert found.jobs[0].value[0] == 4.5

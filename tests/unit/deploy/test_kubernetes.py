@@ -14,7 +14,7 @@ from kit.deploy.ray_cluster_fields import mistakes
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.token_files import ensure_admin_token
 from shoal_service.core.access import ADMIN_TOKEN_FILE, new_token
-from shoal_service.store import Store, credentials
+from shoal_service.store import Store, access
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 _VERSIONS = ("1.31", "1.37")
@@ -244,4 +244,4 @@ def test_the_token_of_the_control_plane_comes_from_a_secret_and_stays_over_resta
         subprocess.run([*shell, script], check=True)
         path = ensure_admin_token(store, state, now=1.0)
         assert path.read_text().strip() == token and path.stat().st_mode & 0o777 == 0o600
-    assert len(store.reading(credentials.list_tokens)()) == 1
+    assert len(store.reading(access.list_tokens)()) == 1

@@ -15,11 +15,11 @@ from kit.reach import table
 from kit.sources import ROOT
 from kit.worlds.small_programs import REFUSED, TRAINED
 from schedulers import POLICIES
-from shoal_api.cli.exit_codes import MEANINGS, ExitCode
+from shoal_api.cli.errors import MEANINGS, ExitCode
 from shoal_api.cli.main import PANELS
-from shoal_api.demo.spec import KILL_AT_STEP, KILL_RANK
+from shoal_api.demo.show import KILL_AT_STEP, KILL_RANK
 from shoal_service.core.access import Permission
-from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.parts import TRANSITIONS, Stage
 from shoal_service.core.events.catalogue import CATALOGUE
 from shoal_service.core.goodput import Category
 from shoal_service.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal_api.cli.doctor import Verdict, judge_library
+from shoal_api.cli.commands.doctor import Verdict, judge_library
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_workers.contract.encoders import RowsConfig
-from shoal_workers.contract.text_data import BadRows, TextDataConfig
+from shoal_workers.contract.text_data import BadRows, RowsConfig, TextDataConfig
 from shoal_workers.data.errors import BadRowError, CacheError, EmptyCorpusError
 from shoal_workers.data.records import Record, records_of
 from shoal_workers.data.sources import SourceFile, find_sources

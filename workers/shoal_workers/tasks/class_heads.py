@@ -14,8 +14,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.encoders import ClassifierConfig
 from shoal_workers.contract.hugging_face import config_of
+from shoal_workers.contract.text_data import ClassifierConfig
 from shoal_workers.tasks.pretrained import Network, PretrainedModel
 
 _DEFAULT_NUM = 2

@@ -24,9 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal_workers.contract.encoders import ImageClassModelConfig, ImagesConfig
 from shoal_workers.contract.hugging_face import config_of
-from shoal_workers.contract.text_data import BadRows
+from shoal_workers.contract.text_data import BadRows, ImageClassModelConfig, ImagesConfig
 from shoal_workers.data.errors import BadRowError, MissingTextError
 from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, pixels_of, settings_of
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare, prepare_rows

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal_workers.contract.encoders import PairsConfig, Seq2SeqModelConfig
+from shoal_workers.contract.text_data import PairsConfig, Seq2SeqModelConfig
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer

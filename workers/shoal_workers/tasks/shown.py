@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK
 from shoal_workers.contract.language_model import LM_TASK
+from shoal_workers.contract.text_data import IMAGE_CLASS_TASK, MASKED_TASK, SEQ2SEQ_TASK, SPEECH_TASK, TEXT_CLASS_TASK
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.rows import NO_LABEL
 

@@ -18,8 +18,8 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal_workers.contract.encoders import SpeechConfig, SpeechModelConfig
 from shoal_workers.contract.hugging_face import config_of
+from shoal_workers.contract.text_data import SpeechConfig, SpeechModelConfig
 from shoal_workers.data.audio import samples_of, stored_audio
 from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
 from shoal_workers.data.records import Record

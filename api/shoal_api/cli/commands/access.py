@@ -15,9 +15,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError, first_problem
-from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.render.access import audit_table, is_valid, tokens_table
+from shoal_api.cli.errors import CliError, ExitCode, first_problem
+from shoal_api.cli.render.accounts import audit_table, is_valid, tokens_table
 from shoal_api.cli.session import Session, command
 from shoal_api.client import Client
 from shoal_api.client.credentials import forget_token, store_token

@@ -15,8 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from shoal_api.cli.commands.several import JobSelection, change_each
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument, WhereOption, YesFlag, given
 from shoal_api.cli.render.jobs import change_page, checkpoints_table, job_line, next_workers, verification_line
 from shoal_api.cli.session import Session, command

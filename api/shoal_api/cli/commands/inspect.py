@@ -1,27 +1,46 @@
-"""Commands that only read: jobs, show, logs, events, workers, checkpoints, cluster, webhooks."""
+"""Commands that only read: what jobs are and do, what they have done and what failures have cost, what happens now, and
+the cluster and webhooks. One writes a job's series into a file.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.live import Live
+from rich.text import Text
 
 from shoal_api.answers import log_source
-from shoal_api.cli.errors import CliError
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
-from shoal_api.cli.render.fleet import cluster_page, webhooks_table
+from shoal_api.cli.render.accounts import (
+    find,
+    goodput_page,
+    incident_name,
+    incident_page,
+    incidents_table,
+    parity_page,
+    profile_page,
+    profiles_table,
+    stacks_page,
+)
+from shoal_api.cli.render.fleet import cluster_page, rows_that_fit, top_page, webhooks_table
 from shoal_api.cli.render.jobs import checkpoints_table, fields_table, job_page, jobs_table, workers_table
 from shoal_api.cli.render.progress import event_text, style
 from shoal_api.cli.render.terminal import clock
 from shoal_api.cli.session import Session, command
-from shoal_api.client import JobsQuery
+from shoal_api.client import Disconnected, JobsQuery, ServerError
 from shoal_service.control.spec_io import encode
+from shoal_service.core.goodput import Goodput
 from shoal_service.core.quantities import count_text
-from shoal_service.views import JobView
+from shoal_service.fleet_views import ClusterView
+from shoal_service.views import IncidentView, JobSummary, JobView, ProfileView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import LogStream
 
@@ -212,3 +231,204 @@ def _describe_silence(job: JobView, rank: int | None, tail: int | None) -> str:
     if tail is not None:
         return f"{who} has printed none of the last {tail} lines"
     return f"{who} has printed nothing" + ("" if job.status.state.ended else f" so far; the job is {job.status.state}")
+
+
+_NUM_POINTS = 200
+
+
+@command()
+def incidents(
+    session: Session,
+    job: JobArgument,
+    incident: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="Show one incident; an id or attempt.id.",
+        ),
+    ] = None,
+) -> None:
+    """List the failures of a job and what each one cost. With ID: one incident and the duration of its phases."""
+    incidents = session.client.incidents(session.job_id(job))
+    if incident is None:
+        session.show(incidents, incidents_table)
+    else:
+        session.show(_find_incident(incidents, incident), incident_page)
+
+
+@command()
+def goodput(session: Session, job: JobArgument) -> None:
+    """Show which share of the workers' time was productive, and how the rest was spent."""
+    view = session.client.job(session.job_id(job))
+    session.show(view.status.goodput or Goodput(), goodput_page(view, time.time()))
+
+
+@command()
+def parity(
+    session: Session,
+    job: JobArgument,
+    against: Annotated[
+        str, typer.Option("--against", metavar="JOB2", help="The job to compare with, usually an undisturbed run.")
+    ],
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0.0, max=1.0, help="Largest allowed relative difference.")
+    ] = 1e-5,
+) -> None:
+    """Compare the losses of two jobs step by step. Exit code 1 if they differ by more than the tolerance."""
+    ids = [session.job_id(name) for name in (job, against)]
+    as_json = session.output.as_json
+    report = session.client.parity(*ids, tolerance=tolerance, max_points=0 if as_json else _NUM_POINTS)
+    series = [] if as_json else [session.client.series(job_id, max_points=_NUM_POINTS) for job_id in ids]
+    session.show(report, lambda report: parity_page(report, series))
+    if not report.within_tolerance:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _find_incident(incidents: Sequence[IncidentView], name: str) -> IncidentView:
+    matches = find(incidents, name)
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(incident_name(incident) for incident in matches or incidents)
+    if matches:
+        raise CliError(f"several attempts have an incident {name}", hint=f"one of {names}")
+    hint = f"the job has {names}" if names else "the job has no incidents"
+    raise CliError(f"no incident {name!r}", hint=hint, exit_code=ExitCode.NOT_FOUND)
+
+
+class Format(StrEnum):
+    """Format of the file."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+@command()
+def series(
+    session: Session,
+    job: JobArgument,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File. Default: standard output.")] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="Default: parquet if the file is named so, else csv.")
+    ] = None,
+    max_points: Annotated[
+        int | None, typer.Option("--max-points", min=1, max=20_000, help="Means if there are more steps than this.")
+    ] = None,
+) -> None:
+    """Write loss, speed, world size and the task's own metrics of every step. With --json: a list of points."""
+    if session.output.as_json and (out is not None or format is not None):
+        raise CliError("--json prints the points", hint="leave out --json to write a file")
+    format = format or (Format.PARQUET if out is not None and out.suffix == ".parquet" else Format.CSV)
+    if out is None and format is Format.PARQUET:
+        raise CliError("parquet is not text", hint="name a file with -o FILE")
+    job_id = session.job_id(job)
+    if session.output.as_json:
+        session.show(session.client.series(job_id, max_points=max_points or 20_000), str)
+    elif out is None:
+        session.client.save_series(job_id, sys.stdout.buffer, format=format, max_points=max_points)
+    else:
+        with complete_file(out) as file:
+            session.client.save_series(job_id, file, format=format, max_points=max_points)
+        session.output.say(f"{out}: {out.stat().st_size:,} bytes")
+
+
+_MAX_JOBS = 1000
+_POLL_S = 0.5
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Directory: trace and memory timeline are written into it.")
+]
+
+
+@command()
+def top(
+    session: Session,
+    every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two views.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one view; default if it is not a terminal.")] = False,
+) -> None:
+    """Show all jobs that go on, live: state, progress, workers, goodput, incidents. Ctrl-C ends it."""
+    if once or not session.output.live:
+        jobs, cluster = _read(session)
+        session.show({"jobs": jobs, "cluster": cluster}, top_page(jobs, cluster, time.time(), _MAX_JOBS))
+    else:
+        _show_live(session, every)
+
+
+@command()
+def stacks(
+    session: Session,
+    job: JobArgument,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
+    native: Annotated[
+        bool, typer.Option("--native", help="Also frames of native code; each worker is paused for it.")
+    ] = False,
+) -> None:
+    """Show the Python stacks of all ranks now, clustered by equal ones; also of a rank that hangs or is stopped."""
+    session.show(session.client.stacks(session.job_id(job), rank=rank, native=native), stacks_page)
+
+
+@command()
+def profile_job(
+    session: Session,
+    job: JobArgument,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=20, help="Steps to profile.")] = 3,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Rank to profile.")] = 0,
+    out: OutOption = None,
+) -> None:
+    """Profile some steps of one rank of a running job, without stopping it: a table of where a step's time goes, a
+    trace in Chrome's format, and a timeline of memory.
+
+    Waits until the profile has ended. Ctrl-C ends the waiting only; `shoal profiles` shows it later.
+    """
+    job_id = session.job_id(job)
+    view = session.client.request_profile(job_id, steps=steps, rank=rank)
+    session.output.say(f"profile {view.number}: rank {rank} from its next step boundary, {count_text(steps, 'step')}")
+    while view.state == "requested":
+        time.sleep(_POLL_S)
+        view = session.client.profile(job_id, view.number)
+    _show_profile(session, job_id, view, out)
+
+
+@command()
+def profiles(
+    session: Session,
+    job: JobArgument,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="Only this profile.")] = None,
+    out: OutOption = None,
+) -> None:
+    """List the profiles of a job, or show one of them and write its files."""
+    if out is not None and number is None:
+        raise CliError("--out needs the number of a profile", hint=f"shoal profiles {job} 1 --out DIR")
+    job_id = session.job_id(job)
+    if number is not None:
+        _show_profile(session, job_id, session.client.profile(job_id, number), out)
+    else:
+        session.show(session.client.profiles(job_id), profiles_table)
+
+
+def _show_profile(session: Session, job_id: str, view: ProfileView, out: Path | None) -> None:
+    """Write the files of a profile, and show its page. Raises CliError if the profile failed."""
+    if view.state == "failed":
+        raise CliError(f"profile {view.number} failed: {view.reason}", exit_code=ExitCode.FAILED)
+    paths = {file.name: out / file.name for file in view.files} if out is not None else {}
+    for name, path in paths.items():
+        with complete_file(path, parents=True) as file:
+            session.client.save_profile_file(job_id, view.number, name, file)
+    session.show(view, profile_page)
+    for path in paths.values():
+        session.output.say(f"{path}: {path.stat().st_size:,} bytes")
+
+
+def _show_live(session: Session, every_s: float) -> None:
+    with Live(console=session.output.stdout, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                console = session.output.stdout
+                page = top_page(*_read(session), time.time(), rows_that_fit(console.width, console.height))
+                live.update(page, refresh=True)
+            except (Disconnected, ServerError) as error:
+                live.update(Text(f"the server does not answer ({error}); trying again ...", "yellow"), refresh=True)
+            time.sleep(every_s)  # the refresh rate of the picture
+
+
+def _read(session: Session) -> tuple[list[JobSummary], ClusterView]:
+    active = [state for state in JobState if not state.ended]
+    return list(session.client.jobs(state=active, limit=_MAX_JOBS)), session.client.cluster()

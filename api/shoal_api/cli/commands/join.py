@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.session import Session, command
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
-from shoal_service.clusters.config import COMMAND, GatewayConfig
+from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.home import Home
 from shoal_workers.contract.placing import check_labels
 

@@ -12,12 +12,11 @@ from typing import Annotated
 
 import typer
 
-from shoal_api.cli.doors import describe as describe_script
-from shoal_api.cli.doors import examine, refuse_function_as_task
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import SetOption, SpecArgument
 from shoal_api.cli.output import Output
+from shoal_api.cli.program_findings import describe as describe_script
+from shoal_api.cli.program_findings import examine, refuse_function_as_task
 from shoal_api.cli.render.terminal import command_text
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal_api.cli.doors import is_loop, read_ray_train, refuse_function_as_task
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.options import DEFAULT_URL, JobArgument, SetOption
 from shoal_api.cli.program import Program, code_directory, make_spec, parse_workers, read_program
+from shoal_api.cli.program_findings import is_loop, read_ray_train, refuse_function_as_task
 from shoal_api.cli.render.jobs import job_line, job_page
 from shoal_api.cli.render.progress import screen_for
 from shoal_api.cli.render.queue import dry_run_page

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from shoal_api.cli.errors import CliError
-from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import YesFlag, given
 from shoal_api.cli.render.jobs import sweep_table
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import load_spec
-from shoal_service.control.sweeps import members, specs_of, with_name
+from shoal_service.control.submission import members, specs_of, with_name
 from shoal_service.core.quantities import count_text
 from shoal_service.core.sweeps import InvalidGrid, label_names, parse_axis, parse_interval
 from shoal_service.core.sweeps import words as describe_labels

@@ -2,10 +2,13 @@
 and how its losses differ from another job's.
 
 Pure: every function takes views and returns objects that rich prints.
+
+The tables of `shoal token list` and `shoal audit`.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.terminal import STATE_STYLE, Part, bar, clock, facts_grid, make_table, new_table, sparkline
+from shoal_service.access_views import AuditEvent, TokenView
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Category, Goodput, account, resume, show
 from shoal_service.core.quantities import count_text, duration_text, size_text
@@ -363,3 +367,64 @@ def _at(value: float | None, step: int | None) -> str:
 
 def _step_or_none(step: int | None) -> str:
     return "none" if step is None else str(step)
+
+
+def is_valid(token: TokenView, now: float) -> bool:
+    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
+
+
+def tokens_table(tokens: Sequence[TokenView], now: float) -> RenderableType:
+    """Return a table with one row per token, in the given order."""
+    return make_table(
+        ("id", "name", "role", "for", "ends", "last use", "made by"),
+        [
+            (
+                token.id,
+                token.name,
+                token.role,
+                _scope(token),
+                _end(token, now),
+                "never" if token.last_used_at is None else _time(token.last_used_at),
+                token.created_by,
+            )
+            for token in tokens
+        ],
+    )
+
+
+def audit_table(events: Sequence[AuditEvent]) -> RenderableType:
+    """Return a table with one row per event, in the given order."""
+    return make_table(
+        ("time", "who", "role", "token", "from", "what", "job", "outcome"),
+        [
+            (
+                _time(event.at),
+                event.actor,
+                event.role,
+                event.token_id,
+                event.address,
+                event.operation,
+                event.job_id,
+                event.outcome,
+            )
+            for event in events
+        ],
+    )
+
+
+def _scope(token: TokenView) -> str:
+    if token.cluster is not None:
+        return f"cluster {token.cluster}"
+    return "all" if token.projects is None else ", ".join(token.projects)
+
+
+def _end(token: TokenView, now: float) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is None:
+        return "never"
+    return "expired" if token.expires_at <= now else _time(token.expires_at)
+
+
+def _time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

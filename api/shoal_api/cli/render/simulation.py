@@ -10,12 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from shoal_api.cli.render.terminal import make_table
-from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.core.quantities import count_text
 from shoal_service.simulator.engine import JobRun, Market, Run
 from shoal_service.simulator.metrics import Metrics
 from shoal_service.simulator.traces import AWAY, Capacity, Trace
 
-_HOUR_S = 3600.0
 _COLUMNS = ("mean JCT", "median", "p99", "makespan", "fairness", "utilisation", "goodput", "moves", "preempted")
 _LEAST_HOURS = 5.0
 """Times of a simulation that takes less than this are in minutes."""
@@ -56,13 +55,6 @@ def simulation_page(trace: Trace, market: Market, results: Sequence[Simulated], 
     lines: list[Any] = [_head(trace, market, unit, restart_costs=restart_costs), table]
     lines += [_unfinished(result) for result in results if result.metrics.num_unfinished]
     return lines
-
-
-def title(result: Simulated) -> str:
-    """Return the title of a panel of the picture."""
-    metrics = result.metrics
-    moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
-    return f"{result.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
 
 
 def documents(trace: Trace, market: Market, results: Sequence[Simulated]) -> dict[str, Any]:
@@ -134,10 +126,6 @@ def _unfinished(result: Simulated) -> Text:
         f"the first is {waiting[0]}. Its figures are those of the others.",
         style="red",
     )
-
-
-def _hours(hours: float) -> str:
-    return duration_text(hours * _HOUR_S) if math.isfinite(hours) else "-"
 
 
 def _number(value: float, digits: int) -> str:

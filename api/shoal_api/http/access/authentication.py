@@ -1,4 +1,10 @@
-"""Finds who makes a request: the middleware between the edge and the routes. It puts a `Principal` into the scope, or
+"""What each route needs: a permission, or nothing. Every route declares it, else `create_app` fails. `JsonRouter` makes
+a `Needs` of a permission.
+
+A route about a job (its path has `job_id`) is about a job of the principal's projects: for the principal there is no
+other. What lists jobs takes those of `caller.projects`.
+
+Finds who makes a request: the middleware between the edge and the routes. It puts a `Principal` into the scope, or
 None.
 
 A token that is shown and is not valid is refused at once, also for a route that needs none; a cookie that is not
@@ -20,27 +26,154 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.limits import LIMITER, Limiter
-from shoal_api.http.problems import Csrf, IssuerAway, problem_response
+from shoal_api.http.problems import Csrf, Forbidden, IssuerAway, problem_response
 from shoal_service.control import oidc
 from shoal_service.control.oidc import Issuer, JwtRefused
-from shoal_service.core.access import Principal, hash_of, id_of, is_attempt_token
+from shoal_service.core.access import Permission, Principal, hash_of, id_of, is_attempt_token, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
-from shoal_service.store import Store, audit, credentials, supervisor_links
-from shoal_service.store.audit import CURRENT, DONE, Deed
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store import Store, access, job_deletion, supervisor_links
+from shoal_service.store.access import CURRENT, DONE, Deed
+from shoal_service.store.errors import JobNotFound, StoreUnavailable
+
+
+class Needs:
+    """A dependency of a route. `permission` None: anyone may ask.
+
+    `is_audited` False: a program of the service calls the route again and again. What it reports is no deed of a
+    person, and would fill the audit.
+    """
+
+    def __init__(self, permission: Permission | None, *, is_audited: bool = True) -> None:
+        self.permission = permission
+        self._is_audited = is_audited
+
+    async def __call__(self, request: Request) -> None:
+        deed = CURRENT.get()
+        if deed is not None:
+            deed.operation = f"{request.method} {request.scope['route'].path}"
+            deed.job_id = request.path_params.get("job_id", "")
+        # a POST that only checks a spec or plans a layout changes nothing, so it is no deed for the audit
+        request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
+        if self.permission is None:
+            return
+        caller: AttemptCaller | None = request.scope.get(ATTEMPT)
+        if caller is not None:
+            raise Forbidden(f"The token is that of {_named(caller)}, and may do nothing else.")
+        principal = principal_of(request)
+        refusal = refusal_of(principal, self.permission)
+        if refusal is not None:
+            raise Forbidden(refusal.reason)
+        cluster = request.path_params.get("cluster")
+        if cluster is not None and principal.cluster not in ("", cluster):
+            detail = f"The token is of the cluster {principal.cluster!r}: join with --name {principal.cluster}."
+            raise Forbidden(detail)
+        job_id = request.path_params.get("job_id")
+        if job_id is not None and principal.projects is not None:
+            await require_visible(request, job_id)
+        if deed is not None and not self._is_audited:
+            deed.is_recorded = True
+
+
+class OfAttempt(Needs):
+    """A dependency of a route that the supervisor of an attempt calls: its path has `job_id` and `attempt`."""
+
+    def __init__(self) -> None:
+        super().__init__(Permission.ATTEMPT_SERVE)
+
+    async def __call__(self, request: Request) -> None:
+        caller: AttemptCaller | None = request.scope.get(ATTEMPT)
+        if caller is None:
+            if request.scope.get(PRINCIPAL) is None:
+                raise unauthenticated("This needs the token of the attempt.")
+            await super().__call__(request)
+        elif request.path_params != {"job_id": caller.job_id, "attempt": str(caller.attempt)}:
+            raise Forbidden(f"The token is that of {_named(caller)}, not of this attempt.")
+
+
+def _named(caller: AttemptCaller) -> str:
+    return f"attempt {caller.attempt} of job {caller.job_id}"
+
+
+OF_ATTEMPT = OfAttempt()
+"""What a route needs that takes only the token of the attempt in its path."""
+
+
+def caller_of(request: Request) -> AttemptCaller:
+    """Return the supervisor that makes the request. The route has OF_ATTEMPT."""
+    caller: AttemptCaller = request.scope[ATTEMPT]
+    return caller
+
+
+PUBLIC = Needs(None)
+"""What a route needs that anyone may ask."""
+
+
+class LoggedIn(Needs):
+    """A dependency of a page: a visitor who is not logged in is sent to the login page, which leads back."""
+
+    async def __call__(self, request: Request) -> None:
+        if request.scope.get(PRINCIPAL) is None:
+            raise LoginNeeded
+        await super().__call__(request)
+
+
+class LoginNeeded(Exception):
+    """Answered with a redirect, see `to_login`."""
+
+
+LOGGED_IN = LoggedIn(Permission.WHOAMI)
+"""What a page needs that is for those who are logged in. The page itself has no data; the routes that it reads from
+check each request."""
+
+
+async def to_login(request: Request, error: Exception) -> Response:
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login#next={quote(path, safe='')}", status_code=303)
+
+
+async def require_visible(request: Request, job_id: str) -> None:
+    """Raises JobNotFound if there is no such job, or if the principal does not see its project."""
+    principal = principal_of(request)
+    if principal.projects is None:
+        return
+    project = await run_in_threadpool(request.app.state.context.store.reading(job_deletion.project_of), job_id)
+    if not principal.sees(project):
+        raise JobNotFound(job_id)
+
+
+Declarations = Mapping[tuple[str, str], Permission | None]
+"""Permissions by method and path; None if anyone may ask."""
+
+
+def declarations(routers: Iterable[APIRouter]) -> Declarations:
+    """Return what the routes need. Raises AssertionError if a route declares nothing, because it would be open to
+    anyone."""
+    declared_by_route: dict[tuple[str, str], Permission | None] = {}
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute), route
+            declared = [
+                dependency.dependency for dependency in route.dependencies if isinstance(dependency.dependency, Needs)
+            ]
+            assert declared, f"the route {route.path} declares no Needs"
+            declared_by_route |= {(method, route.path_format): declared[0].permission for method in route.methods or ()}
+    return declared_by_route
+
 
 PRINCIPAL = "shoal.principal"
 ATTEMPT = "shoal.attempt"
@@ -113,14 +246,14 @@ class Authenticator:
 
     async def of_cookie(self, secret: str) -> Principal | None:
         """Return the principal of a session; None if the session has ended."""
-        return await self._find(secret, self._stored(self._store.reading(credentials.principal_of_session)))
+        return await self._find(secret, self._stored(self._store.reading(access.principal_of_session)))
 
     async def of_bearer(self, token: str) -> Principal | None:
         """Return the principal of a token; None if the token is not valid. Raises Unauthenticated with the reason if a
         JWT is not valid."""
         if id_of(token) is None:
             return await self._of_jwt(token) if self._issuer is not None and token.count(".") == 2 else None
-        return await self._find(token, self._stored(self._store.reading(credentials.principal_of_token)))
+        return await self._find(token, self._stored(self._store.reading(access.principal_of_token)))
 
     async def of_attempt(self, token: str) -> AttemptCaller | None:
         """Return the attempt of a token, as it was a few seconds ago at most; None if no attempt that goes on has this
@@ -135,7 +268,7 @@ class Authenticator:
     async def note(self, deed: Deed, outcome: str) -> None:
         """Write a deed into the audit. Never raises: the request is answered already."""
         try:
-            await run_in_threadpool(self._store.writing(audit.record_refusal), deed, outcome)
+            await run_in_threadpool(self._store.writing(access.record_refusal), deed, outcome)
         except StoreUnavailable:
             _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
@@ -145,7 +278,7 @@ class Authenticator:
         self._written_mono = self._mono()
         if used:
             try:
-                await run_in_threadpool(self._store.writing(credentials.note_use), used)
+                await run_in_threadpool(self._store.writing(access.note_use), used)
             except StoreUnavailable:
                 _log.warning("access.uses_not_written", extra={"tokens": len(used)})
 

@@ -15,22 +15,19 @@ from starlette.responses import Response
 from shoal_api.http.access.authentication import (
     CSRF_TOKEN,
     INVALID_TOKEN,
+    PUBLIC,
     clear_session,
     csrf_token_of,
     session_of,
     set_session,
     shown,
 )
-from shoal_api.http.access.needs import PUBLIC
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing, json_response
-from shoal_api.http.parameters import MAX_SEQ
+from shoal_api.http.json_router import MAX_SEQ, AppContext, Caller, JsonRouter, Reading, Writing, body, json_response
 from shoal_api.http.problems import Forbidden
 from shoal_service.access_views import AuditPage, NewToken, SessionLink, SessionRequest, TokenRequest, TokenView, Whoami
-from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, refusal_of
-from shoal_service.core.own_tokens import makes_own, manages
-from shoal_service.store import TokenNotFound, audit, credentials
-from shoal_service.store.audit import CURRENT, AuditQuery
+from shoal_service.core.access import PERMISSIONS, Permission, Principal, Refusal, makes_own, manages, refusal_of
+from shoal_service.store import TokenNotFound, access
+from shoal_service.store.access import CURRENT, AuditQuery
 from shoal_service.views import Page
 
 _LINK_S = 120.0
@@ -57,7 +54,7 @@ async def log_in(
     if login.token:
         principal = await shown(request.scope, context.authenticator.of_bearer(login.token), INVALID_TOKEN)
     else:
-        finding = run_in_threadpool(store.writing(credentials.take_link), login.code, now=now)
+        finding = run_in_threadpool(store.writing(access.take_link), login.code, now=now)
         reason = "The link has been used, or is too old. `shoal open` makes a new one."
         principal = await shown(request.scope, finding, reason)
     deed = CURRENT.get()
@@ -65,7 +62,7 @@ async def log_in(
         deed.by(principal)
     secret = secrets.token_urlsafe(32)
     ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
-    await run_in_threadpool(store.writing(credentials.begin_session), secret, principal, now=now, ends_at=ends_at)
+    await run_in_threadpool(store.writing(access.begin_session), secret, principal, now=now, ends_at=ends_at)
     response = json_response(_whoami(principal, csrf_token_of(secret)), 201)
     set_session(response, request.scope, secret, max_age_s=ends_at - now)
     return response
@@ -76,7 +73,7 @@ async def log_out(request: Request, context: AppContext) -> Response:
     """Ends the session of the cookie. Without a cookie it does nothing."""
     secret = session_of(dict(request.scope["headers"]))
     if secret is not None:
-        await run_in_threadpool(context.store.writing(credentials.end_session), secret)
+        await run_in_threadpool(context.store.writing(access.end_session), secret)
         context.authenticator.forget()
     response = Response(status_code=204)
     clear_session(response, request.scope)
@@ -87,7 +84,7 @@ async def log_out(request: Request, context: AppContext) -> Response:
 def make_link(tx: Writing, context: AppContext, caller: Caller) -> SessionLink:
     """The link is valid once, for two minutes. Its session is that of the token which made the link."""
     code, now = secrets.token_urlsafe(32), context.clock()
-    credentials.begin_session(tx, code, caller, now=now, ends_at=now + _LINK_S, is_link=True)
+    access.begin_session(tx, code, caller, now=now, ends_at=now + _LINK_S, is_link=True)
     return SessionLink(path=f"/login#code={code}", code=code, expires_at=now + _LINK_S)
 
 
@@ -100,8 +97,8 @@ def create_token(
     token of a program makes none."""
     store, now = context.store, context.clock()
     if manages(caller):
-        return store.writing(credentials.create_token)(token, by=caller.name, now=now)
-    made = store.writing(credentials.create_own_token)(token, caller, now=now)
+        return store.writing(access.create_token)(token, by=caller.name, now=now)
+    made = store.writing(access.create_own_token)(token, caller, now=now)
     if isinstance(made, Refusal):
         raise Forbidden(made.reason)
     return made
@@ -111,7 +108,7 @@ def create_token(
 def list_tokens(tx: Reading, caller: Caller) -> Page[TokenView]:
     """Lists tokens newest first, with those that are expired or revoked, without their secrets: an admin all of
     them, a person those of the same user with no more rights, a program its own and those that it has made."""
-    tokens = credentials.list_tokens(tx) if manages(caller) else credentials.list_own_tokens(tx, caller)
+    tokens = access.list_tokens(tx) if manages(caller) else access.list_own_tokens(tx, caller)
     return Page[TokenView](items=tuple(tokens))
 
 
@@ -127,9 +124,9 @@ async def revoke_token(request: Request, context: AppContext, caller: Caller, to
     were made with it, end with it. A principal revokes those that `GET /v1/tokens` lists. Idempotent."""
     store, now = context.store, context.clock()
     if manages(caller):
-        view = await run_in_threadpool(store.writing(credentials.revoke_token), token_id, now=now)
+        view = await run_in_threadpool(store.writing(access.revoke_token), token_id, now=now)
     else:
-        view = await run_in_threadpool(store.writing(credentials.revoke_own_token), token_id, caller, now=now)
+        view = await run_in_threadpool(store.writing(access.revoke_own_token), token_id, caller, now=now)
     context.authenticator.forget()
     response = json_response(view)
     if view.id == caller.token_id and CSRF_TOKEN in request.scope:
@@ -147,7 +144,7 @@ def read_audit(
 ) -> AuditPage:
     """Lists every change through the API, and every one that was refused with 403, newest first: who, what, from
     where. A change and its record are one transaction. Nothing changes or deletes a record."""
-    entries = audit.read(tx, AuditQuery(before=before, job_id=job, actor=actor, limit=limit))
+    entries = access.read(tx, AuditQuery(before=before, job_id=job, actor=actor, limit=limit))
     return AuditPage(items=tuple(entries), next_before=entries[-1].number if len(entries) == limit else None)
 
 

@@ -1,7 +1,8 @@
-"""Routes about what jobs leave: files, media, lineage of checkpoints, and the registry of models.
+"""Routes about what jobs leave: files, media, checkpoints with their lineage, and the registry of models.
 
 Media are written by the code of jobs. So images are answered with the type that the ending of their name allows, with a
-policy that lets a browser run nothing, and the page shows everything else as text.
+policy that lets a browser run nothing, and the page shows everything else as text. The control loop passes the pins of
+checkpoints to the supervisor; the other verbs about checkpoints access the storage from this process.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ from fastapi import Header, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from shoal_api.http.access.needs import require_visible
+from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.conditional import tagged
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, Job, JsonRouter, Reading, Writing
-from shoal_api.http.parameters import PROJECT_NAME, JobId
+from shoal_api.http.json_router import PROJECT_NAME, AppContext, Caller, Job, JobId, JsonRouter, Reading, Writing, body
 from shoal_service.artifact_views import (
     ALIAS_NAME,
     MODEL_NAME,
@@ -30,9 +29,10 @@ from shoal_service.artifact_views import (
     OutputPage,
 )
 from shoal_service.core.access import Permission, Principal
-from shoal_service.store import JobNotFound, NotFound, ProjectNotFound, models
-from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
-from shoal_service.views import Page
+from shoal_service.store import Conflict, JobEnded, JobNotFound, NotFound, ProjectNotFound, checkpoint_rows, models
+from shoal_service.store.database import Transaction
+from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound
+from shoal_service.views import CheckpointState, CheckpointView, Page, VerificationState, VerificationView
 from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES
@@ -288,3 +288,90 @@ def _require_project(caller: Principal, project: str) -> None:
     """Raises ProjectNotFound."""
     if not caller.sees(project):
         raise ProjectNotFound(project)
+
+
+DELETE_S = 120.0
+CheckpointDirectory = Annotated[
+    str,
+    Path(
+        pattern=r"^step-[0-9]{12,19}-a[0-9]{1,9}-g[0-9]{1,18}$",
+        description="Name of the checkpoint's directory: step-000000000120-a1-g3.",
+    ),
+]
+
+checkpoint_router = JsonRouter(
+    "/v1/jobs/{job_id}/checkpoints/{name}", "histories", raises=[JobNotFound, CheckpointNotFound]
+)
+
+
+@checkpoint_router.route("PUT /pin", Permission.JOBS_CHANGE, "Pin a checkpoint", raises=[Conflict, CheckpointConflict])
+def pin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: CheckpointDirectory) -> CheckpointView:
+    """Retention does not delete it from now on; `checkpoint.keep` counts as before. A running attempt learns of it
+    within a second, and may have deleted the checkpoint until then. Idempotent."""
+    return checkpoint_rows.pin(tx, job_id, _parsed(job_id, name), is_pinned=True, now=context.clock())
+
+
+@checkpoint_router.route(
+    "DELETE /pin", Permission.JOBS_CHANGE, "Take the pin of a checkpoint away", raises=[Conflict, CheckpointConflict]
+)
+def unpin_checkpoint(tx: Writing, context: AppContext, job_id: JobId, name: CheckpointDirectory) -> CheckpointView:
+    """Retention deletes it after the next commit, if enough others are newer. Idempotent."""
+    return checkpoint_rows.pin(tx, job_id, _parsed(job_id, name), is_pinned=False, now=context.clock())
+
+
+@checkpoint_router.route(
+    "POST /verify", Permission.JOBS_CHANGE, "Verify a checkpoint", raises=[JobEnded, Conflict, CheckpointConflict]
+)
+async def verify_checkpoint(
+    context: AppContext,
+    job: Job,
+    job_id: JobId,
+    name: CheckpointDirectory,
+    wait: Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait for the end.")] = 0,
+) -> VerificationView:
+    """Reads every byte of it once and compares lengths and checksums with its marker. Begins the verification, or
+    joins the one that runs, and answers with how far it is after at most `wait` seconds; repeat the request while
+    `state` is `running`. A checkpoint that is found damaged has this state from now on. Training is not touched.
+    """
+    store, parsed = context.store, _parsed(job_id, name)
+    await run_in_threadpool(store.reading(_require_stored), job_id, parsed)
+    view = await context.verifications.verify(job_id, context.storage.catalog(job), parsed, wait_s=wait)
+    if view.state is VerificationState.DAMAGED:
+        note = partial(store.writing(checkpoint_rows.note_damage), message=view.message, now=context.clock())
+        await run_in_threadpool(note, job_id, parsed)
+    return view
+
+
+@checkpoint_router.route(
+    "DELETE",
+    Permission.JOBS_CHANGE,
+    "Delete a checkpoint",
+    raises=[CheckpointConflict, CheckpointKept, JobEnded, Conflict],
+)
+async def delete_checkpoint(context: AppContext, job: Job, job_id: JobId, name: CheckpointDirectory) -> CheckpointView:
+    """The checkpoint is deleted from the storage at once; this cannot be undone. The request is refused for a
+    pinned one, and for the newest good one of a job that has not ended. The list keeps its row, with state
+    `deleted`."""
+    store, parsed = context.store, _parsed(job_id, name)
+    await run_in_threadpool(store.reading(checkpoint_rows.check_deletion), job_id, parsed)
+    await context.storage.run(partial(context.storage.catalog(job).delete, parsed), within_s=DELETE_S)
+    note = store.writing(checkpoint_rows.note_deletion)
+    return await run_in_threadpool(note, job_id, parsed, now=context.clock())
+
+
+def _parsed(job_id: str, name: str) -> CheckpointName:
+    parsed = CheckpointName.parse(name)
+    if parsed is None:  # a number with a leading zero too many
+        raise CheckpointNotFound(job_id, name)
+    return parsed
+
+
+def _require_stored(tx: Transaction, job_id: str, name: CheckpointName) -> None:
+    """Raises CheckpointNotFound, CheckpointConflict."""
+    states = {row.name: row.state for row in checkpoint_rows.read_checkpoints(tx, job_id)}
+    state = states.get(str(name))
+    if state is None:
+        raise CheckpointNotFound(job_id, str(name))
+    if state not in (CheckpointState.COMMITTED, CheckpointState.DAMAGED):
+        rule = "only one that is in the storage can be verified"
+        raise CheckpointConflict(job_id, str(name), state, rule)

@@ -18,15 +18,21 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from shoal_api.http.access.authentication import ATTEMPT
-from shoal_api.http.access.needs import OF_ATTEMPT, caller_of
+from shoal_api.http.access.authentication import ATTEMPT, OF_ATTEMPT, caller_of
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, read_at_most, require_media_type
 from shoal_api.http.edge import OPEN_ENDED, POLL
-from shoal_api.http.json_router import AppContext, JsonRouter, json_response
-from shoal_api.http.long_poll import while_connected
-from shoal_api.http.parameters import MAX_SEQ, JobId
+from shoal_api.http.json_router import (
+    JSON_TYPES,
+    MAX_SEQ,
+    AppContext,
+    JobId,
+    JsonRouter,
+    json_response,
+    read_at_most,
+    require_media_type,
+)
 from shoal_api.http.problems import BadDocument
+from shoal_api.http.streams import while_connected
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
 from shoal_service.store import JobEnded, JobNotFound, RequestConflict
 

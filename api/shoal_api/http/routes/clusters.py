@@ -16,14 +16,21 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import Needs
-from shoal_api.http.documents import JSON_TYPES, JsonBody, read_body, require_media_type
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading
-from shoal_api.http.long_poll import poll
-from shoal_api.http.parameters import ClusterName
+from shoal_api.http.access.authentication import Needs
+from shoal_api.http.json_router import (
+    JSON_TYPES,
+    AppContext,
+    Caller,
+    ClusterName,
+    JsonBody,
+    JsonRouter,
+    Reading,
+    read_body,
+    require_media_type,
+)
 from shoal_api.http.problems import InvalidRequest
-from shoal_service.clusters.snapshot import ClusterSnapshot
-from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, Order, OrderPage, ReportReceipt
+from shoal_api.http.streams import poll
+from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, ClusterSnapshot, Order, OrderPage, ReportReceipt
 from shoal_service.core.access import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S

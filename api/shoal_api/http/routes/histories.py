@@ -1,28 +1,79 @@
-"""Routes for the histories of a job (events, logs, incidents, checkpoints), its workers, and the comparison of its
-losses with those of another job. `series.py` has the series.
+"""Routes for the histories of a job (events, logs, incidents, checkpoints, series, system metrics), for its workers,
+and for what looks into them: stacks and profiles. One compares its losses with those of another job.
+
+The series is JSON for programs that look, and CSV or Parquet for those that keep it. Files are written in pieces on
+worker threads, so that a long job does not fill the memory. A request for stacks or for a profile is stored; the
+control loop passes it to the supervisor, which carries it out.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from shoal_api.answers import EventPage, LogPage
-from shoal_api.http.access.needs import require_visible
+from shoal_api.http.access.authentication import require_visible
 from shoal_api.http.context import wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_events, read_lines
-from shoal_api.http.json_router import AppContext, JsonRouter, Reading, json_response
-from shoal_api.http.long_poll import poll
-from shoal_api.http.parameters import MAX_SEQ, JobId, LastEventId
-from shoal_api.http.streams import STREAMED, sse_response, text_response
+from shoal_api.http.json_router import (
+    MAX_SEQ,
+    AppContext,
+    Job,
+    JobId,
+    JsonRouter,
+    LastEventId,
+    Reading,
+    Writing,
+    body,
+    json_response,
+)
+from shoal_api.http.problems import InvalidRequest, NotAcceptable, NotReady
+from shoal_api.http.streams import STREAMED, poll, sse_response, text_response
+from shoal_api.http.table_files import (
+    FILES,
+    ColumnType,
+    FileFormat,
+    csv_pieces,
+    file_response,
+    parquet_pieces,
+    require_writer,
+)
+from shoal_service.cluster.errors import SupervisorUnavailable
 from shoal_service.core.access import Permission
+from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.store import JobNotFound, checkpoint_rows, histories
-from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView
+from shoal_service.core.system_metrics import SystemMetric
+from shoal_service.problems import ServiceError
+from shoal_service.store import (
+    JobEnded,
+    JobNotFound,
+    RequestConflict,
+    Store,
+    checkpoint_rows,
+    histories,
+    supervisor_links,
+    system_samples,
+)
+from shoal_service.store.errors import ProfileNotFound, ProfileOpen
+from shoal_service.views import (
+    CheckpointView,
+    IncidentView,
+    Page,
+    ParityView,
+    ProfileBody,
+    ProfileView,
+    SystemColumns,
+    WorkerView,
+)
+from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.profiles import TRACE_FILE
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
 _SSE_OR_TEXT = {"content": STREAMED[200]["content"] | {"text/plain": {"schema": {"type": "string"}}}}
@@ -126,3 +177,239 @@ async def parity(
     await require_visible(request, against)
     read = context.store.reading(histories.parity)
     return await run_in_threadpool(read, job_id, against, tolerance=tolerance, max_points=max_points)
+
+
+_MAX_POINTS = 1000
+_ROWS_AT_ONCE = 5000
+
+
+class SeriesFormat(StrEnum):
+    """How a series is answered."""
+
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+_NESTED = ("metrics", "val_metrics")
+_PLAIN = tuple(name for name in SeriesPoint.model_fields if name not in _NESTED)
+_INTEGERS = ("step", "world_size", "generation")
+Pages = Iterable[Sequence[SeriesPoint]]
+
+
+@router.route(
+    "GET /series",
+    Permission.JOBS_READ,
+    "Loss, speed, world size and the task's own metrics over the steps",
+    answer=Page[SeriesPoint],
+    responses={200: FILES},
+    raises=[NotAcceptable],
+)
+def series(
+    context: AppContext,
+    job_id: JobId,
+    max_points: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=20_000,
+            description="Longer series are down-sampled. Default: 1000 for json; csv and parquet have all stored ones.",
+        ),
+    ] = None,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
+    until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
+    format: Annotated[SeriesFormat, Query(description="The form of the answer.")] = SeriesFormat.JSON,
+) -> Response:
+    """Returns one point per completed step, or the mean of several. Values that are not finite are null.
+
+    `csv` and `parquet`: a column for each field, and `metrics.NAME` and `val_metrics.NAME` for the task's own
+    metrics. Parquet needs pyarrow on the server.
+    """
+    if format is not SeriesFormat.JSON:
+        require_writer(FileFormat(format))
+    store = context.store
+    points = store.reading(histories.read_series)(
+        job_id, after_step=after_step, until_step=until_step, max_points=max_points or _MAX_POINTS
+    )
+    if format is SeriesFormat.JSON:
+        return json_response(Page[SeriesPoint].model_construct(items=tuple(points)))
+    # columns come first in a file, so the means of all steps are read before the steps
+    pages = [points] if max_points or not points else _pages(store, job_id, after_step, points[-1].step)
+    file = FileFormat(format)
+    return file_response(file, f"{job_id}-series", pieces(file, columns_of(points), pages))
+
+
+def _pages(store: Store, job_id: str, after_step: int, until_step: int) -> Iterator[Sequence[SeriesPoint]]:
+    """Yield every step, in parts. The names of metrics are known from the means, which have each name of their
+    steps."""
+    while page := store.reading(histories.read_series_page)(
+        job_id, after_step=after_step, until_step=until_step, limit=_ROWS_AT_ONCE
+    ):
+        yield page
+        after_step = page[-1].step
+
+
+def columns_of(points: Iterable[SeriesPoint]) -> tuple[str, ...]:
+    """Return the columns of a file with these points."""
+    columns_by_table: dict[str, set[str]] = {nested: set() for nested in _NESTED}
+    for point in points:
+        for nested in _NESTED:
+            columns_by_table[nested].update(getattr(point, nested))
+    return (*_PLAIN, *(f"{nested}.{name}" for nested in _NESTED for name in sorted(columns_by_table[nested])))
+
+
+def pieces(format: FileFormat, columns: Sequence[str], pages: Pages) -> Iterator[bytes]:
+    """Yield the bytes of the file. A metric that is not among `columns` is left out."""
+    readers = [_reader(name) for name in columns]
+    rows = ([[read(point) for read in readers] for point in page] for page in pages)
+    if format is FileFormat.CSV:
+        return csv_pieces(columns, rows)
+    types = [ColumnType.INTEGER if name in _INTEGERS else ColumnType.NUMBER for name in columns]
+    return parquet_pieces(columns, types, rows)
+
+
+def _reader(column: str) -> Callable[[SeriesPoint], Any]:
+    nested, _, name = column.partition(".")
+    if name:
+        return lambda point: getattr(point, nested).get(name)
+    return lambda point: getattr(point, column)
+
+
+_RANKS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")
+
+
+@router.route(
+    "GET /system",
+    Permission.JOBS_READ,
+    "CPU, memory, GPU, network, disk and step phases of each rank over time",
+)
+def system(
+    tx: Reading,
+    job_id: JobId,
+    metric: Annotated[
+        SystemMetric,
+        Query(description="`busy`: share of its time in which a rank waits for no other. A straggler has most."),
+    ] = SystemMetric.BUSY,
+    ranks: Annotated[
+        str, Query(max_length=1000, description="Only these ranks: `0,4-7`. Empty: all ranks.", examples=["0,4-7"])
+    ] = "",
+    after: Annotated[
+        float,
+        Query(ge=0, allow_inf_nan=False, description="Only later than this time, in shorter intervals if they fit."),
+    ] = 0.0,
+) -> SystemColumns:
+    """Returns at most 240 intervals at any age of the job. Shares of time are between 0 and 1; other metrics have
+    their unit in their name."""
+    return system_samples.read(tx, job_id, metric, ranks=ranks_of(ranks), after=after)
+
+
+def ranks_of(text: str) -> RankSet | None:
+    """Return the ranks that `0,4-7` names; None for all. Raises InvalidRequest."""
+    if not text:
+        return None
+    if _RANKS.fullmatch(text) is None:
+        raise InvalidRequest(f"ranks is {text!r}. Write numbers and ranges, for example 0,4-7.")
+    parts = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+    return RankSet([(part[0], part[-1]) for part in parts])
+
+
+class RankSet:
+    """Ranges of ranks. They are not expanded, since a range may be large."""
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        self._ranges = ranges
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and any(first <= rank <= last for first, last in self._ranges)
+
+
+Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="Number of the profile, from 1.")]
+FileName = Annotated[
+    str, Path(pattern=TRACE_FILE.pattern, description="Name of one of its `files`: trace-rank0-g1.json.gz.")
+]
+
+
+class ProfileFileNotFound(ServiceError):
+    kind = ProfileNotFound.kind
+
+
+inspection_router = JsonRouter("/v1/jobs/{job_id}", "inspection", raises=[JobNotFound])
+
+
+@inspection_router.route(
+    "GET /stacks", Permission.JOBS_INSPECT, "What all workers of a job do now", raises=[RequestConflict, NotReady]
+)
+async def stacks(
+    context: AppContext,
+    job: Job,
+    job_id: JobId,
+    rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank.")] = None,
+    native: Annotated[bool, Query(description="Also frames of native code; each worker is paused for it.")] = False,
+) -> Stacks:
+    """Returns the stacks of the training threads, clustered by equal ones, also of workers that hang or are
+    stopped. It takes a second, and some seconds if a worker does not answer."""
+    try:
+        stacks = await context.cluster.stacks(job_id, rank=rank, native=native)
+    except SupervisorUnavailable as error:
+        raise NotReady(f"The supervisor of job {job_id} does not answer: {error}") from error
+    if stacks is None:
+        raise RequestConflict(job_id, job.status.state, "show stacks: this server drives no workers of it")
+    return stacks
+
+
+@inspection_router.route(
+    "POST /profiles",
+    Permission.JOBS_INSPECT,
+    "Profile a rank of a running job",
+    status=201,
+    raises=[JobEnded, RequestConflict, ProfileOpen],
+)
+def request_profile(
+    tx: Writing,
+    context: AppContext,
+    job_id: JobId,
+    profile: Annotated[ProfileBody, body(ProfileBody, {"steps": 3, "rank": 0}, required=False)],
+) -> ProfileView:
+    """Profiles some steps of this rank from its next step boundary on, without stopping the job or changing a
+    number. The answer comes at once; the profile has ended when its `state` is not `requested` any more (event
+    `profile.taken` or `profile.failed`). A job has one open request at a time. If the group loses a worker
+    meanwhile, the profile fails with a reason, and training goes on."""
+    return supervisor_links.create(tx, job_id, profile, now=context.clock())
+
+
+@inspection_router.route("GET /profiles", Permission.JOBS_READ, "Profiles of a job")
+def list_profiles(tx: Reading, job_id: JobId) -> Page[ProfileView]:
+    """Lists profiles, oldest first, each with the table of where the time of its steps went. The newest 8 are
+    kept."""
+    return Page[ProfileView].model_construct(items=tuple(supervisor_links.views(tx, job_id)))
+
+
+@inspection_router.route("GET /profiles/{number}", Permission.JOBS_READ, "One profile", raises=[ProfileNotFound])
+def get_profile(tx: Reading, job_id: JobId, number: Number) -> ProfileView:
+    """Returns its state, the table of where the time of its steps went, and its files."""
+    return supervisor_links.view(tx, job_id, number)
+
+
+@inspection_router.route(
+    "GET /profiles/{number}/files/{name}",
+    Permission.JOBS_READ,
+    "A file of a profile",
+    responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
+    raises=[ProfileNotFound],
+)
+async def profile_file(context: AppContext, job: Job, job_id: JobId, number: Number, name: FileName) -> Response:
+    """Compressed JSON: `trace-...` is a trace in Chrome's format, which ui.perfetto.dev and chrome://tracing open
+    as it is; `memory-...` is the timeline of what tensors took. Read from the storage of the job.
+    """
+    view = await run_in_threadpool(context.store.reading(supervisor_links.view), job_id, number)
+    if name not in {file.name for file in view.files}:
+        raise ProfileFileNotFound(f"Profile {number} of job {job_id} has no file {name}.")
+    file = await context.storage.profile_file(job, number, name)
+    if file is None:
+        raise ProfileFileNotFound(f"{name} is not in the storage of job {job_id} any more, or not reachable here.")
+    length, pieces = file
+    headers = {
+        "Content-Disposition": f'attachment; filename="{job_id}-profile-{number}-{name}"',
+        "Content-Length": str(length),
+    }
+    return StreamingResponse(pieces, media_type="application/gzip", headers=headers)

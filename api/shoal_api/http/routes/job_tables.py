@@ -1,21 +1,77 @@
-"""Routes behind the table of jobs: the names that its conditions, orders and columns can use, and its saved views."""
+"""Routes behind the table of jobs: the names that its conditions, orders and columns can use, its saved views, the
+table as a file, and the curves of many jobs, which a workspace draws.
+
+A CSV or Parquet file has a row for each job that matches, in the order of the list.
+
+    columns    id, name and state, then those that `columns` names; without any, the fields of the list
+    rows       which jobs, and their order, are read once; then the jobs are read in pages, each as it is then
+
+So each job is in the file once, also if it changes its place meanwhile, and a job that is deleted meanwhile is left
+out. Memory holds the numbers of the jobs and one page of them. The rows of a Parquet file are read into a spool first.
+The address is not below /v1/jobs/, where the id of a job follows.
+
+Curves are one answer or a stream. The answer has each job with the values that `columns` asks for, and its curve. The
+stream sends the jobs whose curve has changed, whole, at most once a second. A page asks for the answer first, which is
+compressed, and then for the stream `since` that answer.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import gzip
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, Writing
-from shoal_api.http.parameters import PROJECT_NAME, selection_of
-from shoal_api.http.problems import InvalidRequest
-from shoal_api.http.routes.curves import NO_METRIC
+from shoal_api.http.conditional import is_unchanged
+from shoal_api.http.context import wants_events
+from shoal_api.http.json_router import (
+    MAX_SEQ,
+    PROJECT_NAME,
+    AppContext,
+    Archived,
+    Caller,
+    Columns,
+    Descending,
+    JobsOfCluster,
+    JobsOfProject,
+    JobsOfProjectAlone,
+    JobsOfUser,
+    JsonRouter,
+    Labels,
+    Order,
+    Reading,
+    Search,
+    Sort,
+    States,
+    Where,
+    Writing,
+    body,
+    selection_of,
+    selectors_of,
+)
+from shoal_api.http.problems import InvalidRequest, NotAcceptable
+from shoal_api.http.streams import STREAMED, Batch, sse_event, sse_response
+from shoal_api.http.table_files import (
+    FILES,
+    FileFormat,
+    Spool,
+    csv_pieces,
+    file_response,
+    parquet_pieces,
+    require_writer,
+)
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import JobFields, PanelKind, SavedView, TableView, Workspace
-from shoal_service.store import Conflict, NotFound, ProjectNotFound, job_tables
-from shoal_service.store.many_curves import is_metric
-from shoal_service.views import Page
+from shoal_service.core.where.fields import Field
+from shoal_service.fleet_views import Curves, JobFields, PanelKind, SavedView, TableView, Workspace
+from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists
+from shoal_service.store.job_lists import FleetQuery, JobOrder
+from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Versions, Wanted, is_metric
+from shoal_service.views import JobSummary, Page
 
 Project = Annotated[str, Path(pattern=PROJECT_NAME, description="Name of a project.")]
 ViewName = Annotated[
@@ -34,7 +90,7 @@ router = JsonRouter("/v1", "jobs")
 def job_fields(tx: Reading, caller: Caller) -> JobFields:
     """Lists facts of jobs, the metrics and labels that jobs have, and all settings of a spec by their path. The
     last key of a setting is enough if no other path ends with it."""
-    return JobFields(items=job_tables.known_fields(tx, caller.projects))
+    return JobFields(items=job_lists.known_fields(tx, caller.projects))
 
 
 @router.route("GET /views", Permission.JOBS_READ, "List saved views of the table of jobs")
@@ -44,7 +100,7 @@ def list_views(
     project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only views of this project.")] = None,
 ) -> Page[SavedView]:
     """Lists them by project and name."""
-    return Page[SavedView](items=tuple(job_tables.read_views(tx, caller.projects, project)))
+    return Page[SavedView](items=tuple(job_lists.read_views(tx, caller.projects, project)))
 
 
 @router.route(
@@ -68,7 +124,7 @@ def put_view(
     selection_of(document.where, document.sort, document.columns, archived=False, now=now)
     if document.workspace is not None:
         _check_names(document.workspace, now)
-    return job_tables.put_view(tx, project, view, document, by=caller.name, now=now)
+    return job_lists.put_view(tx, project, view, document, by=caller.name, now=now)
 
 
 @router.route(
@@ -82,7 +138,7 @@ def delete_view(tx: Writing, caller: Caller, project: Project, view: ViewName) -
     """The jobs stay as they are."""
     if not caller.sees(project):
         raise ProjectNotFound(project)
-    job_tables.remove_view(tx, project, view)
+    job_lists.remove_view(tx, project, view)
 
 
 def _check_names(workspace: Workspace, now: float) -> None:
@@ -96,3 +152,208 @@ def _check_names(workspace: Workspace, now: float) -> None:
         else:
             for name in filter(None, (panel.x, panel.y)):
                 selection_of("", "", name, archived=False, now=now)
+
+
+MAX_CHOSEN = 500
+NUM_JOBS = "X-Total-Count"
+"""The header with the number of jobs that match."""
+_AT_ONCE = 500
+_FIRST = ("id", "name", "state")
+_USUAL = tuple(name for name in JobSummary.model_fields if name != "values")
+
+
+@router.route(
+    "GET /job-export",
+    Permission.JOBS_READ,
+    "The table of jobs as a file",
+    responses={200: {"description": "The file, with the number of jobs in `X-Total-Count`.", **FILES}},
+    raises=[NotAcceptable],
+)
+def export_jobs(
+    context: AppContext,
+    caller: Caller,
+    format: Annotated[FileFormat, Query(description="The format of the file.")] = FileFormat.CSV,
+    state: States = [],  # noqa: B006
+    project: JobsOfProjectAlone = None,
+    user: JobsOfUser = None,
+    label: Labels = [],  # noqa: B006
+    search: Search = "",
+    cluster: JobsOfCluster = None,
+    where: Where = "",
+    sort: Sort = "",
+    columns: Annotated[
+        str,
+        Query(
+            max_length=4000,
+            description="Names, separated by commas, of the columns after id, name and state. Default: the fields "
+            "of `GET /v1/jobs`.",
+        ),
+    ] = "",
+    archived: Archived = False,
+    job: Annotated[
+        list[str],
+        Query(max_length=MAX_CHOSEN, description="Only the jobs with these ids, also if they are archived."),
+    ] = [],  # noqa: B006
+    order: Order = JobOrder.CREATED,
+    descending: Descending = True,
+    limit: Annotated[int | None, Query(ge=1, le=10_000_000, description="Jobs in the file; default: all.")] = None,
+) -> Response:
+    """Returns a file with a row for each job, newest first if `sort` and `order` name nothing. A list or a section
+    is its JSON. CSV: text that a spreadsheet would run as a formula has an apostrophe before it. Parquet: a column
+    of numbers is float if one is, and text if its values have several types; it needs pyarrow on the server."""
+    require_writer(format)
+    query = FleetQuery(
+        search=search,
+        states=frozenset(state),
+        project=project,
+        user=user,
+        visible=caller.projects,
+        labels=selectors_of(label),
+        cluster=cluster,
+        ids=frozenset(job),
+        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
+        order=order,
+        descending=descending,
+        limit=limit,
+    )
+    nums = context.store.reading(job_lists.nums)(query)
+    made = pieces(context.store, format, nums, query.selection.columns)
+    return file_response(format, "jobs", made, {NUM_JOBS: str(len(nums))})
+
+
+def pieces(store: Store, format: FileFormat, nums: array[int], columns: Sequence[Field]) -> Iterator[bytes]:
+    """Yield the bytes of the file with the jobs of these numbers."""
+    names = (*_FIRST, *(column.name for column in columns if column.name not in _FIRST)) if columns else _USUAL
+    pages = _pages(store, nums, columns, names)
+    if format is FileFormat.CSV:
+        yield from csv_pieces(names, pages)
+        return
+    with Spool(len(names)) as spool:
+        for page in pages:
+            spool.add(page)
+        yield from parquet_pieces(names, spool.types, spool.pages())
+
+
+def _pages(store: Store, nums: array[int], columns: Sequence[Field], names: Sequence[str]) -> Iterator[list[list[Any]]]:
+    for begin in range(0, len(nums), _AT_ONCE):
+        jobs = store.reading(job_lists.summaries)(nums[begin : begin + _AT_ONCE], columns)
+        own = _FIRST if columns else _USUAL
+        yield [[getattr(job, name) if name in own else job.values.get(name) for name in names] for job in jobs]
+
+
+_MAX_JOBS = 500
+_MAX_METRICS = 64
+_REFRESH_S = 1.0
+_COMPRESSED_BYTES = 4_096
+NO_METRIC = f"no curve has this name. Known are {', '.join(PLAIN_METRICS)}, metric.NAME and val.NAME."
+Reader = Callable[[Versions | None], tuple[Curves, Versions]]
+
+
+curve_router = JsonRouter("/v1", "overviews")
+
+
+@curve_router.route("GET /curves", Permission.JOBS_READ, "Curves of many jobs", answer=Curves, responses=STREAMED)
+async def curves(
+    request: Request,
+    context: AppContext,
+    caller: Caller,
+    metric: Annotated[
+        list[str],
+        Query(
+            max_length=_MAX_METRICS,
+            description=f"{', '.join(PLAIN_METRICS)}, and metric.NAME and val.NAME for a task's own metrics.",
+        ),
+    ] = ["loss"],  # noqa: B006
+    job: Annotated[list[str], Query(max_length=_MAX_JOBS, description="Only the jobs with these ids.")] = [],  # noqa: B006
+    search: Search = "",
+    project: JobsOfProject = None,
+    where: Where = "",
+    sort: Sort = "",
+    columns: Columns = "",
+    archived: Archived = False,
+    limit: Annotated[int, Query(ge=1, le=_MAX_JOBS, description="Jobs in the answer.")] = 200,
+    points: Annotated[
+        int,
+        Query(
+            ge=1,
+            le=2000,
+            description="Points of each curve at least, if it has as many steps. At most eight times as many are "
+            "answered, and some for its end: each is the mean of 1, 8, 64, 512 ... steps.",
+        ),
+    ] = 60,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
+    until_step: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = MAX_SEQ,
+    packed: Annotated[bool, Query(description="Columns are base64 of little-endian numbers.")] = False,
+    since: Annotated[
+        str,
+        Query(pattern=r"^[0-9a-f]{0,16}$", description="For the stream: `position` of the answer that the client has."),
+    ] = "",
+) -> Response:
+    """Returns jobs, the newest first if `sort` names no order, with their curves. With `Accept: text/event-stream`:
+    the jobs that have changed, as events `curves`."""
+    for name in metric:
+        if not is_metric(name):
+            raise InvalidRequest(f"metric={name!r}: {NO_METRIC}")
+    query = FleetQuery(
+        search=search,
+        project=project,
+        visible=caller.projects,
+        ids=frozenset(job),
+        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
+        limit=limit,
+    )
+    wanted = Wanted(
+        metrics=tuple(sorted(set(metric))),
+        after_step=after_step,
+        until_step=until_step,
+        least=points,
+        packed=packed,
+    )
+
+    many = context.curves
+
+    def read(known: Versions | None) -> tuple[Curves, Versions]:
+        with context.store.read() as tx:
+            items, versions = many.read(tx, query, wanted, known=known)
+            total = job_lists.count_fleet(tx, query) if len(versions) >= limit else len(versions)
+        return Curves.model_construct(items=items, ids=tuple(versions), total=total, position=""), versions
+
+    if wants_events(request):
+        follower = _CurveFollower(read, many.versions_at(since))
+        return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
+    gzipped = "gzip" in request.headers.get("accept-encoding", "")
+    body, position = await run_in_threadpool(_body, read, many)
+    tag = f'"{position}{"z" if gzipped else ""}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if is_unchanged(request.headers.get("if-none-match", ""), tag):
+        return Response(status_code=304, headers=headers)
+    if gzipped and len(body) > _COMPRESSED_BYTES:
+        body, headers = await run_in_threadpool(gzip.compress, body, 1), headers | {"Content-Encoding": "gzip"}
+    return Response(body, media_type="application/json", headers=headers)
+
+
+def _body(read: Reader, many: ManyCurves) -> tuple[bytes, str]:
+    """Make the body, and its position, which is the same for the same content."""
+    drawn, versions = read(None)
+    body = drawn.model_dump_json().encode()
+    position = f"{zlib.crc32(body):08x}{len(body):08x}"
+    many.remember(position, versions)
+    unplaced = b'"position":""}'
+    assert body.endswith(unplaced)
+    return body[: -len(unplaced)] + f'"position":"{position}"}}'.encode(), position
+
+
+class _CurveFollower:
+    """Sends the jobs that have changed since it has sent them."""
+
+    def __init__(self, read: Reader, known: Versions | None) -> None:
+        self._read = read
+        self._known = known
+
+    def read(self) -> Batch:
+        drawn, versions = self._read(self._known)
+        is_same = self._known is not None and list(versions) == list(self._known)
+        self._known = versions
+        if is_same and not drawn.items:
+            return Batch(())
+        return Batch((sse_event(drawn.model_dump_json(), event="curves"),))

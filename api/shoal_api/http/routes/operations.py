@@ -1,4 +1,9 @@
-"""Routes for operators: cluster, webhooks, health, readiness, metrics, problem types."""
+"""Routes for operators: the cluster, webhooks, health, readiness, metrics, problem types; the nodes (list, show, drain,
+cordon, and undo both; the notice of a cloud); the clusters that have joined, and their tokens.
+
+The store holds drains, cordons and labels, so they outlive this process. The control loop passes them to the scheduler
+and to every supervisor within two seconds. The gateways of clusters have routes of their own, in `clusters.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,45 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import Health, ProblemType, Readiness
-from shoal_api.http.access.needs import PUBLIC, require_visible
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter
-from shoal_api.http.parameters import JOB_ID
-from shoal_api.http.problems import NotReady
+from shoal_api.http.access.authentication import PUBLIC, require_visible
+from shoal_api.http.context import Context
+from shoal_api.http.json_router import (
+    JOB_ID,
+    PATCH_TYPES,
+    AppContext,
+    Caller,
+    ClusterName,
+    JsonRouter,
+    Reading,
+    Writing,
+    body,
+)
+from shoal_api.http.problems import InvalidRequest, NodeNotFound, NotReady
+from shoal_service.access_views import ClusterTokenRequest, NewToken, TokenView
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import ClusterView
+from shoal_service.core.nodes import Cordon, DrainSource, Node, cordon_of_cluster, with_drains
+from shoal_service.fleet_views import (
+    ClusterPatch,
+    ClusterSummary,
+    ClusterView,
+    CordonRequest,
+    DrainRequest,
+    NodeView,
+    NoticeRequest,
+)
 from shoal_service.problems import ProblemKind, problem_kinds
-from shoal_service.store import JobNotFound, NotFound, StoreUnavailable, webhook_lanes
+from shoal_service.store import (
+    Conflict,
+    JobNotFound,
+    NotFound,
+    StoreUnavailable,
+    cluster_links,
+    histories,
+    node_records,
+    webhook_lanes,
+)
+from shoal_service.store.database import Transaction
+from shoal_service.store.errors import ClusterConflict, ClusterNotFound
 from shoal_service.telemetry.text_format import compressed
 from shoal_service.views import Page, WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
@@ -140,3 +176,273 @@ def _clusters_away(view: ClusterView) -> tuple[str, ...]:
     """Return the clusters that have joined and do not answer, while others do."""
     away = [cluster for cluster in view.clusters if not cluster.connected and cluster.silent_s is not None]
     return tuple(f"Cluster {cluster.name} is away: {cluster.why_away}. Jobs there train on." for cluster in away)
+
+
+NodeId = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, in full length, from GET /v1/nodes.")
+]
+NodeOrAddress = Annotated[
+    str, Path(pattern=r"^[0-9A-Za-z.:_-]{1,64}$", description="Ray's id of the node in full length, or its address.")
+]
+_DRAIN = {"reason": "kernel update", "deadline_s": 600}
+_NOTICE = {"deadline_s": 120, "reason": "spot instance reclaimed"}
+
+CordonBody = Annotated[CordonRequest, body(CordonRequest, {"reason": "a fan is loud"}, required=False)]
+
+node_router = JsonRouter("/v1", "operations")
+
+
+@node_router.route("GET /nodes", Permission.CLUSTER_READ, "List the nodes of the cluster")
+def list_nodes(tx: Reading, context: AppContext) -> Page[NodeView]:
+    """Lists all nodes, also dead ones, with their resources, drains and probations."""
+    return Page[NodeView](items=list_seen(tx, context))
+
+
+@node_router.route("GET /nodes/{node_id}", Permission.CLUSTER_READ, "Show a node", raises=[NodeNotFound])
+def show_node(tx: Reading, context: AppContext, node_id: NodeId) -> NodeView:
+    """Returns one node of the cluster."""
+    return _find_node(tx, context, node_id)
+
+
+@node_router.route(
+    "POST /nodes/{node_id}/drain",
+    Permission.CLUSTER_CHANGE,
+    "Drain a node",
+    status=202,
+    raises=[NodeNotFound, Conflict],
+)
+def drain_node(
+    tx: Writing,
+    context: AppContext,
+    node_id: NodeId,
+    drain: Annotated[DrainRequest, body(DrainRequest, _DRAIN, required=False)],
+) -> NodeView:
+    """Jobs leave the node at their next step boundary and lose no step; no new worker is placed there. With
+    `deadline_s`, they leave before that time. A repeated request replaces reason and deadline."""
+    if not _find_node(tx, context, node_id).alive:
+        raise Conflict(f"Node {node_id} is dead and cannot be drained.")
+    now = context.clock()
+    deadline = None if drain.deadline_s is None else now + drain.deadline_s
+    node_records.request_drain(tx, node_id, reason=drain.reason, deadline=deadline, now=now)
+    return _find_node(tx, context, node_id)
+
+
+@node_router.route(
+    "DELETE /nodes/{node_id}/drain",
+    Permission.CLUSTER_CHANGE,
+    "Use a drained node again",
+    raises=[NodeNotFound, Conflict],
+)
+def undo_drain(tx: Writing, context: AppContext, node_id: NodeId) -> NodeView:
+    """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
+    drain = _find_node(tx, context, node_id).drain
+    if drain is not None and drain.source is DrainSource.RAY:
+        raise Conflict(f"Ray drains node {node_id}, and Shoal cannot undo that.")
+    node_records.undo_drain(tx, node_id)
+    return _find_node(tx, context, node_id)
+
+
+@node_router.route(
+    "POST /nodes/{node_id}/cordon",
+    Permission.CLUSTER_CHANGE,
+    "Cordon a node",
+    status=202,
+    raises=[NodeNotFound, Conflict],
+)
+def cordon_node(tx: Writing, context: AppContext, node_id: NodeId, cordon: CordonBody) -> NodeView:
+    """No new worker is placed on the node; those that are there stay. A repeated request replaces the reason."""
+    if not _find_node(tx, context, node_id).alive:
+        raise Conflict(f"Node {node_id} is dead and cannot be cordoned.")
+    node_records.cordon(tx, node_id, reason=cordon.reason, now=context.clock())
+    return _find_node(tx, context, node_id)
+
+
+@node_router.route(
+    "DELETE /nodes/{node_id}/cordon",
+    Permission.CLUSTER_CHANGE,
+    "Place workers on a cordoned node again",
+    raises=[NodeNotFound, Conflict],
+)
+def undo_cordon(tx: Writing, context: AppContext, node_id: NodeId) -> NodeView:
+    """Does nothing to a node that is not cordoned. A node stays cordoned while its cluster is."""
+    _find_node(tx, context, node_id)
+    node_records.uncordon(tx, node_id)
+    return _find_node(tx, context, node_id)
+
+
+@node_router.route(
+    "POST /nodes/{node}/preemption-notice",
+    Permission.CLUSTER_CHANGE,
+    "Announce that a node will be taken away",
+    status=202,
+    raises=[NodeNotFound, Conflict],
+)
+def announce_preemption(
+    tx: Writing,
+    context: AppContext,
+    node: NodeOrAddress,
+    notice: Annotated[NoticeRequest, body(NoticeRequest, _NOTICE, required=False)],
+) -> Page[NodeView]:
+    """Hooks of a cloud or of Kubernetes call this: they know the machine by its address. All live nodes at the
+    address are drained before the deadline; jobs leave at a step boundary and lose no step. The answer is these
+    nodes."""
+    node_ids = [seen.node_id for seen in list_seen(tx, context) if seen.alive and node in (seen.node_id, seen.ip)]
+    if not node_ids:
+        raise NodeNotFound(f"There is no live node {node}; GET /v1/nodes lists them.")
+    now = context.clock()
+    deadline = now + notice.deadline_s if notice.deadline_at is None else notice.deadline_at
+    for node_id in node_ids:
+        node_records.request_drain(
+            tx, node_id, reason=notice.reason, deadline=deadline, now=now, source=DrainSource.NOTICE
+        )
+    return Page[NodeView](items=tuple(seen for seen in list_seen(tx, context) if seen.node_id in node_ids))
+
+
+def list_seen(tx: Transaction, context: Context) -> tuple[NodeView, ...]:
+    """Return the nodes as the control loop saw them last, with the current drains and cordons."""
+    nodes = with_drains(context.cluster.snapshot().nodes, node_records.drains(tx))
+    num_workers, cordons = histories.read_workers_by_node(tx), node_records.cordons(tx)
+    of_clusters = {entry.name: cordon_of_cluster(entry.name, entry.cordon) for entry in cluster_links.entries(tx)}
+
+    def cordon_of(node: Node) -> Cordon | None:
+        return cordons.get(node.node_id) or of_clusters.get(node.cluster)
+
+    return tuple(
+        NodeView.of(node.model_copy(update={"cordon": cordon_of(node)}), num_workers=num_workers[node.node_id])
+        for node in nodes
+    )
+
+
+def _find_node(tx: Transaction, context: Context, node_id: str) -> NodeView:
+    """Raises NodeNotFound."""
+    for node in list_seen(tx, context):
+        if node.node_id == node_id:
+            return node
+    raise NodeNotFound(f"There is no node {node_id}; GET /v1/nodes lists them.")
+
+
+_LABELS = {"labels": {"region": "eu"}}
+_TOKEN = {"name": "gateway-of-east", "expires_in_s": 31536000}
+
+cluster_router = JsonRouter("/v1/clusters", "clusters")
+
+
+@cluster_router.route("GET", Permission.CLUSTER_READ, "List the clusters")
+def list_clusters(tx: Reading, context: AppContext) -> Page[ClusterSummary]:
+    """Lists the clusters that have joined, and those for which a token was made; also those that are away."""
+    return Page[ClusterSummary](items=list_joined(tx, context))
+
+
+@cluster_router.route("GET /{cluster}", Permission.CLUSTER_READ, "Show a cluster", raises=[ClusterNotFound])
+def show_cluster(tx: Reading, context: AppContext, cluster: ClusterName) -> ClusterSummary:
+    """Returns whether it answers, what it has, and how many jobs run there."""
+    return _find_cluster(tx, context, cluster)
+
+
+@cluster_router.route("PATCH /{cluster}", Permission.CLUSTER_CHANGE, "Label a cluster", raises=[ClusterNotFound])
+def label_cluster(
+    tx: Writing,
+    context: AppContext,
+    cluster: ClusterName,
+    patch: Annotated[ClusterPatch, body(ClusterPatch, _LABELS, media_types=PATCH_TYPES)],
+) -> ClusterSummary:
+    """Its labels are added to those of its nodes, for `worker.selector`; a node's own take precedence."""
+    try:
+        cluster_links.label(tx, cluster, patch.labels)
+    except ValueError as error:
+        raise InvalidRequest(f"labels: {error}") from None
+    return _find_cluster(tx, context, cluster)
+
+
+@cluster_router.route(
+    "DELETE /{cluster}",
+    Permission.CLUSTER_CHANGE,
+    "Remove a cluster",
+    status=204,
+    raises=[ClusterNotFound, ClusterConflict],
+)
+async def remove_cluster(
+    context: AppContext,
+    cluster: ClusterName,
+    force: Annotated[
+        bool, Query(description="Although jobs have attempts there. Only once its gateway is gone.")
+    ] = False,
+) -> None:
+    """Its tokens are revoked, so its gateway ends. It may join again, with a new token."""
+    remove = context.store.writing(cluster_links.remove)
+    await run_in_threadpool(remove, cluster, force=force, now=context.clock())
+    context.authenticator.forget()
+
+
+@cluster_router.route(
+    "POST /{cluster}/cordon", Permission.CLUSTER_CHANGE, "Cordon a cluster", status=202, raises=[ClusterNotFound]
+)
+def cordon_cluster(tx: Writing, context: AppContext, cluster: ClusterName, cordon: CordonBody) -> ClusterSummary:
+    """No job starts there, and no worker is added; those that are there stay. A repeated request replaces the
+    reason."""
+    cluster_links.cordon(tx, cluster, reason=cordon.reason, now=context.clock())
+    return _find_cluster(tx, context, cluster)
+
+
+@cluster_router.route(
+    "DELETE /{cluster}/cordon",
+    Permission.CLUSTER_CHANGE,
+    "Start jobs in a cordoned cluster again",
+    raises=[ClusterNotFound],
+)
+def uncordon_cluster(tx: Writing, context: AppContext, cluster: ClusterName) -> ClusterSummary:
+    """Does nothing to a cluster that is not cordoned. Cordons of its nodes stay."""
+    cluster_links.uncordon(tx, cluster)
+    return _find_cluster(tx, context, cluster)
+
+
+@cluster_router.route(
+    "POST /{cluster}/tokens", Permission.TOKENS_MANAGE, "Make a token for the gateway of a cluster", status=201
+)
+def create_token(
+    tx: Writing,
+    context: AppContext,
+    caller: Caller,
+    cluster: ClusterName,
+    token: Annotated[ClusterTokenRequest, body(ClusterTokenRequest, _TOKEN)],
+) -> NewToken:
+    """The token is for `shoal join`. Only this answer has it; it is listed and revoked as other tokens are."""
+    return cluster_links.create_token(tx, cluster, token, by=caller.name, now=context.clock())
+
+
+@cluster_router.route(
+    "GET /{cluster}/tokens", Permission.TOKENS_MANAGE, "List the tokens of a cluster", raises=[ClusterNotFound]
+)
+def list_tokens(tx: Reading, cluster: ClusterName) -> Page[TokenView]:
+    """Lists tokens newest first, with those that are expired or revoked, without their secrets."""
+    return Page[TokenView](items=tuple(cluster_links.cluster_tokens(tx, cluster)))
+
+
+def list_joined(tx: Transaction, context: Context) -> tuple[ClusterSummary, ...]:
+    """Return the clusters as the control loop saw them last, with the present labels and cordons; the service's own
+    comes first."""
+    entries, num_jobs = {entry.name: entry for entry in cluster_links.entries(tx)}, cluster_links.num_jobs(tx)
+    seen = [cluster for cluster in context.cluster.snapshot().clusters if cluster.name in entries]
+    unseen = [
+        ClusterSummary(name=name, address=entry.address, why_away="its gateway has not reported yet")
+        for name, entry in entries.items()
+        if name not in {cluster.name for cluster in seen}
+    ]
+    return tuple(
+        cluster.model_copy(
+            update={
+                "labels": dict(entries[cluster.name].labels),
+                "cordon": entries[cluster.name].cordon,
+                "num_jobs": num_jobs[cluster.name],
+            }
+        )
+        for cluster in (*seen, *unseen)
+    )
+
+
+def _find_cluster(tx: Transaction, context: Context, name: str) -> ClusterSummary:
+    """Raises ClusterNotFound."""
+    for cluster in list_joined(tx, context):
+        if cluster.name == name:
+            return cluster
+    raise ClusterNotFound(name)

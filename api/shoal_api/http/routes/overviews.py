@@ -11,25 +11,28 @@ from starlette.responses import Response
 
 from shoal_api.http.context import Context, wants_events
 from shoal_api.http.followers import POSITION, DocumentFollower, OverviewFollower, Position
-from shoal_api.http.json_router import AppContext, Caller, JsonRouter, Reading, json_response
-from shoal_api.http.parameters import (
+from shoal_api.http.json_router import (
+    AppContext,
     Archived,
+    Caller,
     Columns,
     Descending,
     JobId,
     JobsOfCluster,
     JobsOfProject,
+    JsonRouter,
     Labels,
     Order,
+    Reading,
     Search,
     Sort,
     States,
     Where,
+    json_response,
     selection_of,
     selectors_of,
 )
-from shoal_api.http.routes.nodes import list_seen
-from shoal_api.http.routes.operated_clusters import list_joined
+from shoal_api.http.routes.operations import list_joined, list_seen
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission

@@ -17,10 +17,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http import page_files
-from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, Needs, require_visible
-from shoal_api.http.json_router import AppContext
-from shoal_api.http.libraries import LIBRARIES, Library
-from shoal_api.http.parameters import JobId
+from shoal_api.http.access.authentication import LOGGED_IN, PUBLIC, Needs, require_visible
+from shoal_api.http.json_router import AppContext, JobId
+from shoal_api.http.page_files import LIBRARIES, Library
 from shoal_service.store import histories
 from shoal_service.store.errors import JobNotFound
 

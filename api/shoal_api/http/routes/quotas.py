@@ -13,12 +13,10 @@ from typing import Annotated
 from fastapi import Path, Query
 from starlette.responses import Response
 
-from shoal_api.http.documents import body
-from shoal_api.http.json_router import Caller, JsonRouter, Reading, Writing, json_response
-from shoal_api.http.parameters import USER_NAME, ProjectName
+from shoal_api.http.json_router import USER_NAME, Caller, JsonRouter, ProjectName, Reading, Writing, body, json_response
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
-from shoal_service.store import queueing, quotas
+from shoal_service.store import queueing
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, UserNotFound
 from shoal_service.views import Page
 
@@ -50,7 +48,7 @@ def show_queue(
 def list_projects(tx: Reading, caller: Caller) -> Page[ProjectView]:
     """Lists the projects that are defined, and those that have jobs, ended ones too, with their quotas and what
     they use."""
-    return Page[ProjectView](items=tuple(quotas.project_views(tx, caller.projects)))
+    return Page[ProjectView](items=tuple(queueing.project_views(tx, caller.projects)))
 
 
 @router.route("GET /projects/{name}", Permission.JOBS_READ, "Show a project", raises=[ProjectNotFound])
@@ -58,7 +56,7 @@ def show_project(tx: Reading, caller: Caller, name: ProjectName) -> ProjectView:
     """Returns its quotas, and what its jobs use."""
     if not caller.sees(name):
         raise ProjectNotFound(name)
-    return quotas.project_view(tx, name)
+    return queueing.project_view(tx, name)
 
 
 @router.route(
@@ -72,7 +70,7 @@ def show_project(tx: Reading, caller: Caller, name: ProjectName) -> ProjectView:
 def put_project(tx: Writing, name: ProjectName, rules: ProjectBody) -> Response:
     """Replaces all quotas: a key that is left out gets its default. Running jobs follow by shrinking; nothing is
     ended."""
-    project, is_new = quotas.put_project(tx, name, rules)
+    project, is_new = queueing.put_project(tx, name, rules)
     return json_response(project, 201 if is_new else 200)
 
 
@@ -85,20 +83,20 @@ def put_project(tx: Writing, name: ProjectName, rules: ProjectBody) -> Response:
 )
 def delete_project(tx: Writing, name: ProjectName) -> None:
     """The rules of the project `default` then apply to its jobs. A project that is a parent cannot be deleted."""
-    quotas.remove_project(tx, name)
+    queueing.remove_project(tx, name)
 
 
 @router.route("GET /users", Permission.USERS_READ, "List the users")
 def list_users(tx: Reading) -> Page[UserView]:
     """Lists the users with limits of their own, and those with queued jobs or workers. The limits of the user
     `default` apply to each user without own limits."""
-    return Page[UserView](items=tuple(quotas.user_views(tx)))
+    return Page[UserView](items=tuple(queueing.user_views(tx)))
 
 
 @router.route("GET /users/{name}", Permission.USERS_READ, "Show a user", raises=[UserNotFound])
 def show_user(tx: Reading, name: UserName) -> UserView:
     """Returns the limits that apply to the user, and what the user has."""
-    return quotas.user_view(tx, name)
+    return queueing.user_view(tx, name)
 
 
 @router.route(
@@ -111,7 +109,7 @@ def show_user(tx: Reading, name: UserName) -> UserView:
 )
 def put_user(tx: Writing, name: UserName, rules: Annotated[UserRules, body(UserRules, {"max_queued": 20})]) -> Response:
     """Replaces both limits: a key that is left out is no limit. Running jobs go on."""
-    user, is_new = quotas.put_user(tx, name, rules)
+    user, is_new = queueing.put_user(tx, name, rules)
     return json_response(user, 201 if is_new else 200)
 
 
@@ -124,4 +122,4 @@ def put_user(tx: Writing, name: UserName, rules: Annotated[UserRules, body(UserR
 )
 def delete_user(tx: Writing, name: UserName) -> None:
     """The limits of the user `default` then apply."""
-    quotas.remove_user(tx, name)
+    queueing.remove_user(tx, name)

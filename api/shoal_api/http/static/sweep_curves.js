@@ -1,8 +1,8 @@
 // The curves of all jobs of a sweep over each other, the best value so far, and how much each parameter matters. The service
 // bounds the number of points. Curves of a kind are one trace, so that two hundred jobs are drawn at once.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, element, link } from "./dom.js";
 import { jobPage } from "./api.js";
-import { moment, number, percent, plural } from "./format.js";
+import { moment, number, plural } from "./format.js";
 import { plot } from "./plot.js";
 import { colours, PALETTE } from "./theme.js";
 
@@ -43,18 +43,4 @@ export function drawBest(found, jobs) {
   const top = best.at(-1);
   $("best-words").replaceChildren("The best so far is ", element("b", number(top.value)), ", of ", link(names.get(top.job) ?? top.job, jobPage(top.job)), `, since ${moment(top.at)}.`);
   $("best-chart").setAttribute("aria-label", `Best value so far: ${number(best[0].value)} at first, ${number(top.value)} now`);
-}
-
-export function showInfluences({ influences }) {
-  $("influence-words").textContent = influences.length ? "How well each parameter alone predicts the ranking, corrected for chance. Unreliable below about 10 jobs." : "At least four jobs with values are needed, and more jobs than values of a parameter.";
-  fill("influences", influences.map((one) => {
-    const bar = element("progress", null, { max: 1, value: one.share, "aria-label": `Influence of ${one.label}` });
-    return row([element("td", said(one.label), { class: "title" }), element("td", [bar]), percent(one.share), direction(one), plural(one.num_values, "value"), plural(one.num_jobs, "job")]);
-  }));
-}
-
-function direction({ direction: value }) {
-  if (value === null) return "–";
-  if (Math.abs(value) < 0.2) return "neither way";
-  return `${value < 0 ? "higher is better" : "lower is better"} (${number(value, 2)})`;
 }

@@ -8,7 +8,7 @@ import { number, percent, plural, steps, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { onThemeChange } from "./theme.js";
 import { compare, drawAxes, numeric } from "./sweep_axes.js";
-import { drawBest, drawCurves, showInfluences } from "./sweep_curves.js";
+import { drawBest, drawCurves } from "./sweep_curves.js";
 import { followSweeps } from "./sweep_list.js";
 import { setUpStart } from "./sweep_start.js";
 
@@ -101,9 +101,8 @@ function draw() {
     const results = RESULTS.filter(([, key]) => items.some((job) => typeof job[key] === "number"));
     drawAxes(best, [...labelsOf(items).map((name) => [name, (job) => numeric(job.labels[name])]), ...results.map(([title, key]) => [title, (job) => job[key]])], Number($("most").value) || items.length);
   }
-  $("curves-card").hidden = $("influence-card").hidden = !curves;
+  $("curves-card").hidden = !curves;
   if (!curves) return;
   drawCurves(curves, best);
   drawBest(curves, best);
-  showInfluences(curves);
 }

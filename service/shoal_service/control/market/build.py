@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal_service.control.hardware_profiles import measured_profile
+from shoal_service.control.planning import measured_profile
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shoal_service.clusters.snapshot import Reservation, RoomKind
+from shoal_service.clusters.wire import Reservation, RoomKind
 from shoal_service.control.market.build import MarketBuilder, requested
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.admission import limit_in_the_way

@@ -26,7 +26,7 @@ from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommi
 from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import FallingBack, Opening, Search, Stage, Starting
+from shoal_service.core.attempt.state.parts import FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
     CheckpointCommitted,

@@ -25,8 +25,7 @@ from statistics import median
 from shoal_service.core.attempt import memory_snapshots
 from shoal_service.core.attempt.commands import CompareModels
 from shoal_service.core.attempt.state.attempt import Attempt, Code, CodeUpdate, Discarded, UpdatePhase, short
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Stage, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.job import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.quantities import count_text

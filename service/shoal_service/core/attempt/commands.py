@@ -16,7 +16,7 @@ from typing import Annotated, Literal, assert_never
 from pydantic import Field
 
 from shoal_service.core.attempt.state.attempt import Attempt, Incident
-from shoal_service.core.attempt.state.stages import FallingBack, Opening, Stage
+from shoal_service.core.attempt.state.parts import FallingBack, Opening, Stage
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.messages import Assignment

@@ -36,7 +36,8 @@ from typing import Any, TypeVar, assert_never
 
 from shoal_service.core.attempt import checkpoints, hangs, losses, memory_snapshots, outcome, reports
 from shoal_service.core.attempt.state.attempt import Attempt, ProgressStamp
-from shoal_service.core.attempt.state.stages import (
+from shoal_service.core.attempt.state.parts import (
+    AvoidedNode,
     Committing,
     FallingBack,
     Forming,
@@ -47,9 +48,9 @@ from shoal_service.core.attempt.state.stages import (
     Starting,
     Switching,
     Waiting,
+    Worker,
 )
 from shoal_service.core.attempt.state.timeouts import later_s
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.persistent import IntMap, Table
 from shoal_service.core.quantities import count_text

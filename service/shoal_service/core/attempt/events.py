@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import IncidentCause

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.state.attempt import Attempt, GroupProgress, Hang, ProgressStamp
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_workers.contract.messages import Phase, Progress

@@ -34,14 +34,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal_service.core.attempt import checkpoints, incidents, memory_snapshots, placement, worker_pool
+from shoal_service.core.attempt import checkpoints, forming, incidents, memory_snapshots, placement
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory, Probation
 from shoal_service.core.attempt.scripts import CRASH
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death, NodeLoss
-from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
+from shoal_service.core.attempt.state.parts import LeftOut, Quiescing, Stage, Switching, Worker
 from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
-from shoal_service.core.attempt.state.worker import LeftOut, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events.training import CheckpointFailed
 from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost
@@ -71,7 +70,7 @@ def worker_lost(turn: Turn, worker: Worker, cause: IncidentCause, witness: str, 
     if worker.only_on and not worker.warm and FAULTS[cause].memory is Memory.LOST:
         memory_snapshots.node_is_gone(turn, worker.only_on)  # no fault of the worker's start
     elif not worker.warm:
-        worker_pool.start_died(turn, worker, message)
+        forming.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
         memory_snapshots.note_lost_worker(turn, worker, cause)
         incidents.blame(turn, cause, witness, message, worker)

@@ -10,16 +10,33 @@ supervisor's executor, which hands over all events of a turn at once (`step_all`
 For a planned change (grow, shrink, drain) the group is asked to stop at the next step boundary instead. The next group
 forms from the snapshot of that step in memory, so no step is lost. A pause ends all workers and their memory, so it
 commits a durable checkpoint first.
+
+What a turn means for the goodput ledger, which `step` has booked at its end:
+
+    stage before the turn                                     the time since the last turn goes to
+    ------------------------------------------------------    -----------------------------------------------------
+    running, switching                                        productive (its workers) and degraded (missing ones)
+    anything else, an incident is open                        recovering, by its cause
+    opening, starting; forming for the first time             starting
+    committing after the last step                            checkpoint_stall
+    committing, forming again, falling back                   resizing
+    waiting, quiescing                                        idle: no fault, and no group can form yet
+
+A script's time is productive if it reports no steps. If it does, the time of each group until its first report goes
+to where the time before the group went.
+
+The machine never looks at the ledger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import assert_never
 
+from shoal_service.core import goodput
 from shoal_service.core.attempt import (
-    booking,
     checkpoints,
     code_update,
     deadlines,
@@ -31,7 +48,6 @@ from shoal_service.core.attempt import (
     outcome,
     reports,
     switching,
-    worker_pool,
 )
 from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident, still_due
 from shoal_service.core.attempt.events import (
@@ -62,11 +78,12 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Stage, Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.goodput import Category, Ledger
 from shoal_service.core.layout_plan import PlanLayout
 from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
 """Answers of the storage, which may start the next group. They are handled after what the workers have reported in the
@@ -116,7 +133,7 @@ def step_all(
             _happen(turn, event)
         if together[-1] is events[-1]:
             _follow(turn)
-        turn.ledger = booking.booked(before, turn.state, event, now)
+        turn.ledger = booked(before, turn.state, event, now)
     commands = turn.commands if len(events) == 1 else still_due(turn.commands, turn.state)
     return turn.state, tuple(commands)
 
@@ -138,7 +155,7 @@ def _moved(turn: Turn, jump: ClockJumped) -> Turn:
 def _progressed(turn: Turn, events: Iterable[Event]) -> None:
     progress = [(event.index, event.progress) for event in events if isinstance(event, ProgressReported)]
     for index, _ in progress:
-        worker_pool.answered(turn, index)
+        forming.answered(turn, index)
     hangs.progress_reported(turn, progress)
 
 
@@ -153,7 +170,7 @@ def _follow(turn: Turn) -> None:
         reports.note_long_run,
         code_update.consider,
         switching.consider,
-        worker_pool.replenish,
+        forming.replenish,
     ):
         if turn.stage is not Stage.ENDED:
             apply(turn)
@@ -161,7 +178,7 @@ def _follow(turn: Turn) -> None:
 
 def _happen(turn: Turn, event: Event) -> None:
     if isinstance(event, _WORKER_ANSWERS):
-        worker_pool.answered(turn, event.index)
+        forming.answered(turn, event.index)
     match event:
         case CheckpointFound():
             checkpoints.handle_found(turn, event)
@@ -202,13 +219,13 @@ def _happen(turn: Turn, event: Event) -> None:
 def _happen_to_worker(turn: Turn, worker: Worker, event: WorkerEvent) -> None:
     match event:
         case WorkerWarm(_, info):
-            worker_pool.became_warm(turn, worker, info)
+            forming.became_warm(turn, worker, info)
         case WorkerFailedToStart(_, error):
-            worker_pool.failed_to_start(turn, worker, error)
+            forming.failed_to_start(turn, worker, error)
         case WorkerLost(_, cause, witness, message):
             losses.worker_lost(turn, worker, cause, witness, message)
         case WorkerUnreachable():
-            worker_pool.unreachable(turn, worker)
+            forming.unreachable(turn, worker)
         case RunReturned(_, worker_exit):
             losses.run_returned(turn, worker, worker_exit)
         case InterruptAcknowledged(_, generation):
@@ -217,3 +234,114 @@ def _happen_to_worker(turn: Turn, worker: Worker, event: WorkerEvent) -> None:
             code_update.models_compared(turn, worker, difference)
         case _:
             assert_never(event)
+
+
+_QUIET_S = 5.0
+"""Seconds between two bookings while nothing changes: the status of a waiting job must not change with every tick."""
+
+
+def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
+    """The ledger after one turn, which took the attempt from `before` to `after`."""
+    ledger = before.ledger
+    if _is_quiet(before, after, event) and ledger.at is not None and now - ledger.at < _QUIET_S:
+        return ledger
+    requested = before.target.spec.elasticity.max_workers
+    workers = min(requested, len(before.group.workers))
+    ledger = goodput.account(ledger, _find_account(before), requested=requested, in_group=workers, now=now)
+    if isinstance(event, ReportArrived) and _is_from_group(before, event):
+        if before.target.is_script:
+            ledger = _script_reported(ledger, event.item, before, after)
+        else:
+            ledger = _reported(ledger, event.item, workers)
+    return _moved_on(ledger, before, after)
+
+
+def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
+    """True if the time after this turn goes to the same account as the time before it."""
+    return (
+        not isinstance(event, ReportArrived)
+        and after.stage is before.stage
+        and after.incident == before.incident
+        and after.target.spec.elasticity == before.target.spec.elasticity
+    )
+
+
+def _find_account(state: Attempt) -> str:
+    match state.stage:
+        case Stage.RUNNING | Stage.SWITCHING:
+            return Category.PRODUCTIVE
+        case _ if state.incident is not None:
+            return goodput.recovering(state.incident.cause)
+        case Stage.COMMITTING if state.is_finishing:
+            return Category.CHECKPOINT_STALL
+        case Stage.FORMING | Stage.COMMITTING | Stage.FALLING_BACK if state.history.has_formed:
+            return Category.RESIZING
+        case Stage.WAITING | Stage.QUIESCING if state.history.has_formed:
+            return Category.IDLE
+        case _:
+            return Category.STARTING
+
+
+def _is_from_group(state: Attempt, event: ReportArrived) -> bool:
+    return event.item.generation == state.group.generation and event.index in state.group.ranks
+
+
+def _reported(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
+    match item:
+        case StepReport():
+            return goodput.settle_step(
+                ledger, generation=item.generation, step=item.step, step_s=item.step_s, workers=workers
+            )
+        case SavedPart():
+            return goodput.checkpoint_stalled(ledger, step=item.step, stall_s=item.stall_s, workers=workers)
+        case SnapshotCost():
+            return goodput.snapshots_cost(ledger, copy_s=item.copy_s, every_steps=item.every_steps)
+        case _:
+            return ledger
+
+
+def _script_reported(ledger: Ledger, item: WorkerReport, before: Attempt, after: Attempt) -> Ledger:
+    if not isinstance(item, StepReport):
+        return ledger
+    if before.group.is_start_known:
+        return goodput.settle_report(ledger, generation=item.generation, step=item.step)
+    ledger = goodput.begun(ledger, _restart_account(before), start_step=after.group.start_step)
+    return replace(ledger, settled_step=item.step, max_step=max(ledger.max_step, item.step))
+
+
+def _restart_account(before: Attempt) -> str:
+    """The account of the time that a script needs until its first step in a group."""
+    if before.incident is not None:
+        return goodput.recovering(before.incident.cause)
+    return Category.RESIZING if before.progress.step_times else Category.STARTING
+
+
+def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
+    """Move booked seconds to another account, if the turn has changed the stage or the incident."""
+    if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
+        ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
+    if _is_training(before) and not _is_training(after):
+        if after.target.is_script and (after.is_finishing or not after.has_reported):
+            ledger = goodput.keep(ledger)
+        else:
+            ledger = goodput.discard(ledger, _rest_account(after))
+    if not _is_training(before) and _is_training(after):
+        ledger = goodput.group_formed(ledger, generation=after.group.generation, start_step=after.group.start_step)
+    if before.incident is not None and after.incident is None:
+        ledger = goodput.close_incident(ledger)
+    return ledger
+
+
+def _rest_account(after: Attempt) -> str:
+    """The account of the time since the last completed step of a group that has ended."""
+    if after.incident is not None:
+        return goodput.recovering(after.incident.cause)
+    if after.is_finishing:
+        return Category.CHECKPOINT_STALL
+    if after.stage in (Stage.COMMITTING, Stage.FORMING, Stage.WAITING):
+        return Category.RESIZING
+    return Category.IDLE
+
+
+def _is_training(state: Attempt) -> bool:
+    return state.stage in (Stage.RUNNING, Stage.SWITCHING)

@@ -26,8 +26,7 @@ from dataclasses import dataclass, replace
 from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.faults import FAULTS, Memory
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage, Waiting
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Stage, Waiting, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.workers import SnapshotsLacking, SnapshotsRecovering

@@ -26,8 +26,7 @@ from shoal_service.core.attempt.commands import ForgetDamaged
 from shoal_service.core.attempt.faults import FAULTS, Budget
 from shoal_service.core.attempt.scripts import find_rules, most_frequent
 from shoal_service.core.attempt.state.attempt import Attempt, Crash, RaisedFault
-from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Committing, FallingBack, Quiescing, Stage, Switching
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.training import (

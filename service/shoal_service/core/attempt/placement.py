@@ -67,8 +67,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage, Worker
 from shoal_service.core.hardware_profile import GIB, Racks
 from shoal_service.core.layout_plan import HostNeed, Plan, PlanLayout
 from shoal_service.core.quantities import count_text

@@ -33,20 +33,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt import (
-    checkpoints,
-    code_update,
-    forming,
-    hangs,
-    incidents,
-    losses,
-    memory_snapshots,
-    worker_pool,
-)
+from shoal_service.core.attempt import checkpoints, code_update, forming, hangs, incidents, losses, memory_snapshots
 from shoal_service.core.attempt.faults import FAULTS
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Running, Stage
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Running, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.training import (
     GenerationData,
@@ -80,7 +70,7 @@ from shoal_workers.contract.worker_reports import (
 def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
     """Handle a report of a worker. A report of an older generation is dropped."""
     if isinstance(item, PreemptionNotice):
-        worker_pool.about_to_leave(turn, index, item)  # about the worker, whatever it does
+        forming.about_to_leave(turn, index, item)  # about the worker, whatever it does
     elif item.generation == turn.group.generation and index in turn.group.ranks:
         _handle(turn, item)
 

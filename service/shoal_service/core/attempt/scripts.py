@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 
 from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Crash
-from shoal_service.core.endings import REPEATED
+from shoal_service.core.endings import REPEATED, sentence_with_ranks
 from shoal_service.core.quantities import count_text, ranks_text
 from shoal_workers.contract.job import IncidentCause, StateSource, UserFailure
 from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
@@ -115,7 +115,7 @@ class ScriptRules(TaskRules):
         done = [e.rank for e in state.group.exits.values() if e.kind is ExitKind.FINISHED and e.at < first]
         if not done:
             return failure.sentence, failure
-        sentence = failure.sentence.rstrip(".")
+        sentence = sentence_with_ranks(failure).removesuffix(".")
         return f"{sentence}. Before, {ranks_text(done)} had ended with status 0.", failure
 
     def count_end(self, state: Attempt) -> tuple[Crash | None, UserFailure | None]:

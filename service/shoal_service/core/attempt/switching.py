@@ -26,8 +26,7 @@ from shoal_service.core.attempt.events import Directed
 from shoal_service.core.attempt.hangs import MEDIAN_OF
 from shoal_service.core.attempt.placement import choose, is_settled, next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage, Switching
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
+from shoal_service.core.attempt.state.parts import AvoidedNode, PlanInputs, Running, Stage, Switching, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.training import GenerationSwitching, LayoutMeasured

@@ -21,8 +21,7 @@ from shoal_service.core.attempt.commands import (
 )
 from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
-from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.attempt.state.parts import TRANSITIONS, CurrentStage, Ended, Stage, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent

@@ -18,8 +18,7 @@ from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bo
 from shoal_service.core.attempt.memory_snapshots import waiting_until
 from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt, Incident, short
-from shoal_service.core.attempt.state.stages import Running, Stage, Waiting
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Running, Stage, Waiting, Worker
 from shoal_service.core.desired import Desired
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CodeView, Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView

@@ -33,8 +33,7 @@ from enum import StrEnum
 from typing import Any
 
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import silent_nodes
+from shoal_service.core.attempt.state.parts import Stage, silent_nodes
 from shoal_service.supervisor.protocols import AgentFailed, PollAgents
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
 from shoal_workers.contract.backoff import backoff_s

@@ -7,7 +7,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from kit.worlds.attempt.parts import error_of
 from kit.worlds.attempt.supervisor_rules import SupervisorRules
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.messages import ExitKind
 
 

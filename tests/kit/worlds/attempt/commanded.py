@@ -53,7 +53,7 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.layout import ShardLevel
 from shoal_workers.contract.snapshots import SnapshotPart

@@ -15,7 +15,7 @@ from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import Order, Run
 from shoal_service.core.attempt.events import Event, RunReturned, Tick, WorkerLost
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Worker
 from shoal_service.planner import plan
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause

@@ -13,8 +13,8 @@ from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.incidents import open_after_loss
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, CheckpointIndex, History, Target
-from shoal_service.core.attempt.state.stages import Opening, Starting
-from shoal_service.core.lost_attempt import LostAttempt
+from shoal_service.core.attempt.state.parts import Opening, Starting
+from shoal_service.core.endings import LostAttempt
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.spec import JobSpec
 

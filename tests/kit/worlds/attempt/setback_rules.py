@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 
 _NUM_LOST = 18
 """Steps that are trained and lost: as many as the breaks that follow can have between them."""

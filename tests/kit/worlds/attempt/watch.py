@@ -19,7 +19,7 @@ from shoal_service.core.attempt.events import (
     RunReturned,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.endings import AttemptEnd
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import EndReason

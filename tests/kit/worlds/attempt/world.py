@@ -34,7 +34,7 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.supervisor.reporting.status import incident_view
 from shoal_service.views import IncidentView

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from shoal_api.cli import commands
-from shoal_api.cli.commands.doctor import examine
-from shoal_api.cli.doctor import (
+from shoal_api.cli.commands.doctor import (
     GIB,
     Finding,
     Verdict,
+    examine,
     judge_library,
     judge_python,
     judge_ray_auth,

@@ -9,16 +9,17 @@ import yaml
 from rich.console import Console
 
 from kit.views import series_point
-from shoal_api.demo.outcome import (
+from shoal_api.demo.report import (
     DemoOutcome,
+    Run,
     compare_losses,
     contains_in_order,
     failed_checks,
     mean_tokens_per_s,
+    report,
     world_sizes,
 )
-from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
+from shoal_api.demo.show import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, Scenario, make_script
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView, IncidentView

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.control.code_archive import MAX_FILES, CodeArchiveError, check
-from shoal_service.control.ignore_rules import IgnoreRules
+from shoal_service.control.code_archive import MAX_FILES, CodeArchiveError, IgnoreRules, check
 
 Write = Callable[[zipfile.ZipFile], None]
 

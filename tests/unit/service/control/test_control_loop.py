@@ -16,7 +16,7 @@ from doubles.fake_cluster import FakeCluster
 from doubles.fake_clusters import FakeClusters
 from kit.store_calls import replace_call
 from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.snapshot import ClusterSnapshot
+from shoal_service.clusters.wire import ClusterSnapshot
 from shoal_service.control import ownership
 from shoal_service.control.cluster_reader import ClusterReader
 from shoal_service.core.desired import Desired

@@ -17,7 +17,7 @@ from kit.store_calls import replace_call
 from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.control.driver import to_its_end
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS, ProcessEnd
 from shoal_service.home import Home

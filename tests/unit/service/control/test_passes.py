@@ -5,7 +5,7 @@ from sqlalchemy import insert, select
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import settle
-from shoal_service.clusters.snapshot import Reservation, RoomKind
+from shoal_service.clusters.wire import Reservation, RoomKind
 from shoal_service.control.control_loop import pauses_after
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd

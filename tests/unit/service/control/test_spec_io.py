@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.hardware_profiles import profile_of
+from shoal_service.control.planning import profile_of
 from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
 from shoal_service.control.submission import check_deadline
 from shoal_service.control.webhooks import JobFacts, Secrets, SecretUnusable, body_of, headers_of, message_id, signature

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from shoal_service.core import goodput
-from shoal_service.core.goodput import Category, Ledger
-from shoal_service.core.goodput_series import Window, edges_of
+from shoal_service.core.goodput import Category, Ledger, Window, edges_of
 from shoal_workers.contract.job import IncidentCause
 
 DIED = goodput.recovering(IncidentCause.WORKER_DIED)

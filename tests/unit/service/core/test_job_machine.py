@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.endings import ENDINGS, REPEATED, FailureRecord, Retry, decide_retry
+from shoal_service.core.endings import ENDINGS, REPEATED, AttemptEnd, FailureRecord, Retry, decide_retry
 from shoal_service.core.job_machine import (
     ACTIVE,
     ATTEMPT_STATES,
@@ -31,7 +31,7 @@ from shoal_service.core.supervisor_starts import (
     while_unanswered,
 )
 from shoal_service.core.worker_changes import FRESH_S, Change, ChangeKind, connected
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, JobState, UserFailure
 
 INPUTS: list[JobInput] = [
     *(Requested(desired) for desired in Desired),
@@ -322,3 +322,17 @@ def test_an_end_that_repeats_itself_is_final_whatever_the_budget_is() -> None:
 def test_the_last_allowed_retry_is_said_as_one() -> None:
     decision = decide_retry(EndReason.USER_ERROR, 40, FailureRecord(failures=1, last_step=20, max_failures=2))
     assert decision.again and decision.reason.endswith("retry 2 of at most 2, 20 steps completed since the last.")
+
+
+@pytest.mark.parametrize(
+    ("said", "mistake", "message", "sentence"),
+    [
+        ("the rank of A is 2", "", "E: the rank of A is 2", "E: the rank of A is 2, on ranks 3, 5."),
+        ("status 2.", "exit_status", "status 2.", "status 2, on ranks 3, 5."),
+        ("Set model.path.", "refused", "Set model.path.", "Set model.path."),
+        ("m", "", "E: m, on rank 3. Before, others had ended.", "E: m, on rank 3. Before, others had ended."),
+    ],
+)
+def test_the_ranks_are_named_behind_what_the_failure_says(said: str, mistake: str, message: str, sentence: str) -> None:
+    failure = UserFailure(type="E", message=said, traceback="", phase="forward", ranks=(3, 5), step=1, mistake=mistake)
+    assert AttemptEnd(reason=EndReason.USER_ERROR, message=message, step=1, failure=failure).sentence == sentence

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shoal_service.core import reachability
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode
 from shoal_service.core.node_restarts import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,

@@ -4,8 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from shoal_service.core.access import PERMISSIONS, Principal, Refusal, Role, refusal_of
-from shoal_service.core.own_tokens import MAX_OWN_TOKENS, Grant, Held, Wish, grant_of, is_own, makes_own
+from shoal_service.core.access import (
+    MAX_OWN_TOKENS,
+    PERMISSIONS,
+    Grant,
+    Held,
+    Principal,
+    Refusal,
+    Role,
+    Wish,
+    grant_of,
+    is_own,
+    makes_own,
+    refusal_of,
+)
 
 ADA = Principal(
     name="ada",

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.thinning import AROUND, MEASURES, Columns, steps_to_keep
+from shoal_service.core.downsampling import AROUND, MEASURES, Columns, steps_to_keep
 
 
 @dataclass(frozen=True)

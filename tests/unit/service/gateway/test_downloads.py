@@ -9,8 +9,7 @@ import pytest
 from doubles.event_loop import settle
 from shoal_service.gateway.answering import Downloads
 from shoal_service.gateway.link import Link
-from shoal_service.gateway.on_nodes import words_of
-from shoal_service.gateway.prestart import SETTLE_S, SupervisorReserve
+from shoal_service.gateway.on_nodes import SETTLE_S, SupervisorReserve, words_of
 
 
 async def test_forty_orders_for_a_few_archives_read_each_once_and_one_at_a_time() -> None:

@@ -1,7 +1,6 @@
-"""Time, work and costs in the engine, the metrics and the picture of small runs, worked out by hand."""
+"""Time, work and costs in the engine and the metrics of small runs, worked out by hand."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,6 @@ from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Project, Start
 from shoal_service.simulator.engine import Costs, Market, PolicyError, Run, simulate
 from shoal_service.simulator.metrics import finish_time_ratios, jain, measure, percentile
-from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.traces import AWAY, Capacity
 
 
@@ -218,28 +216,3 @@ def test_the_worker_seconds_of_a_capacity_that_changes() -> None:
     capacity = Capacity(2, ((0.0, 3), (10.0, 1), (20.0, 4)))
     assert capacity.worker_seconds(0, 30) == 60 + 20 + 80
     assert capacity.worker_seconds(5, 15) == 30 + 10
-
-
-def test_bands_are_stacked_and_as_high_as_their_workers() -> None:
-    """880 pixels for 40 s, 170 for 4 workers: `a` has 4 workers for 10 s, then 2; `b` has 2 above it for 20 s."""
-    jobs = [trace_job("a", work=100), trace_job("b", submit_s=10, work=40)]
-    run = simulate(jobs, scripted({0: {"a": 4}, 10: {"a": 2, "b": 2}}), market(4))
-    assert run.ended_at == 40
-    paths = re.findall(r'<path d="([^"]*)" fill="hsl', draw([Panel("p", run)], Capacity.constant(4, 1)))
-    assert paths == [
-        "M46 26.0h220v170.0h-220zM266 111.0h660v85.0h-660z",
-        "M266 26.0h440v85.0h-440z",
-    ]
-
-
-def test_names_are_escaped_and_long_runs_stay_small() -> None:
-    jobs = [trace_job(f"<{number}>", submit_s=number, work=4, workers=(1, 1)) for number in range(500)]
-    run = simulate(jobs, scripted({number: {f"<{number}>": 1} for number in range(500)}), market(8))
-    svg = draw([Panel("a & b", run)], Capacity.constant(8, 1))
-    assert "a &amp; b" in svg and "<title>&lt;7&gt;</title>" in svg
-    assert len(svg) < 200_000
-
-
-def test_nothing_that_ran_is_an_empty_panel() -> None:
-    run = simulate([trace_job("a")], lambda state, now: [], market(4))
-    assert "hsl" not in draw([Panel("p", run)], Capacity.constant(4, 1))

@@ -4,7 +4,7 @@ import pytest
 
 from doubles.event_loop import settle
 from doubles.supervisor_bench import SPEC, SupervisorBench
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.supervisor.executor import TICK_S
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason

@@ -4,8 +4,7 @@ storage, an absent head, and the end of an attempt."""
 from doubles.event_loop import settle, until
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.journal import SLICE_S, HeadWait
 from shoal_workers.contract.job import EndReason, IncidentCause

@@ -9,8 +9,8 @@ from kit.views import series_point
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events.catalogue import describe
-from shoal_service.supervisor.metrics_forwarder import end_words
-from shoal_service.supervisor.reporting.series_copies import MetricBacklog
+from shoal_service.supervisor.inspection import end_words
+from shoal_service.supervisor.reporting.reporter import MetricBacklog
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.spec import MetricsSpec
 

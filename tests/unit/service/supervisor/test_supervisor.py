@@ -16,7 +16,7 @@ from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
 from doubles.supervisor_bench import SupervisorBench
 from kit.contracts.journal import CONFIG, entry
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Goodput
 from shoal_service.core.supervisor_starts import ProcessEnd

@@ -3,7 +3,7 @@
 from doubles.event_loop import settle, until
 from doubles.fake_journal import JournalStorage
 from doubles.supervisor_bench import SupervisorBench
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_workers.contract.ids import life_of

@@ -14,9 +14,9 @@ from kit.worlds.encoder_worlds import MODELS, small_spec, their_inputs, write_da
 from kit.worlds.hugging_face_configs import small_config
 from shoal_api.cli.commands.specs import describe_data
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
-from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.contract.families import DROPOUTS_OF_ENCODERS
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.text_data import IMAGE_CLASS_TASK, SECTIONS
 from shoal_workers.data.errors import BadRowError, EmptyCorpusError, MissingTextError
 from shoal_workers.data_show import show
 from shoal_workers.engine.sample_order import training_order

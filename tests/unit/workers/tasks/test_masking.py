@@ -11,8 +11,7 @@ import torch
 from shoal_workers.contract.text_data import TextDataConfig
 from shoal_workers.data.errors import TokenizerError
 from shoal_workers.engine.sample_order import training_order
-from shoal_workers.tasks.masked_lm import MaskedLanguageModel
-from shoal_workers.tasks.masking import NO_LABEL, MaskedSamples, Masking
+from shoal_workers.tasks.masked_lm import NO_LABEL, MaskedLanguageModel, MaskedSamples, Masking
 
 _MASK = 999
 

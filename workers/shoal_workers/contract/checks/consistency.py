@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shoal_workers.contract.encoders import IMAGE_CLASS_TASK, pretrained_of
 from shoal_workers.contract.families import FAMILIES, isolates_packed
 from shoal_workers.contract.hugging_face import (
     SFT_TASK,
@@ -28,7 +27,13 @@ from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
 from shoal_workers.contract.layout import AXES, ParallelismSpec, ShardLevel
 from shoal_workers.contract.placing import WorkerSpec
 from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of
-from shoal_workers.contract.text_data import BYTE_TOKENIZER, BYTE_VOCABULARY, TextDataConfig
+from shoal_workers.contract.text_data import (
+    BYTE_TOKENIZER,
+    BYTE_VOCABULARY,
+    IMAGE_CLASS_TASK,
+    TextDataConfig,
+    pretrained_of,
+)
 from shoal_workers.contract.user_code import Launcher
 
 

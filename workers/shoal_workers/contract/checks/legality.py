@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import Literal
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.encoders import SECTIONS, pretrained_of
 from shoal_workers.contract.hugging_face import PretrainedConfig, architecture_of, dropout_of
 from shoal_workers.contract.hugging_face_plan import axes_of_family, why_not
 from shoal_workers.contract.language_model import LM_TASK
@@ -33,6 +32,7 @@ from shoal_workers.contract.layout import (
 )
 from shoal_workers.contract.model import ParallelPlan
 from shoal_workers.contract.spec import BatchSync, JobSpec, Precision, plan_of, varies_in_length
+from shoal_workers.contract.text_data import SECTIONS, pretrained_of
 
 
 class Rule(StrEnum):

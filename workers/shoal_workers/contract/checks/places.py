@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.encoders import PRETRAINED_TASKS
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.text_data import BYTE_TOKENIZER
+from shoal_workers.contract.text_data import BYTE_TOKENIZER, PRETRAINED_TASKS
 
 LOCAL = "file"
 DEFAULT_PATHS = "/"

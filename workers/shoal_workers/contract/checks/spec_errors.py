@@ -21,12 +21,11 @@ from pydantic.json_schema import models_json_schema
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.consistency import conflicts
 from shoal_workers.contract.checks.legality import infeasible
-from shoal_workers.contract.encoders import SECTIONS
 from shoal_workers.contract.hugging_face import DPO_TASK, HF_TASK, SFT_TASK, HuggingFaceConfig, PreferenceModelConfig
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.language_model import LM_TASK, LanguageModelConfig
 from shoal_workers.contract.spec import KEYS_OF_TASKS, KEYS_OF_TASKS_ONLY, JobSpec
-from shoal_workers.contract.text_data import AnswersConfig, PreferencesConfig, TextDataConfig
+from shoal_workers.contract.text_data import SECTIONS, AnswersConfig, PreferencesConfig, TextDataConfig
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 40

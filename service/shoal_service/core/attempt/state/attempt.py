@@ -14,9 +14,8 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.faults import FAULTS, Blame, action_of
-from shoal_service.core.attempt.state.stages import CurrentStage, Stage
+from shoal_service.core.attempt.state.parts import AvoidedNode, CurrentStage, Stage, Worker, WorkerPool
 from shoal_service.core.attempt.state.timeouts import Timeouts, later_s
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.clusters.snapshot import ClusterSnapshot, Reservation
+from shoal_service.clusters.wire import ClusterSnapshot, Reservation
+from shoal_service.control.cluster_reader import ForeignUse
 from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
-from shoal_service.control.market.capacity import ForeignUse
 from shoal_service.control.market.outlook import freed_places
 from shoal_service.core.desired import Desired
 from shoal_service.core.goodput import Category, Goodput

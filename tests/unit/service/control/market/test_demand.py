@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shoal_service.clusters.snapshot import RoomKind
+from shoal_service.clusters.wire import RoomKind
 from shoal_service.control.market.outlook import MAX_WORKERS, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (

@@ -13,7 +13,7 @@ from kit.worlds.attempt.parts import from_journal
 from shoal_service.core import goodput
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.worker_reports import SnapshotCost
 

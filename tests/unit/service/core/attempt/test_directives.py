@@ -9,7 +9,7 @@ import pytest
 
 from kit.worlds.attempt.parts import directed
 from shoal_service.core.attempt.commands import KillWorker, StartWorker
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason

@@ -37,8 +37,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.fault_tolerance import ElasticitySpec

@@ -7,8 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestYield, StartWorker, SuspectNode
 from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import PreemptionNotice
 

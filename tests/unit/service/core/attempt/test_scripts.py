@@ -15,12 +15,10 @@ from shoal_service.core.attempt.deadlines import Deadline, find_wait
 from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
 from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
-from shoal_service.core.attempt.state.stages import Stage
-from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired
-from shoal_service.core.endings import REPEATED
+from shoal_service.core.endings import REPEATED, LostAttempt
 from shoal_service.core.goodput import Category, recovering, show
-from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
@@ -608,3 +606,15 @@ def test_an_attempt_after_a_lost_cluster_counts_the_steps_that_the_script_repeat
     world.run(1)
     [incident] = world.incidents()
     assert (incident.cause, incident.closed, incident.steps_lost) == (IncidentCause.CLUSTER_LOST, True, 2)
+
+
+def test_an_error_after_another_rank_had_ended_names_the_ranks_of_both(new_world: NewWorld) -> None:
+    world = script_world(new_world, workers=2, min_workers=2).open(then=5)
+    first, second = world.group()
+    world.leave(second, ExitKind.FINISHED)
+    world.now += 3.0
+    world.leave(first, ExitKind.USER_ERROR, raised("no rank is left"))
+    world.deliver_all()
+    world.until(Stage.ENDED)
+    error = world.end.failure.sentence
+    assert world.end.sentence == f"{error}, on rank 0. Before, rank 1 had ended with status 0."

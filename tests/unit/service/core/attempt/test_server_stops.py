@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.job import EndReason, JobState

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.deadlines import Deadline, find_wait
 from shoal_service.core.attempt.events import ProgressReported
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import Readings, status_of

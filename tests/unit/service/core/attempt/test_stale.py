@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.events import ReportArrived, RunReturned, WorkerFailedToStart, WorkerLost, WorkerWarm
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Phase
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 from shoal_workers.contract.job import EndReason, JobState

@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.supervisor.reporting.series_copies import EventFiles
+from shoal_service.supervisor.reporting.reporter import EventFiles
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 
 _PATIENCE_S = 60.0

@@ -22,8 +22,7 @@ from shoal_service.core.attempt.state.attempt import (
     Incident,
     Target,
 )
-from shoal_service.core.attempt.state.stages import Running
-from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.attempt.state.parts import Running, Worker, WorkerPool
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.training import CheckpointCommitted, CheckpointFailed, GenerationForming

@@ -6,8 +6,7 @@ import pytest
 
 from kit.contracts.journal import CONFIG
 from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgress
-from shoal_service.core.attempt.state.stages import Quiescing, Running, Switching
-from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.attempt.state.parts import Quiescing, Running, Switching, Worker, WorkerPool
 from shoal_service.core.persistent import Table
 from shoal_service.supervisor.supervisor import new_attempt
 from shoal_service.supervisor.workers.agent_pool import (

@@ -18,9 +18,8 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerUnreachable,
 )
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage, Worker, WorkerPool
 from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
-from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.persistent import Table
 from shoal_workers.contract.job import EndReason, IncidentCause

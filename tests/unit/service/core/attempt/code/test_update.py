@@ -9,7 +9,7 @@ import pytest
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.commands import CompareModels, StartWorker
 from shoal_service.core.attempt.events import ModelsCompared
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 
 NewWorld = Callable[..., World]
 OLD, NEW, OTHER = "", "a" * 64, "b" * 64

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.events import DeathExplained
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 
 PLACE = "in validation, at digits.py:41 in loss()"

@@ -11,7 +11,7 @@ import pytest
 from shoal_service.core.attempt import hangs
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.state.attempt import GroupProgress, essential
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase

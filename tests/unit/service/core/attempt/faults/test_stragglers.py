@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, StartWorker, SuspectNode
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 
 NewWorld = Callable[..., Any]
 HEALTH = {"straggler_factor": 2.0, "straggler_steps": 3}

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
 from shoal_service.core.attempt.events import ReportArrived
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch, ReplicasEqual, StepSkipped

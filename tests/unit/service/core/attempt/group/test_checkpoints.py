@@ -17,7 +17,7 @@ from shoal_service.core.attempt.commands import (
 )
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, SnapshotPartsReported, WorkerWarm
 from shoal_service.core.attempt.machine import step
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase

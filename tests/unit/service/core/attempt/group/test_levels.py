@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.hangs import MEDIAN_OF
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.layout import ShardLevel
 

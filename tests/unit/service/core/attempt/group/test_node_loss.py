@@ -12,7 +12,7 @@ from shoal_service.core.attempt.commands import Emit
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
 from shoal_service.core.attempt.placement import lonely_ranks
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.events.workers import IncidentOpened
 from shoal_service.core.node_loss import Protection
 from shoal_service.supervisor.reporting.status import Readings, status_of

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_service.core.attempt.placement import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
+from shoal_service.core.attempt.state.parts import AvoidedNode, Worker, WorkerPool
 from shoal_service.core.persistent import Table
 from shoal_workers.contract.messages import WorkerInfo
 

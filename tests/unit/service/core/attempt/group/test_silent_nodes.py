@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, StartWorker, SuspectNode
 from shoal_service.core.attempt.events import NodesSilent, WorkerUnreachable
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 

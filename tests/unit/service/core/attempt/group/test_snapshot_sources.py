@@ -10,7 +10,7 @@ from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts
 from shoal_service.core.attempt.events import ProgressReported, WorkerUnreachable
 from shoal_service.core.attempt.memory_snapshots import newest_reported_step
 from shoal_service.core.attempt.state.attempt import Discarded, SnapshotIndex
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.persistent import IntMap
 from shoal_workers.contract.job import EndReason, IncidentCause

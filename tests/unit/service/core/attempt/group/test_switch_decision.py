@@ -11,7 +11,7 @@ from kit.worlds.attempt.parts import directed, from_journal
 from shoal_service.core.attempt import machine, switching
 from shoal_service.core.attempt.events import Event, Tick
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import PlanInputs, Running, Stage
+from shoal_service.core.attempt.state.parts import PlanInputs, Running, Stage
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
 from shoal_service.core.layout_plan import Plan
 from shoal_service.planner import plan

@@ -13,7 +13,7 @@ from shoal_service.core.attempt.deadlines import is_time, moved
 from shoal_service.core.attempt.events import ClockJumped, ReportArrived
 from shoal_service.core.attempt.placement import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.worker_reports import PreemptionNotice
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Running, Stage
+from shoal_service.core.attempt.state.parts import TRANSITIONS, CurrentStage, Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.planner import plan
 from shoal_service.supervisor.reporting.status import job_state

@@ -12,8 +12,8 @@ REPOSITORY = Path(__file__).parents[6]
 UPDATES = """
 from dataclasses import replace
 
-from shoal_service.core.attempt.state.stages import Quiescing, Running, Waiting
-from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.state.parts import Quiescing, Running, Waiting
+from shoal_service.core.attempt.state.parts import Worker
 from shoal_service.core.attempt.turn import Turn
 
 

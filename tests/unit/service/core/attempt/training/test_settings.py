@@ -8,7 +8,7 @@ import pytest
 
 from kit.worlds.attempt.parts import TOTAL_STEPS, error_of
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.mixture_weights import WeightChange

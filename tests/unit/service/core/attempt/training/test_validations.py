@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.scripts import find_rules
-from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.worker_reports import ValidationReport
 
 NewWorld = Callable[..., World]

@@ -10,7 +10,7 @@ import pytest
 
 from shoal_service.core.attempt import switching
 from shoal_service.core.attempt.deadlines import find_wait
-from shoal_service.core.attempt.state.stages import Running, Stage
+from shoal_service.core.attempt.state.parts import Running, Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
 

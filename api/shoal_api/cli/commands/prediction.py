@@ -1,4 +1,6 @@
-"""`simulate` replays a job trace under the scheduler's policy in virtual time. It needs no server."""
+"""Commands that predict, and need no server: `plan` says memory and step time of a job, from what `profile` has
+measured on this machine; `simulate` replays a job trace under the scheduler's policy in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,104 @@ import typer
 import yaml
 from rich.progress import Progress as Bar
 
-from shoal_api.cli.errors import CliError, reading
-from shoal_api.cli.exit_codes import ExitCode
-from shoal_api.cli.render.simulation import Simulated, documents, simulation_page, title
+from shoal_api.cli.errors import CliError, ExitCode, reading
+from shoal_api.cli.options import SetOption, SpecArgument, given
+from shoal_api.cli.render.plan import plan_page, profile_page
+from shoal_api.cli.render.simulation import Simulated, documents, simulation_page
 from shoal_api.cli.session import Session, command
+from shoal_api.cli.spec_file import load_spec
+from shoal_service.control.planning import PlanRequest, answer, load_profiles, measure_profile, save_profile
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Project
+from shoal_service.settings import load_settings
 from shoal_service.simulator.engine import Costs, Market, Progress
 from shoal_service.simulator.engine import simulate as replay
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.picture import Panel, draw
 from shoal_service.simulator.traces import Capacity, Trace, TraceError, parse_projects, read_capacity, read_trace
+
+StateDirOption = Annotated[
+    Path | None, typer.Option("--state-dir", help="Measured profiles are stored in its folder profiles/.")
+]
+
+
+@command(url=False)
+def plan(
+    session: Session,
+    spec: SpecArgument,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="Number of workers. Default: elasticity.max_workers."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of workers with one GPU each.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Type of GPU: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            metavar="4,4/4,4",
+            help="Workers of each node, with / between racks. Default: nodes of the profile's size in one rack.",
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=100, help="Number of layouts to show.")] = 10,
+    assignments: SetOption = None,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Predict memory and step time of every legal layout of a job, and say which one it would get and why.
+
+    Nothing is trained. Exit code 1 if no layout fits into memory.
+    """
+    document = load_spec(spec, assignments or ())
+    if workers is not None and gpus is not None:
+        raise CliError("--workers cannot be combined with --gpus", hint=f"shoal plan {spec} --gpus {gpus}")
+    if workers is None and gpus is None:
+        workers = _max_workers(document)
+    racks = _parse_racks(nodes) if nodes is not None else ()
+    request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks)
+    plan = answer(request, load_profiles(load_settings(**given(state_dir=state_dir)).state_dir))
+    session.show(plan, plan_page)
+    if plan.ranking.num_layouts and not plan.ranking.num_fitting:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@command(url=False)
+def profile(
+    session: Session,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the profile. Default: the GPU's name, or cpu.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=64, help="Size of the largest group that is measured.")
+    ] = 8,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Duration of each measurement.")] = 0.5,
+    state_dir: StateDirOption = None,
+) -> None:
+    """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
+    measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
+    path = save_profile(load_settings(**given(state_dir=state_dir)).state_dir, measured)
+    session.show(measured, lambda profile: profile_page(profile, str(path)))
+
+
+def _parse_racks(nodes: str) -> tuple[tuple[int, ...], ...]:
+    try:
+        racks = tuple(tuple(int(size) for size in rack.split(",")) for rack in nodes.split("/"))
+    except ValueError:
+        racks = ((0,),)
+    if any(size < 1 for rack in racks for size in rack):
+        raise CliError(
+            f"--nodes {nodes!r} is not a list of node sizes",
+            hint="two racks, each with two nodes of 4: --nodes 4,4/4,4",
+        )
+    return racks
+
+
+def _max_workers(document: dict[str, object]) -> int:
+    elasticity = document.get("elasticity")
+    number = elasticity.get("max_workers", 1) if isinstance(elasticity, dict) else 1
+    return number if isinstance(number, int) and number >= 1 else 1
+
 
 _NODES, _WORKERS_PER_NODE = 4, 4
 
@@ -54,9 +143,6 @@ def simulate(
         float | None,
         typer.Option("--every-s", min=1, help="Also call the policy when this many seconds pass without an event."),
     ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
-    ] = None,
 ) -> None:
     """Replay a job trace under the scheduler's policy, and show completion times.
 
@@ -72,8 +158,6 @@ def simulate(
     with _progress(session, len(jobs.jobs)) as progress:
         run = replay(jobs.jobs, decide, market, progress=progress)
     result = Simulated("shoal", run, measure(run, market))
-    if picture is not None:
-        picture.write_text(draw([Panel(title(result), run)], market.capacity), encoding="utf-8")
     page = simulation_page(jobs, market, [result], restart_costs=restart_costs)
     session.show(documents(jobs, market, [result]), page)
     if result.metrics.num_unfinished:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal_api.cli.doors import (
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.program_findings import (
     LOOP_COST,
     Findings,
     RayTrain,
@@ -15,7 +16,6 @@ from shoal_api.cli.doors import (
     read_ray_train,
     refuse_function_as_task,
 )
-from shoal_api.cli.errors import CliError
 from shoal_api.cli.trial import with_workers
 
 DDP = """\

@@ -1,7 +1,7 @@
 """An SVG of who had how many workers over time: one panel for each policy, one band for each job.
 
 Bands are stacked in the order in which the jobs first started, so a band's height is the job's number of workers, and
-what is left up to the dashed line is idle. Called by `shoal simulate --picture`; pure.
+what is left up to the dashed line is idle. Called by replay.py and simulation_page.py; pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from shoal_api.cli.render.simulation import Simulated
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.simulator.engine import JobRun, Run
 from shoal_service.simulator.traces import Capacity
 
@@ -141,3 +143,14 @@ def _colours(panels: Sequence[Panel]) -> dict[str, str]:
 
 def _started(run: JobRun) -> float:
     return run.started_at or 0.0
+
+
+def title(result: Simulated) -> str:
+    """Return the title of the panel of a run."""
+    metrics = result.metrics
+    moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
+    return f"{result.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
+
+
+def _hours(hours: float) -> str:
+    return duration_text(hours * 3600.0) if math.isfinite(hours) else "-"
