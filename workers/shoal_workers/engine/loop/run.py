@@ -396,11 +396,7 @@ class Run:
             check=self._check,
             processes=self._processes,
             states=self._stream_states,
-            first_look=partial(
-                look, place="the data set of run.batches()", deterministic=self._spec.deterministic, say=say
-            )
-            if self.is_rank_zero
-            else None,
+            first_look=partial(look, place="the data set of run.batches()", say=say) if self.is_rank_zero else None,
         )
 
     def backward(self, loss: Tensor, *, weight: float | None = None) -> None:

@@ -12,7 +12,6 @@ before is removed, whatever it is. Used by `prove`.
 
 from __future__ import annotations
 
-import ast
 import functools
 import gc
 import inspect
@@ -23,12 +22,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import (
     CellType,
     FunctionType,
     GeneratorType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -39,9 +36,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal_workers.contract.exception_causes import FrameOwner
-from shoal_workers.engine.task.code_owner import TASKS, line_in, owner_of
+from shoal_workers.engine.task.code_owner import is_file_of_task
 from shoal_workers.engine.task.randomness import is_generator, set_generator, state_of_generator
+from shoal_workers.engine.task.reachable import ITERATORS, attributes_of, position_of, slots_of
 from shoal_workers.torch_internals import forward_hooks
 
 _MAX_ITEMS = 10_000
@@ -53,8 +50,6 @@ _MAX_BYTES = 16 << 20
 _CONTAINERS = (list, tuple, dict, deque, set, OrderedDict, defaultdict, Counter)
 _QUEUES = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)
 _CACHE = type(functools.lru_cache(len))
-_ITERATORS: tuple[type, ...] = (itertools.count, type(iter([])), type(iter(())), type(iter(range(0))))
-"""Those that tell their position."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_MODULES = frozenset(vars(nn.Module()))
 
@@ -66,7 +61,7 @@ def owners_in_task(task: object) -> dict[str, object]:
     """What may carry state beside the model, by what people call it."""
     if has_no_state(task):
         return {}
-    modules = {name: module for name, module in list(sys.modules.items()) if _is_of_task(module)}
+    modules = {name: module for name, module in list(sys.modules.items()) if is_file_of_task(module)}
     classes = {
         f"the class {kind.__name__}": kind
         for name, module in modules.items()
@@ -94,28 +89,6 @@ def owners_in_model(parts: Collection[nn.Module]) -> dict[str, object]:
 def has_no_state(owner: object) -> bool:
     """True if its class is torch's or the engine's: those keep no state in plain attributes."""
     return all(kind.__module__.startswith(("torch.", "shoal_workers.")) for kind in type(owner).__mro__[:-1])
-
-
-def line_of(owner: object, key: str) -> str:
-    """Returns where an attribute is set first: `digits.py:38`; empty: nowhere that can be named."""
-    kinds = type(owner).__mro__ if not isinstance(owner, (type, ModuleType)) else getattr(owner, "__mro__", ())
-    modules = [owner, *(sys.modules.get(kind.__module__) for kind in kinds)]
-    for file in {str(getattr(module, "__file__", "")): None for module in modules if _is_of_task(module)}:
-        with suppress(OSError, SyntaxError, ValueError):
-            numbers = filter(None, (_line_of(node, key) for node in ast.walk(ast.parse(Path(file).read_bytes()))))
-            if number := min(numbers, default=0):
-                return line_in(file, number, "")
-    return ""
-
-
-def _line_of(node: ast.AST, key: str) -> int:
-    """0 if the node does not set it."""
-    match node:
-        case ast.Attribute(attr=name, lineno=line, ctx=ast.Store()) | ast.Name(id=name, lineno=line, ctx=ast.Store()):
-            return line if name == key else 0
-        case ast.FunctionDef(name=name, lineno=line):
-            return line if name == key else 0
-    return 0
 
 
 class Attributes:
@@ -153,7 +126,7 @@ def carry(values: Mapping[Place, Content], owners: Mapping[str, object]) -> None
     """Give these owners what `changed` has returned of others with the same names, which are not used any more."""
     for (owner, key), content in values.items():
         if (target := owners.get(owner)) is not None:
-            _set(target, key, content.restored(_attributes(target).get(key)))
+            _set(target, key, content.restored(attributes_of(target).get(key)))
 
 
 def far(values: Mapping[Place, Content], later: Mapping[Place, Content]) -> dict[Place, Content]:
@@ -184,7 +157,7 @@ def _far(content: Content, later: Content | None) -> Content | None:
 def _unknown_in(content: Content) -> bool | None:
     """Return whether it has an iterator that does not tell its position; None: nothing unknown; False: only caches."""
     if hasattr(type(content.value), "__next__") or isinstance(content.value, queue.SimpleQueue):
-        is_known = isinstance(content.value, _ITERATORS) or _is_unused(content.value)
+        is_known = isinstance(content.value, ITERATORS) or _is_unused(content.value)
         return None if is_known else True
     if isinstance(content.value, _CACHE):
         return None if isinstance(content.inside, dict) else False
@@ -306,7 +279,7 @@ def _take(value: Any, above: tuple[int, ...] = ()) -> Content:
         return Content(value, None)
     if type(value) is set:
         return Content(value, set(value))
-    if isinstance(value, (_CACHE, *_ITERATORS)) and (position := _position(value)):
+    if isinstance(value, (_CACHE, *ITERATORS)) and (position := _position(value)):
         return Content(value, position)
     return Content(value, {key: _take(item, (*above, id(value))) for key, item in _items(value).items()})
 
@@ -316,9 +289,9 @@ def _is_opened(value: Any) -> bool:
         return len(value) <= _MAX_ITEMS
     if isinstance(value, (type, ModuleType)):
         return False
-    if isinstance(value, (nn.Module, functools.partial, MethodType, *_ITERATORS)) or type(value) in _QUEUES:
+    if isinstance(value, (nn.Module, functools.partial, MethodType, *ITERATORS)) or type(value) in _QUEUES:
         return True
-    return _is_of_task(sys.modules.get(getattr(value, "__module__", "")))
+    return is_file_of_task(sys.modules.get(getattr(value, "__module__", "")))
 
 
 def _position(value: Any) -> tuple[Any, ...]:
@@ -326,8 +299,7 @@ def _position(value: Any) -> tuple[Any, ...]:
     if isinstance(value, _CACHE):
         info = value.cache_info()
         return () if info.maxsize is None else (info.misses, info.currsize)
-    _, arguments, *position = value.__reduce__()
-    return arguments if isinstance(value, itertools.count) else tuple(position)
+    return position_of(value)
 
 
 def _items(value: Any) -> dict[Any, Any]:
@@ -349,21 +321,7 @@ def _items(value: Any) -> dict[Any, Any]:
     if isinstance(value, FunctionType):
         cells = {name: cell.cell_contents for name, cell in _cells(value).items()}
         return {**cells, _DEFAULTS: value.__defaults__, "__kwdefaults__": value.__kwdefaults__, "__dict__": vars(value)}
-    return _attributes(value)
-
-
-def _attributes(value: object) -> dict[str, Any]:
-    """Those that it has, in `__slots__` too."""
-    filled = dict[str, Any]()
-    for name, slot in _slots(type(value)).items():
-        with suppress(AttributeError):
-            filled[name] = slot.__get__(value)
-    return {**filled, **getattr(value, "__dict__", {})}
-
-
-def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    every = ((name, slot) for base in kind.__mro__ if "__slots__" in vars(base) for name, slot in vars(base).items())
-    return {name: slot for name, slot in every if isinstance(slot, MemberDescriptorType)}
+    return attributes_of(value)
 
 
 def _cells(function: FunctionType) -> dict[str, CellType]:
@@ -392,22 +350,17 @@ def _has_module_of(value: Any, own: Collection[int], depth: int = 0) -> bool:
 def _values(owners: Mapping[str, object]) -> Iterator[tuple[Place, Any]]:
     for name, owner in owners.items():
         is_module = isinstance(owner, nn.Module)
-        for key, value in _attributes(owner).items():
+        for key, value in attributes_of(owner).items():
             is_own = not key.startswith("__") and not (is_module and key in _OF_MODULES)
             if is_own and not isinstance(value, (type, ModuleType, property, staticmethod, classmethod)):
                 yield (name, key), value
-
-
-def _is_of_task(module: object) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(TASKS) and owner_of(file) is FrameOwner.TASK
 
 
 def _set(owner: object, key: str, value: Any) -> None:
     """Not by `setattr` of a module, which would have its own idea of a tensor."""
     if isinstance(owner, type):
         delattr(owner, key) if value is _Missing else setattr(owner, key, value)
-    elif (slot := _slots(type(owner)).get(key)) is not None:
+    elif (slot := slots_of(type(owner)).get(key)) is not None:
         slot.__delete__(owner) if value is _Missing else slot.__set__(owner, value)
     elif value is _Missing:
         vars(owner).pop(key, None)

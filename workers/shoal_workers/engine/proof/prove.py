@@ -47,7 +47,6 @@ from shoal_workers.engine.proof.attributes import (
     Place,
     carry,
     far,
-    line_of,
     owners_in_task,
 )
 from shoal_workers.engine.proof.copies import NUM_STEPS, Shrunk, TooLarge, copy_of, proof_context, shrunk
@@ -57,6 +56,7 @@ from shoal_workers.engine.proof.split_side import FINITE, Saved, SplitSide, Spli
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.first_look import describe_changed, is_same
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.code_owner import line_of_attribute
 from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 
 T = TypeVar("T")
@@ -310,7 +310,7 @@ class _Proof:
         return [place for place in places if depends([place])] or places
 
     def _names(self, causes: Sequence[Place], what: str = "") -> LayoutProof:
-        lines = {(owner, key): line_of(self._named.get(owner), key) for owner, key in causes[:_MAX_NAMES]}
+        lines = {(owner, key): line_of_attribute(self._named.get(owner), key) for owner, key in causes[:_MAX_NAMES]}
         names = ", ".join(f"{key!r} of {owner}" + (line and f" ({line})") for (owner, key), line in lines.items())
         names += " ..." if len(causes) > _MAX_NAMES else ""
         sentence = what.format(names) or (
