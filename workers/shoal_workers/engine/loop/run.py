@@ -487,7 +487,7 @@ class Run:
         boundary.unsettle()
         self._buffers.apply()
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
-        optimizer.step()
+        self._watch.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
         self.loss, self._loss, self._grad_norm = loss, loss, norm
         return norm

@@ -60,6 +60,8 @@ def _line_of(node: ast.AST, key: str) -> int:
             return line if name == key else 0
         case ast.FunctionDef(name=name, lineno=line):
             return line if name == key else 0
+        case ast.Call(func=ast.Attribute(attr="register_buffer"), args=[ast.Constant(value=name), *_], lineno=line):
+            return line if name == key else 0
     return 0
 
 
