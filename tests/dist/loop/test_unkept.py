@@ -16,10 +16,18 @@ FILE = ROOT / "tests" / "kit" / "loops" / "unkept.py"
 REFUSED = {
     "buffer": ("the buffer model.mean (unkept.py:", "register it with persistent=True"),
     "listed": ("step() of Listing changes \"rates['all']\" (unkept.py:", "numbers as attributes of the optimizer"),
+    "clip": ("change between two micro-batches of a step", "run.steps(optimizer, clip=...)"),
+    "zero": ("change between two micro-batches of a step", "run.steps(optimizer, clip=...)"),
     "data": ("a micro-batch had other samples", "a sample changes: 'generator' of Points (unkept.py:"),
     "data_processes": ("a micro-batch had other samples", "a sample changes: 'generator' of Points (unkept.py:"),
 }
-EQUAL = ("nothing", "optimizer", "saving")
+EQUAL = ("nothing", "optimizer", "saving", "scaled")
+RANKS_ONLY = {
+    "clip_once": ("by another factor on each rank", "run.steps(optimizer, clip=...)"),
+    "clip_by_hand": ("by another factor on each rank", "run.steps(optimizer, clip=...)"),
+    "clip_value": ("by another factor on each rank", "run.steps(optimizer, clip=...)"),
+}
+"""What one rank does as plain torch does."""
 
 
 def spec_of(how: str) -> dict[str, Any]:
@@ -34,7 +42,7 @@ def spec_of(how: str) -> dict[str, Any]:
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_it_is_refused_with_its_name_the_line_and_two_ways_out(make_job: Any, world_size: int) -> None:
     differing = []
-    for how, words in REFUSED.items():
+    for how, words in (REFUSED | (RANKS_ONLY if world_size > 1 else {})).items():
         job = make_job(how, **spec_of(how))
         [end, *_] = job.run(job.workers(world_size), layout=replicated(world_size))
         message = end.error.message if end.error is not None else ""

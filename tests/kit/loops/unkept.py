@@ -91,9 +91,11 @@ class Kept:
         self.value = 0.0
 
 
-def clip(model):
-    if HOW == "clip":
+def change_gradients(model, is_last):
+    if HOW == "clip" or (HOW == "clip_once" and is_last):
         clip_grad_norm_(model.parameters(), 0.1)
+    if not is_last:
+        return
     if HOW == "clip_value":
         clip_grad_value_(model.parameters(), 0.01)
     if HOW == "clip_by_hand":
@@ -122,9 +124,11 @@ def train(run):
     number, center, count, kept, rows = 0.0, torch.zeros(WIDTH), 0, Kept(), []
     running, best = 0.0, 1e9
     size = {"micro_size": MICRO_SIZE} | ({"num_workers": 1} if HOW == "data_processes" else {})
-    for x, y in run.batches(Points(), global_size=GLOBAL_SIZE, **size):
+    for num, (x, y) in enumerate(run.batches(Points(), global_size=GLOBAL_SIZE, **size), 1):
         if run.step == STEPS:
             break
+        if HOW == "zero":
+            optimizer.zero_grad()
         made = model(x)
         loss = (made - y).square().mean()
         if HOW == "number":
@@ -145,10 +149,10 @@ def train(run):
                 loss = loss * 0.5
         if HOW == "global":
             loss = global_loss(loss)
-        run.backward(loss, weight=len(x) if HOW != "clip_mean" else None)
+        run.backward(loss, weight=len(x))
         running += float(loss.detach())
         total += len(x)
-        clip(model)
+        change_gradients(model, num % -(-GLOBAL_SIZE // MICRO_SIZE // run.world_size) == 0)
         if run.steps(optimizer):
             best = min(best, run.loss)
             run.log(running=running, best=best, total=total)
