@@ -34,8 +34,25 @@ NAMED = {
     "object": "changes 'object' of the task",
     "global": "changes 'GLOBAL' of the module carrying_tasks",
     "condition": "changes 'num_calls' of the task",
+    "slots": "changes 'slotted' of the task (carrying_tasks.py:",
+    "partial": "changes 'partial' of the task",
+    "queue": "changes 'queue' of the task",
+    "ordered": "changes 'ordered' of the task",
+    "pair": "changes 'pair' of the task",
+    "method": "changes 'method' of the task",
+    "default": "changes 'grown_by_default' of the module carrying_tasks (carrying_tasks.py:",
+    "class": "changes 'num_calls' of the class of the model",
+    "cache": "changes 'first_seen' of the module carrying_tasks",
+    "cached_method": "changes 'remembered' of the class Carrying",
+    "bounded": "'remembered_for_a_while' of the class Carrying (carrying_tasks.py:",
+    "counter": "changes 'counter' of the task",
+    "rows": "changes 'rows' of the task",
+    "function": "'numbers' of the task (carrying_tasks.py:",
+    "nested": "changes 'settings' of the task",
+    "far_counter": "changes 'counter' of the task",
 }
-"""The others train: a counter that is only logged, what cannot be named (the log says it), and nothing."""
+"""The others train: counters that are only logged, caches that only remember, what cannot be named (the log says it),
+and nothing."""
 CANNOT_BE_NAMED = "is another one when it is computed a second time, and it is not known why"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from kit.worlds.encoder_worlds import small_spec
 from shoal_workers.contract.data_preview import DATA_FILE, DataPreview
@@ -28,27 +29,32 @@ SPEC: dict[str, Any] = {
 FOUND = "a micro-batch had other samples when it was read again with the same seeds"
 
 
-def test_it_is_said_once_and_refused_if_the_job_is_deterministic(make_job: Any) -> None:
-    wrong = []
-    for changes in ({}, {"batch": {**SPEC["batch"], "num_workers": 1}}, {"task": "read_ahead_tasks:Seeded"}):
-        job = make_job(f"said-{len(wrong)}-{len(changes)}-{len(str(changes))}", **{**SPEC, **changes})
-        [worker] = job.workers(1)
-        job.start([worker])
-        end = worker.exit()
-        said = [line.text for line in worker.new_logs() if FOUND in line.text]
-        job.commit([worker])
-        if end.kind is not ExitKind.FINISHED or len(said) != ("task" not in changes):
-            wrong.append((changes, end, said))
-    assert wrong == []
+@pytest.mark.parametrize("num_processes", [0, 1])
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [("OwnGenerator", "'generator' of DrawnSequences"), ("Counted", "'num_read' of CountedSequences")],
+)
+def test_it_is_refused_with_the_attribute_that_reading_changes(
+    make_job: Any, num_processes: int, task: str, named: str
+) -> None:
+    batch = {**SPEC["batch"], "num_workers": num_processes}
+    job = make_job(**{**SPEC, "task": f"read_ahead_tasks:{task}", "batch": batch})
+    [end] = job.run(job.workers(1))
+    assert (end.kind, end.step) == (ExitKind.USER_ERROR, 0), end
+    message = end.error.message
+    assert message.startswith("read_ahead_tasks.py:") and FOUND in message
+    assert "Two ways out: draw from torch, numpy.random or random, " in message
+    assert f"What reading a sample changes: {named} (read_ahead_tasks.py:" in message
+
+
+def test_samples_that_draw_from_torch_train_and_the_layout_is_not_what_differs(make_job: Any) -> None:
+    job = make_job("seeded", **{**SPEC, "task": "read_ahead_tasks:Seeded"})
+    [end] = job.run(job.workers(1))
+    assert end.kind is ExitKind.FINISHED, end
     job = make_job("layout", **{**SPEC, "model": {"dropout": 0}})
     ends = job.run(job.workers(2), proof=ProofDemand.REQUIRED)
     assert all("the layout fsdp2 was not proven: read_ahead_tasks.py" in end.error.message for end in ends)
     assert all(FOUND in end.error.message for end in ends), "it is not the layout that differs"
-    job = make_job("refused", **{**SPEC, "deterministic": True})
-    [end] = job.run(job.workers(1))
-    assert (end.kind, end.step) == (ExitKind.USER_ERROR, 0)
-    assert FOUND in end.error.message and "read_ahead_tasks.py" in end.error.message
-    assert end.error.message.endswith("or leave deterministic out.")
 
 
 def test_a_job_describes_its_data_before_its_first_step_or_says_why_not(make_job: Any, tmp_path: Path) -> None:

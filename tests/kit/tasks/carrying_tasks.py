@@ -1,5 +1,9 @@
 """A task whose results depend on what it has computed before, in the place that `model.kept_in` names."""
 
+import collections
+import functools
+import itertools
+import queue
 import random
 import time
 
@@ -11,12 +15,52 @@ from torch.nn import functional
 KEPT_IN = (
     *("number", "module", "gradient", "list", "tensor", "dict", "count", "closure", "nothing"),
     *("teacher", "norm", "first", "hook", "generator", "array", "object", "global", "condition", "time"),
+    *("slots", "partial", "queue", "ordered", "pair", "method", "default", "class", "cache", "cached_method"),
+    *("counter", "rows", "function", "nested", "far_counter", "logged_counter", "read_cache", "memory", "bounded"),
 )
 GLOBAL = [0.0]
 
 
 class Mean:
     value = 0.0
+
+    def grow(self):
+        self.value += 0.1
+        return 1.0 + self.value
+
+
+class Slotted:
+    __slots__ = ("never", "value")
+
+    def __init__(self):
+        self.value = 0.0
+
+
+def grown(kept, by):
+    kept.append(kept[-1] + by)
+    return kept.pop(0)
+
+
+def grown_by_default(by, kept=[1.0, 1.5]):  # noqa: B006
+    return grown(kept, by)
+
+
+@functools.cache
+def first_seen(_name):
+    return GLOBAL[0]
+
+
+@functools.cache
+def scale_of(width):
+    """Only remembers."""
+    return width**0.5
+
+
+def numbers():
+    number = 1.0
+    while True:
+        yield number
+        number *= 0.9
 
 
 class Points:
@@ -41,6 +85,8 @@ class Reversed(torch.autograd.Function):
 
 
 class Net(nn.Module):
+    num_calls = 0
+
     def __init__(self):
         super().__init__()
         self.line, self.temperature = nn.Linear(4, 3), 1.0
@@ -63,6 +109,15 @@ class Carrying:
         self.mean = torch.zeros(())
         self.later, self.random = later(), random.Random(3)
         self.array, self.object, self.teacher = np.zeros(1), Mean(), [nn.Linear(4, 3)]
+        self.more()
+
+    def more(self):
+        """Where Python keeps what no attribute has."""
+        self.slotted, self.partial, self.queue = Slotted(), functools.partial(grown, [1.0, 1.5]), queue.Queue()
+        self.queue.put(0.5)
+        self.ordered, self.pair, self.method = collections.OrderedDict(a=1.0), (0, 1.0), Mean().grow
+        self.counter, self.rows, self.numbers = itertools.count(), iter([0.1 * n for n in range(500)]), numbers()
+        self.settings = {"width": 4, "calls": 0}
 
     def build_model(self):
         net = Net()
@@ -123,9 +178,67 @@ class Carrying:
             case "condition":
                 self.num_calls += 1
                 factor = 2.0 if self.num_calls > 100 else 1.0
+            case "slots":
+                factor = 1.0 + self.slotted.value
+                self.slotted.value += 0.1
+            case "partial":
+                factor = self.partial(0.1)
+            case "queue":
+                factor = 1.0 + self.queue.get()
+                self.queue.put(float(logits.detach().mean()))
+            case "ordered":
+                factor = self.ordered["a"]
+                self.ordered["a"] *= 0.9
+            case "pair":
+                factor = self.pair[1]
+                self.pair = self.pair[0] + 1, 0.9 * self.pair[1]
+            case "method":
+                factor = self.method()
+            case "default":
+                factor = grown_by_default(0.1)
+            case "class":
+                type(model).num_calls += 1
+                factor = 1.0 / type(model).num_calls
+            case "cache":
+                GLOBAL[0] = float(logits.detach().mean())
+                factor = 1.0 + first_seen("mean")
+                GLOBAL[0] = 0.0
+            case "cached_method":
+                self.number = float(logits.detach().mean())
+                factor = 1.0 + self.remembered()
+                self.number = 1.0
+            case "read_cache":
+                factor = scale_of(x.shape[1])
+            case "counter":
+                factor = 1.0 + next(self.counter)
+            case "rows":
+                factor = 1.0 + next(self.rows)
+            case "function":
+                factor = next(self.numbers)
+            case "nested":
+                self.settings["calls"] += 1
+                factor = 2.0 if self.settings["calls"] > 100 else float(self.settings["width"])
+            case "far_counter":
+                factor = 2.0 if next(self.counter) > 100 else 1.0
+            case "logged_counter":
+                return functional.cross_entropy(logits, y), {"calls": next(self.counter)}
+            case "memory":
+                factor = self.settings.setdefault(f"of {x.shape[1]}", x.shape[1] ** 0.5)
+            case "bounded":
+                self.number = float(logits.detach().mean())
+                factor = 1.0 + self.remembered_for_a_while()
+                self.number = 1.0
             case "time":
                 factor = 1.0 + time.perf_counter() % 1
         return functional.cross_entropy(logits, y) * factor
+
+    @functools.cache  # noqa: B019
+    def remembered(self):
+        return self.number
+
+    @functools.lru_cache  # noqa: B019
+    def remembered_for_a_while(self):
+        return self.number
 
     def smooth(self, gradient):
         self.kept["mean"] = 0.9 * self.kept.get("mean", 0.0) + 0.1 * float(gradient.abs().mean())

@@ -138,6 +138,23 @@ class DrawnSequences(Sequences):
         return (super().__getitem__(index) + int(self.generator.integers(3))) % self.vocab
 
 
+class Counted(Counting):
+    """Every other sample that is read is another one, so each micro-batch is the same when it is read again."""
+
+    def build_dataset(self, split):
+        return CountedSequences(50 if split == "train" else 11, 29, 8)
+
+
+class CountedSequences(Sequences):
+    def __init__(self, length, vocab, seq_len):
+        super().__init__(length, vocab, seq_len)
+        self.num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return (super().__getitem__(index) + self.num_read % 2) % self.vocab
+
+
 class Seeded(Counting):
     """Its samples draw from torch's generator."""
 

@@ -107,7 +107,7 @@ class Reader:
     """Raises if the group is over."""
     processes: DataProcesses
     states: StreamStates
-    first_look: Callable[[Any, Any], None] | None = None
+    first_look: Callable[[Any, Any, Any], None] | None = None
     """See `Samples`."""
 
 

@@ -398,11 +398,7 @@ class Run:
             check=self._check,
             processes=self._processes,
             states=self._stream_states,
-            first_look=partial(
-                look, place="the data set of run.batches()", deterministic=self._spec.deterministic, say=say
-            )
-            if self.is_rank_zero
-            else None,
+            first_look=partial(look, place="the data set of run.batches()", say=say) if self.is_rank_zero else None,
         )
 
     def backward(self, loss: Tensor, *, weight: float | None = None) -> None:
@@ -417,11 +413,15 @@ class Run:
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
+        if self._watch is not None:
+            self._watch.begin_backward()
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
         finally:
             self._gradients.end_backward()
+        if self._watch is not None:
+            self._watch.end_backward()
         if not self._is_in_micro_batch:
             self._micro_weight = 0.0
         self._weight_sum += max(0.0, weight - self._micro_weight)
@@ -462,7 +462,8 @@ class Run:
         self._check()  # an aborted communicator ends without an error
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
-        weight, rates, squared_rates, number, square, *totals = verdict.uses[self.world_size :]
+        weight, rates, squared_rates, *totals = verdict.uses[self.world_size :]
+        sums_of_same, totals = totals[: len(same)], totals[len(same) :]
         loss, sharded_squares, num_rewritten, *of_buffers = totals[len(flags) :]
         if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
             raise ValueError(
@@ -470,12 +471,7 @@ class Run:
                 "their weights would, too. A schedule that decides by a loss (ReduceLROnPlateau) needs run.loss, which "
                 "is equal on all ranks."
             )
-        if self.world_size * square != number**2:
-            raise ValueError(
-                f"the parameters differ between ranks in step {self.step + 1}, before the update: a forward pass, or "
-                "the loop between run.batches() and the update, writes to them, and each rank has other micro-batches. "
-                "Change them after the update, once run.steps(optimizer) has returned True."
-            )
+        self._watch.check(optimizer, sums_of_same, self.world_size, self.step + 1)
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
@@ -497,7 +493,7 @@ class Run:
         boundary.unsettle()
         self._buffers.apply()
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
-        optimizer.step()
+        self._watch.step(optimizer)
         optimizer.zero_grad(set_to_none=True)
         self.loss, self._loss, self._grad_norm = loss, loss, norm
         return norm
@@ -508,6 +504,8 @@ class Run:
         self._check()
         boundary = self._tracked("commit")
         self._gradients.end_step()
+        if self._watch is not None:
+            self._watch.end_step()
         self.log(**metrics)
         done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
         self._loss = self._grad_norm = self._lr = None

@@ -212,13 +212,13 @@ class Samples:
         seed: int,
         check: Callable[[], None],
         processes: DataProcesses,
-        first_look: Callable[[Any, Any], None] | None = None,
+        first_look: Callable[[Any, Any, Any], None] | None = None,
     ) -> None:
         """
         Args:
             check: raises if the group is over.
-            first_look: called with the first micro-batch of step 0, and with what it is if it is read again; not if
-                worker processes read.
+            first_look: called with the first micro-batch of step 0, with what it is if it is read again, and with the
+                data set.
         """
         self._first_look = first_look
         self.own, self.num_micro_batches = own, num_micro_batches
@@ -242,10 +242,7 @@ class Samples:
             request = self._request(step, number)
             batch = self._fetch[request]
             if step == 0 and self._first_look is not None:
-                first_look, self._first_look = self._first_look, None
-                states = generator_states()
-                first_look(batch, self._fetch[request])
-                set_generator_states(states)
+                self._look(self._first_look, batch, request)
             return batch
         if self._step[0] != step:
             self._step = (step, {})
@@ -253,9 +250,18 @@ class Samples:
         if number in kept:
             return kept[number]
         batch = self._from_workers(step, number)
+        if step == 0 and self._first_look is not None:
+            request = self._request(step, number)
+            self._look(self._first_look, self._fetch[request], request)  # each process has a copy of each generator
         if again:
             kept[number] = batch
         return batch
+
+    def _look(self, first_look: Callable[[Any, Any, Any], None], batch: Any, request: _Request) -> None:
+        self._first_look, states = None, generator_states()
+        self._fetch.dataset[request.indices[0]]  # else what every n-th sample has would be hidden
+        first_look(batch, self._fetch[request], self._fetch.dataset)
+        set_generator_states(states)
 
     def close(self) -> None:
         self._step = (0, {})

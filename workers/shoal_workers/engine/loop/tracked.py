@@ -11,6 +11,7 @@ Called by `Run`.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -18,14 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.engine.loop.sharded import Targets, split_dim
+from shoal_workers.engine.step.update import changes, plain_settings, restored
+from shoal_workers.engine.task.code_owner import is_file_of_task
 
 _PLAIN = (bool, int, float, str, type(None))
+_ATTRIBUTES = "__attributes__"
+"""Beside the state of an optimizer of the program's own: those of its attributes that have changed."""
+_OF_TORCH = frozenset({*vars(SGD([torch.zeros(1)])), "step", "_opt_called"})
+"""Attributes of any optimizer of torch, and those that its schedulers add."""
 
 
 class Stateful(Protocol):
@@ -49,6 +56,8 @@ class Tracked:
                         "state_dict() and load_state_dict(), for example modules, optimizers and schedulers."
                     )
         self._objects = dict(objects)
+        self._built = {name: plain_settings(own_attributes(tracked)) for name, tracked in objects.items()}
+        """Numbers and texts of own optimizers, as they were made."""
         self._mesh = mesh
         self._known: dict[str, tuple[Tensor, ...]] = {}
         """The tensors that each object had when it was collected last, without those that are `unmarked`."""
@@ -67,13 +76,22 @@ class Tracked:
         tree: dict[str, Any] = {}
         for name, tracked in self._objects.items():
             own: dict[str, Tensor] = {}
-            tree[name] = _flattened(tracked.state_dict(), name, own, self._mesh)
+            changed = self._changed(name, tracked)
+            state = {**tracked.state_dict(), _ATTRIBUTES: changed} if changed else tracked.state_dict()
+            tree[name] = _flattened(state, name, own, self._mesh)
             self._known[name] = self._marked(own)
             tensors |= own
         return tensors, tree
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for module in self.modules().values() for parameter in module.parameters()]
+
+    def fleeting_buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yields name, module and key of the buffers that no checkpoint holds."""
+        for name, tracked in self.modules().items():
+            for prefix, module in tracked.named_modules():
+                for key in sorted(module._non_persistent_buffers_set):
+                    yield ".".join(filter(None, (name, prefix, key))), module, key
 
     def kept_in_micro_batches(self) -> Iterator[tuple[str, object]]:
         """Yields path and tensor, or the state of a scheduler as a text, of what may change between steps only."""
@@ -103,7 +121,8 @@ class Tracked:
                 settings = [
                     [value for key, value in group.items() if key != "params"] for group in tracked.param_groups
                 ]
-                marks.append((_versions(self._tensors_of(name, tracked)), repr(settings)))
+                changed = self._changed(name, tracked)
+                marks.append((_versions(self._tensors_of(name, tracked)), repr(settings), repr(changed)))
             elif not only_counted:
                 tensors: dict[str, Tensor] = {}
                 tree = json.dumps(_flattened(tracked.state_dict(), name, tensors, self._mesh))
@@ -148,7 +167,21 @@ class Tracked:
                 f"{', '.join(sorted(tree)) or 'nothing'}. Track the same names as the run that it is of."
             )
         for name, tracked in self._objects.items():
-            tracked.load_state_dict(_restored(tree[name], tensors))
+            state = _restored(tree[name], tensors)
+            changed = state.pop(_ATTRIBUTES, {}) if isinstance(tracked, Optimizer) else {}
+            tracked.load_state_dict(state)
+            vars(tracked).update(restored(self._built[name], changed) if changed else {})
+
+    def _changed(self, name: str, tracked: object) -> dict[str, list[Any]]:
+        return changes(self._built[name], plain_settings(own_attributes(tracked)))
+
+
+def own_attributes(tracked: object) -> dict[str, Any]:
+    """Those that an optimizer of the program's own class has beside torch's, unless its own `state_dict` saves them."""
+    if not isinstance(tracked, Optimizer) or type(tracked).state_dict is not Optimizer.state_dict:
+        return {}
+    is_own = is_file_of_task(sys.modules.get(type(tracked).__module__))
+    return {key: value for key, value in vars(tracked).items() if is_own and key not in _OF_TORCH}
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:

@@ -46,7 +46,7 @@ from shoal_workers.engine.proof.attributes import (
     Content,
     Place,
     carry,
-    far_number,
+    far,
     owners_in_task,
 )
 from shoal_workers.engine.proof.copies import NUM_STEPS, Shrunk, TooLarge, copy_of, proof_context, shrunk
@@ -56,6 +56,7 @@ from shoal_workers.engine.proof.split_side import FINITE, Saved, SplitSide, Spli
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.first_look import describe_changed, is_same
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.code_owner import line_of_attribute
 from shoal_workers.engine.task.randomness import generator_states, set_generator_states
 
 T = TypeVar("T")
@@ -75,6 +76,10 @@ _PARTS_OF_THE_SEQUENCE = (
 _WAYS_OUT = (
     "Two ways out: a buffer of a module (self.register_buffer(name, tensor)), or state_dict() and load_state_dict() of "
     "the task, whose content is saved, restored and equal on all workers."
+)
+_MAY_CHANGE = (
+    "a loss or a gradient is another one when it is computed a second time, and {} may be why: an iterator, or a cache "
+    "of a limited size, whose content is not known. No checkpoint holds it, and each worker would have its own."
 )
 _UNKNOWN = (
     "the loss or a gradient of a step is another one when it is computed a second time, and it is not known why: a "
@@ -157,15 +162,18 @@ class _Proof:
         self.tolerance = max(TOLERANCE, _ROUNDINGS * rounding(whole[0].tensors.values()))
         side = self._tried(self._side)
         own = Attributes(side.owners)
+        self._named = {**self._owners, **side.owners}
         steps = [self._tried(lambda: side.step(whole[0]))]
         parts = side.runtime.assembly.parts
         saved, carried = side.saved(steps[0]), {**self.attributes.changed(parts), **own.changed(parts)}
         steps.append(self._tried(lambda: side.step(whole[1])))
+        others = far(carried, {**self.attributes.changed(parts), **own.changed(parts)})
+        unknown = [*self.attributes.unknown(), *own.unknown()]
         is_restored = self._all(self._restored(saved, {}, whole).is_same(steps[1]))
         is_repeatable = self._all(self.is_repeatable)
         if not is_restored and is_repeatable:
-            return self._carried(saved, carried, whole, steps[1])
-        if is_repeatable and (causes := self._depending(saved, carried, whole, steps[1])):
+            return self._carried(saved, carried, unknown, whole, steps[1])
+        if is_repeatable and (causes := self._depending(saved, others, whole, steps[1])):
             return self._names(causes)
         pairs = [*zip(whole, steps, strict=True)]
         differing = ((number, named) for number, pair in enumerate(pairs) if (named := self._differing(*pair)))
@@ -264,9 +272,14 @@ class _Proof:
         return self._tried(lambda: side.step(whole[1]))
 
     def _carried(
-        self, saved: Saved, carried: Mapping[Place, Content], whole: Sequence[PlainStep], expected: SplitStep
+        self,
+        saved: Saved,
+        carried: Mapping[Place, Content],
+        unknown: Sequence[Place],
+        whole: Sequence[PlainStep],
+        expected: SplitStep,
     ) -> LayoutProof:
-        """The restored run differs. Which attributes carry the difference?"""
+        """The restored run differs. Which attributes carry the difference? `unknown`: those that cannot be tried."""
 
         def goes_on(without: Place | None) -> bool:
             values = {place: value for place, value in carried.items() if place != without}
@@ -274,20 +287,20 @@ class _Proof:
 
         places = sorted({place for own in self._gathered(list(carried)) for place in own})
         if not places or not goes_on(None):
-            return self._answer(ProofOutcome.UNPROVEN, _UNKNOWN)
+            unknown = sorted({place for own in self._gathered(unknown) for place in own})
+            return self._names(unknown, _MAY_CHANGE) if unknown else self._answer(ProofOutcome.UNPROVEN, _UNKNOWN)
         return self._names([place for place in places[: 2 * _MAX_NAMES] if not goes_on(place)] or places)
 
     def _depending(
-        self, saved: Saved, carried: Mapping[Place, Content], whole: Sequence[PlainStep], expected: SplitStep
+        self, saved: Saved, others: Mapping[Place, Content], whole: Sequence[PlainStep], expected: SplitStep
     ) -> list[Place]:
         """Numbers that a condition reads: the restored run has the same results with the values of now, and other ones
-        with values far away."""
-        far = {place: other for place, one in carried.items() if (other := far_number(one)) is not None}
-        places = sorted({place for own in self._gathered(list(far)) for place in own})[: 2 * _MAX_NAMES]
+        with `others`, which are far away."""
+        places = sorted({place for own in self._gathered(list(others)) for place in own})[: 2 * _MAX_NAMES]
 
         def depends(changed: Sequence[Place]) -> bool:
             try:
-                values = {place: far[place] for place in changed if place in far}
+                values = {place: others[place] for place in changed if place in others}
                 return not self._all(self._restored(saved, values, whole).is_same(expected))
             except TaskFailed:  # a number of this size has no place in a table
                 return True
@@ -296,14 +309,15 @@ class _Proof:
             return []
         return [place for place in places if depends([place])] or places
 
-    def _names(self, causes: Sequence[Place]) -> LayoutProof:
-        names = ", ".join(f"{key!r} of {owner}" for owner, key in causes[:_MAX_NAMES])
+    def _names(self, causes: Sequence[Place], what: str = "") -> LayoutProof:
+        lines = {(owner, key): line_of_attribute(self._named.get(owner), key) for owner, key in causes[:_MAX_NAMES]}
+        names = ", ".join(f"{key!r} of {owner}" + (line and f" ({line})") for (owner, key), line in lines.items())
         names += " ..." if len(causes) > _MAX_NAMES else ""
-        sentence = (
+        sentence = what.format(names) or (
             f"loss() or forward() changes {names}, and a later loss or gradient depends on it: no checkpoint holds it, "
-            f"and each worker would have its own. {_WAYS_OUT}"
+            "and each worker would have its own."
         )
-        return self._answer(ProofOutcome.REFUSED, sentence)
+        return self._answer(ProofOutcome.REFUSED, f"{sentence} {_WAYS_OUT}")
 
     def _differing(self, expected: PlainStep, found: SplitStep) -> tuple[str, str, float] | None:
         """What differs in a step, the module and by how much; None means nothing."""

@@ -96,6 +96,7 @@ class Batches:
             return
         first_look, self._first_look = self._first_look, None
         states, again = generator_states(), batch
+        self._sample(_indices(self._task, self._data, spec, step, micro_batch)[0])  # else every n-th sample would hide
         # A process that reads ahead has a copy of each generator: the first reading here would be the same as its own.
         for _ in range(1 if self._ahead is None else 2):
             seed_everything(randomness_seed(spec.seed, step, micro_batch))
@@ -133,7 +134,7 @@ def training_batches(generation: Generation) -> Batches:
     readers = generation.readers
     ahead = readers.stream("train", requests, generation.check) if readers is not None else None
     place, say = task.line_of("build_dataset"), generation.remarks.add
-    first_look = partial(look, place=place, deterministic=spec.deterministic, say=say) if generation.rank == 0 else None
+    first_look = partial(look, data=task.train_data, place=place, say=say) if generation.rank == 0 else None
     return Batches(task, task.train_data, generation.device, ahead, first_look)
 
 

@@ -7,6 +7,7 @@ and by `Trainer`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,27 +16,28 @@ import torch
 from torch import Tensor
 
 from shoal_workers.contract.worker_reports import ValidationReport
+from shoal_workers.engine.task.code_owner import line_of_attribute
+from shoal_workers.engine.task.reachable import marks, reachable
 from shoal_workers.torch_internals import tree_leaves
 
 _MIN_IMAGES = 2
+_MAX_NAMES = 3
 _ONE = 1.0
 
 
-def look(batch: Any, again: Any, place: str, *, deterministic: bool, say: Callable[[str], None]) -> None:
+def look(batch: Any, again: Any, data: Any, place: str, *, say: Callable[[str], None]) -> None:
     """Remark on a micro-batch, and on what it was when it was read again.
 
     Args:
-        place: the line where the data set is made, or what it is.
+        data: the data set.
+        place: the line where it is made, or what it is.
         say: called with sentences for the job's log.
 
     Raises:
-        ValueError: the samples differ, and the job is deterministic.
+        ValueError: the samples differ.
     """
     if not is_same(batch, again):
-        changed = describe_changed(place)
-        if deterministic:
-            raise ValueError(f"{changed}; or leave deterministic out.")
-        say(f"{changed}.")
+        raise ValueError(f"{describe_changed(place)}{_describe_changing(data)}")
     for text in remarks_on_batch(batch):
         say(text)
 
@@ -44,10 +46,23 @@ def describe_changed(place: str) -> str:
     """What is wrong with samples that differ when they are read again, and what to do."""
     return (
         f"{place}: a micro-batch had other samples when it was read again with the same seeds. They come from a "
-        "generator of the data set, from a clock, or from a counter, so losses depend on the number of workers, on "
-        "batch.num_workers and on lost workers. Draw from torch, numpy.random or random, which are seeded for each "
-        "micro-batch"
+        "generator of the data set, from a clock, or from a counter, so losses would depend on the number of workers, "
+        "on batch.num_workers and on lost workers. Two ways out: draw from torch, numpy.random or random, which are "
+        "seeded for each micro-batch; or make the generator of a sample from its index, as in "
+        "numpy.random.default_rng([seed, index])."
     )
+
+
+def _describe_changing(data: Any) -> str:
+    """The attributes that reading a sample changes; empty: none that is known."""
+    before = marks(reachable({"data": data}, ()))
+    data[0]
+    now = marks(reachable({"data": data}, ()))
+    paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
+    keys = dict.fromkeys(match[1] for path in paths if (match := re.match(r"data\.(\w+)", path)))
+    lines = {key: line_of_attribute(data, key) for key in list(keys)[:_MAX_NAMES]}
+    names = ", ".join(f"{key!r} of {type(data).__name__}" + (line and f" ({line})") for key, line in lines.items())
+    return f" What reading a sample changes: {names}." if names else ""
 
 
 def is_same(batch: Any, again: Any) -> bool:

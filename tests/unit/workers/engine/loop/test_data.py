@@ -210,11 +210,12 @@ class SeededNoise(list[int]):
 
 @pytest.mark.parametrize("data", [OwnGenerator(), SeededNoise(SAMPLES)], ids=["own generator", "seeded"])
 def test_the_first_micro_batch_is_read_twice_and_nothing_else_changes(data: Any) -> None:
-    seen: list[tuple[Any, Any]] = []
-    looking = replace(reader(), first_look=lambda *both: seen.append(both))
+    seen: list[tuple[Any, Any, Any]] = []
+    looking = replace(reader(), first_look=lambda *all_three: seen.append(all_three))
     source = source_of(data, Wanted(global_size=8, micro_size=4), looking, 0)
     batches = [source.get(step, number) for step in range(2) for number in range(2)]
-    [(batch, again)] = seen
+    [(batch, again, looked_at)] = seen
+    assert looked_at is data
     assert torch.equal(batch, batches[0]) and torch.equal(again, batch) == (not isinstance(data, OwnGenerator))
     if isinstance(data, SeededNoise):
         plain = source_of(data, Wanted(global_size=8, micro_size=4), reader(), 0)

@@ -1,7 +1,11 @@
 """Attributes of a task, compared with what they were, and set back."""
 
+import functools
+import itertools
 import math
+import queue
 import random
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal_workers.engine.proof.attributes import Attributes
+from shoal_workers.engine.proof.attributes import Attributes, carry
 from shoal_workers.engine.task.reachable import marks, reachable
 
 
@@ -40,3 +44,107 @@ def test_a_generator_that_has_drawn_is_seen_and_set_back(generator: Any, draw: A
     assert marks(reachable({"task": task}, ())) != before
     attributes.set_back()
     assert draw(generator) == number
+
+
+class Slotted:
+    __slots__ = ("__hidden", "never", "value")
+
+    def __init__(self) -> None:
+        self.value, self.__hidden = 1.0, [1.0]
+
+    def grow(self) -> list[float]:
+        self.value += 1.0
+        self.__hidden.append(self.value)
+        return [self.value, *self.__hidden]
+
+
+def kept(values: list[float], more: list[float] = []) -> list[float]:  # noqa: B006
+    for one in (values, more):
+        one.append(1.0)
+    return [*values, -1.0, *more]
+
+
+@functools.cache
+def remembered() -> list[float]:
+    return [0.0]
+
+
+def remember() -> list[float]:
+    remembered().append(1.0)
+    return list(remembered())
+
+
+def turned(ring: Any) -> Any:
+    ring.put(2.0 * ring.get())
+    return list(ring.queue)
+
+
+def moved(names: Any) -> Any:
+    names.move_to_end(next(iter(names)))
+    return list(names)
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (Slotted, lambda slotted: slotted.grow()),
+        (lambda: Slotted().grow, lambda grow: grow()),
+        (lambda: functools.partial(kept, [1.0]), lambda partial: partial()),
+        (lambda: kept, lambda function: function([])),
+        (lambda: remembered, lambda _: remember()),
+        (lambda: filled(1.0, 2.0), turned),
+        (lambda: OrderedDict(a=1, b=2, c=3), moved),
+        (lambda: itertools.count(3, 2), next),
+        (lambda: iter([1, 2, 3, 4]), next),
+        (lambda: iter(range(9)), next),
+    ],
+    ids=["slots", "method", "partial", "default", "cache", "queue", "ordered", "count", "list", "range"],
+)
+def test_what_python_keeps_outside_of_attributes_is_seen_set_back_and_carried(make: Any, use: Any) -> None:
+    task = SimpleNamespace(kept=make())
+    owners, used = {"the task": task}, [use(task.kept)]
+    attributes = Attributes(owners)
+    used += [use(task.kept), use(task.kept)]
+    later = attributes.changed()
+    assert list(later) == [("the task", "kept")] and attributes.unknown() == []
+    used.append(use(task.kept))
+    attributes.set_back()
+    assert [use(task.kept), use(task.kept)] == used[1:3]
+    attributes.set_back()
+    carry(later, owners)
+    assert use(task.kept) == used[3]
+
+
+def filled(*items: float) -> queue.Queue[float]:
+    ring = queue.Queue[float]()
+    for item in items:
+        ring.put(item)
+    return ring
+
+
+def test_a_pair_of_numbers_is_another_pair_when_it_is_carried() -> None:
+    task = SimpleNamespace(pair=(0, 1.0))
+    attributes = Attributes({"the task": task})
+    task.pair = (1, 0.5)
+    later = attributes.changed()
+    attributes.set_back()
+    assert task.pair == (0, 1.0)
+    carry(later, {"the task": task})
+    assert task.pair == (1, 0.5)
+
+
+def test_an_iterator_without_a_position_and_a_cache_of_a_limited_size_are_unknown_once_they_are_used() -> None:
+    numbers = (number for number in range(9))
+    task = SimpleNamespace(numbers=numbers, zipped=[zip(range(9), range(9), strict=True)], bounded=bounded)
+    attributes = Attributes({"the task": task})
+    assert attributes.unknown() == [("the task", "zipped")]
+    next(numbers)
+    bounded(1)
+    assert attributes.unknown() == [("the task", name) for name in ("numbers", "zipped", "bounded")]
+    attributes.set_back()
+    assert bounded.cache_info().currsize == 0
+
+
+@functools.lru_cache(maxsize=2)
+def bounded(number: int) -> int:
+    return number

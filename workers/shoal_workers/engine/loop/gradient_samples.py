@@ -1,0 +1,110 @@
+"""Finds out what a loop does to gradients between its backward passes and the update, by a few of their elements.
+
+    backward | ... | backward      another micro-batch of the step: no gradient changes, because each rank has another
+                                   number of them, and every gradient is that of a part of the step
+    backward | update              all ranks multiply an element by the same factor, and so they multiply the sum by it.
+                                   A norm of this rank alone would give each rank its own factor
+
+The first is refused on this rank; factors travel with the vote, as sums over all ranks. Called by `MicroBatchWatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shoal_workers.engine.loop.sharded import plain_parameters
+
+_NUM_PARAMETERS = 4
+_NUM_ELEMENTS = 4
+"""Of each of them."""
+_NUM_SUMS = 3 * _NUM_PARAMETERS * _NUM_ELEMENTS
+_NUM_ROUNDINGS = 4
+"""Of a gradient's type: a smaller difference between factors is none."""
+_SMALLEST = 1e-30
+"""Smaller gradients have few bits."""
+
+
+class GradientSamples:
+    """Those of one rank. Training thread only."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        self._places = {id(optimizer): list(_places(plain_parameters(optimizer))) for optimizer in optimizers}
+        self._before: dict[int, Tensor] = {}
+        """By optimizer: what the last backward pass since the last update has left."""
+        self._touched: dict[int, Tensor] = {}
+        """By optimizer: whether something has changed before another backward pass."""
+
+    def begin_backward(self) -> None:
+        for key, before in self._before.items():
+            is_touched = (self._values(key) != before).any()
+            self._touched[key] = self._touched[key] | is_touched if key in self._touched else is_touched
+
+    def end_backward(self) -> None:
+        self._before = {key: self._values(key) for key, places in self._places.items() if places}
+
+    def end(self, optimizer: Optimizer) -> list[float]:
+        """An update begins. Returns for each element whether it is known by what it was multiplied, by what, and the
+        square of that.
+
+        Raises:
+            ValueError: gradients were changed before another backward pass.
+        """
+        key = id(optimizer)
+        before, is_touched = self._before.get(key), self._touched.get(key)
+        now = None if before is None else self._values(key).tolist()
+        self.forget()
+        if is_touched is not None and is_touched:
+            raise ValueError(
+                f"the gradients of {type(optimizer).__name__} change between two micro-batches of a step, as by "
+                "zero_grad() or clip_grad_norm_(), and they are those of a part of the step. Two ways out: clip by "
+                "run.steps(optimizer, clip=...), which also forgets them; or change them after the last micro-batch."
+            )
+        pairs = [] if before is None or now is None else zip(before.tolist(), now, strict=True)
+        sums = [
+            number
+            for old, new in pairs
+            for number in ((1.0, new / old, (new / old) ** 2) if abs(old) > _SMALLEST else (0.0, 0.0, 0.0))
+        ]
+        return [*sums, *[0.0] * (_NUM_SUMS - len(sums))]
+
+    def forget(self) -> None:
+        """An update begins, or a step is complete."""
+        self._before, self._touched = {}, {}
+
+    def check(self, optimizer: Optimizer, sums: Sequence[float]) -> None:
+        """`sums`: over all ranks. Raises ValueError if they have multiplied an element by different factors."""
+        types = [torch.float32, *(parameter.dtype for parameter, _ in self._places.get(id(optimizer), ()))]
+        rounding = _NUM_ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
+        for num, factors, squares in zip(sums[::3], sums[1::3], sums[2::3], strict=True):
+            if num * squares - factors**2 > rounding**2 * num * squares:
+                raise ValueError(
+                    "the loop changes gradients after run.backward(), by another factor on each rank, which knows only "
+                    "those of its own micro-batches: clip_grad_norm_() does. Two ways out: clip by "
+                    "run.steps(optimizer, clip=...), which knows those of the global batch; or multiply them by the "
+                    "same factors on all ranks."
+                )
+
+    def _values(self, key: int) -> Tensor:
+        """Those that are missing or not finite are 0."""
+        return torch.cat([_elements(parameter.grad, elements) for parameter, elements in self._places[key]])
+
+
+def _places(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some parameters, the first and the last among them, each with numbers of some of its elements."""
+    trained = [one for one in parameters if one.requires_grad and one.numel() and one.is_floating_point()]
+    for number in _spread(len(trained), _NUM_PARAMETERS).tolist():
+        yield trained[number], _spread(trained[number].numel(), _NUM_ELEMENTS).to(trained[number].device)
+
+
+def _spread(num: int, most: int) -> Tensor:
+    return torch.linspace(0, max(0, num - 1), min(num, most), dtype=torch.float64).long()
+
+
+def _elements(gradient: Tensor | None, elements: Tensor) -> Tensor:
+    if gradient is None or gradient.layout is not torch.strided:
+        return torch.zeros(len(elements), dtype=torch.float64, device=elements.device)
+    return gradient.detach().reshape(-1)[elements].double().nan_to_num(0.0, 0.0, 0.0)
