@@ -38,9 +38,16 @@ class BatchCopies:
             return batch
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        computing = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            moved = tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
-        computing.wait_stream(self._stream)
-        tree_map_only(Tensor, lambda tensor: tensor.record_stream(computing), moved)
+        copying, computing = self._stream, torch.cuda.current_stream(self._device)
+
+        def move(tensor: Tensor) -> Tensor:
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
+                return tensor.to(self._device)
+            with torch.cuda.stream(copying):
+                moved = to_device(tensor, self._device)
+            moved.record_stream(computing)  # else its memory could be that of a later batch too early
+            return moved
+
+        moved = tree_map_only(Tensor, move, batch)
+        computing.wait_stream(copying)
         return moved
