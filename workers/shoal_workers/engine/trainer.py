@@ -349,7 +349,7 @@ class Trainer:
         return self.step()
 
     def _doubt(self) -> Tensor | None:
-        """Of this step, for the ballot: whether something has changed that torch does not count."""
+        """Return, for the ballot, whether something has changed in this step that torch does not count."""
         doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
         return torch.stack(doubts).any() if doubts else None
 

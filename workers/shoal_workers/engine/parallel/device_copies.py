@@ -26,7 +26,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class BatchCopies:
-    """Those of one training thread."""
+    """Copies batches for one training thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -135,7 +135,7 @@ class _Doubt:
     is_true: Tensor
     """A bool scalar on the device: the buffer has changed, and is not known to change."""
     is_of_tp: bool = False
-    """Of a buffer that has other values on each tp rank."""
+    """The buffer has other values on each tp rank."""
 
 
 class StepBuffers:
@@ -158,7 +158,7 @@ class StepBuffers:
         """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated. If
         there is a `doubt`, that counts, too."""
         self._doubts: list[_Doubt] = []
-        """Of the newest pass."""
+        """What the newest pass has left to be read."""
         self._caches: dict[str, Tensor] = {}
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
