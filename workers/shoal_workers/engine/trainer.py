@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from shoal_workers.contract.batch_partition import randomness_seed
@@ -33,6 +32,7 @@ from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_f
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.parallel.device_copies import any_of
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
@@ -351,7 +351,7 @@ class Trainer:
     def _doubt(self) -> Tensor | None:
         """Return, for the ballot, whether something has changed in this step that torch does not count."""
         doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
-        return torch.stack(doubts).any() if doubts else None
+        return any_of(doubts, self._generation.device)
 
     def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
         """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""
