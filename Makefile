@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -178,8 +178,12 @@ bench-programs: setup ## a script, a loop and a script of Ray Train under Shoal,
 bench-ends: setup ## what a user reads of twelve ends of a script, a loop and a task: docs/measured/ends.md (10 minutes)
 	@$(BIN)/python bench/program_ends.py --out docs/measured/ends.md
 
-bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
+bench-gpu: setup ## one GPU: MFU, the engine against a plain loop, and the cost of a snapshot; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py
+	@$(BIN)/python bench/gpu_snapshots.py
+
+gpu-checks: setup ## everything to be run where a GPU can be had: versions, waits of the host, speed, snapshots, tests (10 minutes)
+	@$(BIN)/python bench/gpu_checks.py info cell waits speed snapshot tests
 
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/golden.py

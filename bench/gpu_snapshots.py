@@ -103,7 +103,7 @@ class _Step:
             torch.mm(self._a, self._a)
 
     def seconds(self, between: Callable[[], None]) -> float:
-        """Of two steps with something between them, until the GPU has ended both."""
+        """Seconds until the GPU has ended two steps with something between them."""
         self._wait()
         start = time.perf_counter()
         self.run()

@@ -45,10 +45,10 @@ class Statistics(nn.Module):
 class Rare(nn.Module):
     """Keeps something of one sample only, which is drawn late."""
 
-    def __init__(self, vocab):
+    def __init__(self, vocab, size):
         super().__init__()
         self.vocab = vocab
-        self.register_buffer("seen", torch.zeros(40000))
+        self.register_buffer("seen", torch.zeros(size))
 
     def forward(self, x, tokens):
         if self.training and bool((tokens[:, 0] == 7).any()):
@@ -103,7 +103,7 @@ class Model(nn.Module):
         self.embed = nn.Embedding(vocab, dim)
         self.centred = Centred(dim) if "centred" in kinds else None
         self.statistics = Statistics(dim) if "statistics" in kinds else None
-        self.rare = Rare(vocab) if "rare" in kinds else None
+        self.rare = Rare(vocab, 40000) if "rare" in kinds else Rare(vocab, 8) if "rare_small" in kinds else None
         self.sized = Sized() if "sized" in kinds else None
         self.blocks = nn.ModuleList(Block(dim, 0.1) for _ in range(layers))
         self.head = nn.Linear(dim, vocab, bias=False)

@@ -51,8 +51,9 @@ _STARTED_BY_OTHERS = {
     "reader.py",
 }
 """Programs that a benchmark starts."""
-_SEPARATE = {"bench/soak/main.py", "bench/soak/schedules.py", "bench/culprit/main.py"}
-"""`make soak`: a test of half an hour, not a benchmark. `make bench-culprit`: twenty minutes, and needs root."""
+_SEPARATE = {"bench/soak/main.py", "bench/soak/schedules.py", "bench/culprit/main.py", "bench/gpu_checks.py"}
+"""`make soak`: a test of half an hour, not a benchmark. `make bench-culprit`: twenty minutes, and needs root. `make
+gpu-checks`: runs benchmarks and tests, for a machine with a GPU."""
 
 
 def _recipes() -> dict[str, str]:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from shoal_workers.contract.batch_partition import randomness_seed
@@ -33,6 +32,7 @@ from shoal_workers.engine.health.non_finite import NonFiniteCheck, finite, not_f
 from shoal_workers.engine.health.replay import Replay
 from shoal_workers.engine.health.replica_check import ReplicaCheck
 from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.parallel.device_copies import any_of
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
@@ -268,7 +268,7 @@ class Trainer:
         start, waited, data = time.perf_counter(), waited_s(), self._batches.spent_s
         scale = self._scaling.scale
         self._frozen.begin()
-        losses = self._gradients.run(step, scale)
+        losses = self._gradients.run(step, scale, is_voted=True)
         self._frozen.check()
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
@@ -301,15 +301,16 @@ class Trainer:
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.collectives.end_step()
         generation.check()
+        if verdict.requests.varies:  # the weight has no meaning, either
+            self._gradients.keep_whole()
+            return self._again()
         weight = self._gradients.weight(verdict.metrics)
         is_rescaled = self._scaling.learn(weight)
-        if verdict.requests.agrees_on_buffers or is_rescaled:  # on all ranks, and nothing has been changed
+        if verdict.requests.agrees_on_buffers or is_rescaled:
             if verdict.requests.agrees_on_buffers:
                 self._frozen.resolve()
                 self._gradients.agree_on_buffers()
-            self._gradients.forget()
-            self._snapshots.log.abort()
-            return self.step()
+            return self._again()
         verdict = verdict.over(weight)
         # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
@@ -341,10 +342,16 @@ class Trainer:
         generation.position.reach(step + 1)
         return verdict
 
+    def _again(self) -> Verdict:
+        """Repeats the step, on all ranks; nothing has been changed."""
+        self._gradients.forget()
+        self._snapshots.log.abort()
+        return self.step()
+
     def _doubt(self) -> Tensor | None:
-        """Of this step, for the ballot: whether something has changed that torch does not count."""
+        """Return, for the ballot, whether something has changed in this step that torch does not count."""
         doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
-        return torch.stack(doubts).any() if doubts else None
+        return any_of(doubts, self._generation.device)
 
     def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
         """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""
@@ -368,6 +375,7 @@ class Trainer:
             replicates=snapshots and self._snapshots.is_sending_due(step),
             is_sending=self._snapshots.is_sending,
             lacks_memory=self._snapshots.lacks_memory,
+            varies=self._gradients.has_deviated,
             agrees_on_buffers=self._gradients.meets_new_buffers,
         )
 

@@ -196,7 +196,7 @@ def interruptible_waits(
 
 
 def clock_of_this_thread() -> DeviceClock | None:
-    """That of `interruptible_waits`; None on a CPU."""
+    """Returns the clock of `interruptible_waits`; None on a CPU."""
     return _own.clock
 
 

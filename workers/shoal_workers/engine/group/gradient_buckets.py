@@ -149,7 +149,7 @@ class GradientBuckets:
                 parameter.grad = view
 
     def sums(self) -> list[Tensor]:
-        """Those of all parameters, once they were waited for."""
+        """Returns the sums of all parameters, once they were waited for."""
         return [view for bucket in self._buckets for view in bucket.views]
 
     def sum_of(self, parameter: Tensor) -> Tensor:

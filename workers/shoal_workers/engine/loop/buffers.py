@@ -45,7 +45,7 @@ class _Norm:
     counter: _Buffer | None = None
     statistics: list[_Buffer] = field(default_factory=list)
     num_calls: Tensor | None = None
-    """In this rank's micro-batches since the last update: an int64 scalar. None means none."""
+    """Calls in this rank's micro-batches since the last update: an int64 scalar. None means none."""
 
     @property
     def momentum(self) -> float | None:
@@ -72,7 +72,7 @@ class _Buffer:
     has_changed: Tensor | None = None
     """A bool scalar on the device, of this rank's micro-batches since the last update. None means False."""
     version: int = 0
-    """Of `home` when the micro-batch began."""
+    """torch's count of changes of `home` when the micro-batch began."""
 
     @property
     def is_computed(self) -> bool:

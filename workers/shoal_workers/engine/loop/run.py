@@ -50,7 +50,7 @@ from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
 from shoal_workers.engine.media.current import split
 from shoal_workers.engine.media.recorder import Recorder
-from shoal_workers.engine.parallel.device_copies import BatchCopies
+from shoal_workers.engine.parallel.device_copies import BatchCopies, to_device
 from shoal_workers.engine.process.data_processes import DataProcesses
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.restore import Restored, is_restoring, when_all_have_restored
@@ -450,7 +450,7 @@ class Run:
         rate = sum(float(group["lr"]) for group in optimizer.param_groups)
         numbers = [self._weight_sum, rate, rate**2, *same, *flags]
         rewritten = self._gradients.rewritten(optimizer)
-        is_rewritten = self._zero if rewritten is None else rewritten.double()
+        is_rewritten = self._zero if rewritten is None else to_device(rewritten.double(), self.device)
         scalars = torch.stack([self._loss_sum, sharded.squares(self.device), is_rewritten])
         on_device = torch.cat([scalars, self._buffers.send()])
         if self._loss is None:

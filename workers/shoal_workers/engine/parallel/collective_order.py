@@ -201,8 +201,12 @@ class CollectiveOrder:
             written,
         )
 
+    @property
+    def has_deviated(self) -> bool:
+        return self._passes is not None and self._passes.has_deviated
+
     def any_deviated(self) -> bool:
-        """A small collective, none if parameters are whole."""
+        """A small collective, for which the host waits; none if parameters are whole."""
         if self._passes is None:
             return False
         flag = torch.tensor([float(self._passes.has_deviated)], device=self._mesh.device_type)

@@ -69,6 +69,11 @@ class DataAxis(Protocol):
         """Name of a parameter that a forward pass has written to since the last call. None if there is none."""
         ...
 
+    @property
+    def has_deviated(self) -> bool:
+        """True if this rank has left a pass."""
+        ...
+
     def any_deviated(self) -> bool:
         """All ranks, after passes: whether one of them has left a pass."""
         ...

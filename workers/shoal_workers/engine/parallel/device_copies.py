@@ -10,6 +10,7 @@ before. On a CPU everything stays as it is. Called by the vote, and by whatever 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,8 +26,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def any_of(flags: Sequence[Tensor], device: torch.device) -> Tensor | None:
+    """A bool scalar on the device: any of these, which may be elsewhere, is true. None if there are none."""
+    return torch.stack([to_device(flag, device) for flag in flags]).any() if flags else None
+
+
 class BatchCopies:
-    """Those of one training thread."""
+    """Copies batches for one training thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,9 +44,16 @@ class BatchCopies:
             return batch
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        computing = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            moved = tree_map_only(Tensor, lambda tensor: to_device(tensor, self._device), batch)
-        computing.wait_stream(self._stream)
-        tree_map_only(Tensor, lambda tensor: tensor.record_stream(computing), moved)
+        copying, computing = self._stream, torch.cuda.current_stream(self._device)
+
+        def move(tensor: Tensor) -> Tensor:
+            if not tensor.is_cpu or tensor.layout is not torch.strided:
+                return tensor.to(self._device)
+            with torch.cuda.stream(copying):
+                moved = to_device(tensor, self._device)
+            moved.record_stream(computing)  # else its memory could be that of a later batch too early
+            return moved
+
+        moved = tree_map_only(Tensor, move, batch)
+        computing.wait_stream(copying)
         return moved

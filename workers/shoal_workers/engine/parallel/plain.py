@@ -95,6 +95,10 @@ class PlainReplica:
         written, self._written = self._written, None
         return written
 
+    @property
+    def has_deviated(self) -> bool:
+        return False
+
     def any_deviated(self) -> bool:
         return False
 

@@ -188,7 +188,8 @@ class _ComparedGradients(GradientPass):
         self.local: list[Tensor] = []
 
     @torch.no_grad()
-    def run(self, step: int, scale: float = 1.0) -> Tensor:
+    def run(self, step: int, scale: float = 1.0, *, is_voted: bool = False) -> Tensor:
+        """What a rank that has deviated leaves could not be compared, so that is not left to a vote."""
         with torch.enable_grad():
             share = super().run(step, scale)
         assembly, expected = self._assembly, self.expected

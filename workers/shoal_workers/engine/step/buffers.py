@@ -40,6 +40,7 @@ from torch.nn.modules.module import (
 from shoal_workers.contract.batch_partition import MicroBatch
 from shoal_workers.engine.group.agreement import gather_texts
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.device_copies import any_of, to_device
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.task_state import TaskState
@@ -135,7 +136,7 @@ class _Doubt:
     is_true: Tensor
     """A bool scalar on the device: the buffer has changed, and is not known to change."""
     is_of_tp: bool = False
-    """Of a buffer that has other values on each tp rank."""
+    """The buffer has other values on each tp rank."""
 
 
 class StepBuffers:
@@ -158,7 +159,7 @@ class StepBuffers:
         """Whether, for the ballot, a buffer changed that the ranks have not agreed on; the step must be repeated. If
         there is a `doubt`, that counts, too."""
         self._doubts: list[_Doubt] = []
-        """Of the newest pass."""
+        """What the newest pass has left to be read."""
         self._caches: dict[str, Tensor] = {}
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
@@ -269,7 +270,7 @@ class StepBuffers:
     def doubt(self) -> Tensor | None:
         """A bool scalar on the device: a buffer has changed in this pass that the ranks have not agreed on, or
         otherwise on each tp rank. None if that is sure not to be. Read by the vote, after which all ranks `agree`."""
-        return torch.stack([doubt.is_true for doubt in self._doubts]).any() if self._doubts else None
+        return any_of([doubt.is_true for doubt in self._doubts], self._generation.device)
 
     @torch.no_grad()
     def apply(self) -> None:
@@ -471,7 +472,8 @@ class StepBuffers:
 
     def _resolve_doubts(self) -> None:
         doubts, self._doubts = self._doubts, []
-        are_true = torch.stack([doubt.is_true for doubt in doubts]).tolist() if doubts else []
+        device = self._generation.device
+        are_true = torch.stack([to_device(doubt.is_true, device) for doubt in doubts]).tolist() if doubts else []
         for doubt, is_true in zip(doubts, are_true, strict=True):
             if is_true and doubt.is_of_tp:
                 with self._generation.user_code:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
+from shoal_workers.engine.parallel.device_copies import any_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.torch_internals import is_same_storage, local_of
@@ -73,7 +74,7 @@ class FrozenParameters:
 
     def doubt(self) -> Tensor | None:
         """For the vote: a bool scalar on the device, whether elements of any have changed. None if none can have."""
-        return torch.stack([has_changed for _, has_changed in self._doubts]).any() if self._doubts else None
+        return any_of([has_changed for _, has_changed in self._doubts], self._generation.device)
 
     def resolve(self) -> None:
         """Called after a vote in which some rank had a doubt. Waits for the device. Raises as `check`."""

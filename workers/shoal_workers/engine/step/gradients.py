@@ -89,8 +89,9 @@ class GradientPass:
         self._metrics = self._updated.metrics(0)
         self._metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
 
-    def run(self, step: int, scale: float = 1.0) -> Tensor:
-        """Run all micro-batches of this rank in the step that follows `step` completed ones.
+    def run(self, step: int, scale: float = 1.0, *, is_voted: bool = False) -> Tensor:
+        """Run all micro-batches of this rank in the step that follows `step` completed ones. `is_voted`: a vote follows
+        that tells all ranks of `has_deviated`.
 
         Returns this rank's share of the mean loss, a scalar on the device; the shares of all ranks add up to it, times
         `weight`.
@@ -101,7 +102,7 @@ class GradientPass:
         self._buffers.begin()
         others = self._updated.others(step)
         if self._exact is None:
-            shares = self.passes.shares(step, self.batches, scale)
+            shares = self.passes.shares(step, self.batches, scale, is_voted=is_voted)
             for parameter in others.values():  # their part of the gradient of another optimizer's loss
                 parameter.grad = None
             self._partial_gradients.add_up()
@@ -207,6 +208,15 @@ class GradientPass:
         for part in self._assembly.parts:
             move_biases(part)
         self._buffers.apply()
+
+    @property
+    def has_deviated(self) -> bool:
+        """For the ballot: see `Passes.has_deviated`."""
+        return self.passes.has_deviated
+
+    def keep_whole(self) -> None:
+        """Called by all ranks if one has deviated, before they run the step again."""
+        self.passes.keep_whole()
 
     @property
     def meets_new_buffers(self) -> bool:

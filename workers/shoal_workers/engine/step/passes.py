@@ -42,11 +42,20 @@ _VARIES = (
 class Passes(Protocol):
     """All micro-batches of a rank in a step, and single forward passes."""
 
-    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+    has_deviated: bool
+    """For the vote: in the last `shares`, `is_voted`, this rank has left the order of collectives. What it has returned
+    and left in `grad` is of no use then, on all ranks, which all `keep_whole` and run the step again."""
+
+    def shares(self, step: int, batches: Batches, scale: float, *, is_voted: bool = False) -> list[Share]:
         """The shares that this rank's own micro-batches have in the mean over all. Empty if another pipeline rank has
         the losses.
 
-        The gradients, times `scale`, are left where they are collected: in `grad`, or in ExactGradients."""
+        The gradients, times `scale`, are left where they are collected: in `grad`, or in ExactGradients. `is_voted`: a
+        vote follows that tells all ranks of `has_deviated`."""
+        ...
+
+    def keep_whole(self) -> None:
+        """Called by all ranks together: parameters stay whole during a step from now on."""
         ...
 
     def forward_only(self, batch: Any) -> Share:
@@ -76,6 +85,9 @@ class LocalPasses:
         self._frozen = [(name, one) for name, one in assembly.named_parameters() if not one.requires_grad]
         (self._axis,) = assembly.data_axes
         self._axis.begin_generation()
+        self.has_deviated = False
+        # What tp ranks exchange after the passes depends on the gradients that they have.
+        self._can_be_voted = exact is None and generation.layout.tp == 1
         if self._is_one_pass:
             if generation.task.has_batch_loss:
                 with self._user_code:
@@ -94,15 +106,18 @@ class LocalPasses:
         if generation.task.has_batch_loss:
             self._batch_loss = BatchLoss(generation, self._model, buffers, self._axis)
 
-    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+    def shares(self, step: int, batches: Batches, scale: float, *, is_voted: bool = False) -> list[Share]:
+        is_voted &= self._can_be_voted
+        self.has_deviated = False
         self._axis.begin_step()
         try:
             shares = self._all_shares(step, batches, scale)
-            varies = self._axis.any_deviated()
+            self.has_deviated = is_voted and self._axis.has_deviated
+            varies = not is_voted and self._axis.any_deviated()
         except OrderVaries:
             varies = True
         if varies:
-            self._keep_whole()
+            self.keep_whole()
             shares = self._all_shares(step, batches, scale)
         return shares
 
@@ -114,12 +129,12 @@ class LocalPasses:
         except OrderVaries:
             share, varies = None, True
         if varies:
-            self._keep_whole()
+            self.keep_whole()
             share = self._forward_only(batch)
         assert share is not None
         return share
 
-    def _keep_whole(self) -> None:
+    def keep_whole(self) -> None:
         self._axis.keep_whole()
         self._axis.begin_step()
         self._buffers.begin()

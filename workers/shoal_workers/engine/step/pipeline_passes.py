@@ -82,7 +82,12 @@ class PipelinePasses:
         for forward_pass in assembly.forward_passes:
             forward_pass.begin_generation()
 
-    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+    has_deviated = False
+
+    def keep_whole(self) -> None:
+        raise AssertionError("no rank of a pipeline has said that it deviated")
+
+    def shares(self, step: int, batches: Batches, scale: float, *, is_voted: bool = False) -> list[Share]:
         generation, assembly = self._generation, self._assembly
         num = generation.spec.batch.num_micro_batches
         for axis in assembly.data_axes:

@@ -50,6 +50,9 @@ class Requests:
     is_sending: bool = False
     lacks_memory: bool = False
     """No copies any more: a snapshot is whole only with the part of every rank."""
+    varies: bool = False
+    """The model has run other blocks than in the pass before: the ranks keep its parameters whole, and repeat the
+    step."""
     agrees_on_buffers: bool = False
     """A forward pass has changed a buffer for the first time: the ranks agree on it, and repeat the step."""
 

@@ -7,7 +7,8 @@
 Everything that depends only on the state's layout (`Shape`: the save plan, its index as JSON, the regions of the file;
 and the tensor views of a slot) is made once and found again by `plan_key`. A snapshot then costs one pass over the
 tensors. Called from the training thread; the sender thread calls `sent` and the function that `hand_over` returns.
-Copies from CUDA are non-blocking, followed by one synchronize. Live slots have the same `Shape`.
+Copies from CUDA go to pinned memory and are non-blocking, followed by one synchronize. Live slots have the same
+`Shape`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
 from shoal_workers.checkpoint.index import ALIGNMENT_BYTES, IndexItem, ShardIndex
 from shoal_workers.checkpoint.save_plan import PlannedItem, SavePlan, local_tensor, plan_key, plan_save
 from shoal_workers.snapshot_store.slots import retention
+from shoal_workers.snapshot_store.slots.pinned import HostRuntime, Pin, pin, runtime_of
 from shoal_workers.snapshot_store.slots.slot_files import Regions, SlotFile, SlotPool, Stamp, at, fitting
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 
@@ -40,11 +43,21 @@ class _Views:
     shape: Shape
     tensors: list[torch.Tensor]
     addresses: list[int]
+    pin: Pin | None
+    """Lives as long as the views: they are dropped before the slot changes its size or goes."""
 
 
 class OwnSlots:
-    def __init__(self, directory: Path, make_room: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        make_room: Callable[[], bool] | None = None,
+        find_runtime: Callable[[Mapping[str, torch.Tensor]], HostRuntime | None] = runtime_of,
+    ) -> None:
+        """`find_runtime`: that of the GPU of a state, which pins the slots."""
         self._pool = SlotPool(directory, "own", make_room)
+        self._find_runtime = find_runtime
+        self._runtime: HostRuntime | None = None
         self._allocating = threading.Lock()
         """Held while memory is allocated, which is slow. Acquired before `_lock`."""
         self._lock = threading.Lock()
@@ -167,6 +180,7 @@ class OwnSlots:
         key = plan_key(state, owns_replicated=owns_replicated, every_replica=True)
         shape = self._shape
         if shape is None or key != self._key:
+            self._runtime = self._find_runtime(state)
             shape = Shape.of(
                 plan_save(state, owns_replicated=owns_replicated, every_replica=True), extra_bytes=extra_bytes
             )
@@ -250,10 +264,14 @@ class OwnSlots:
         """The tensors over the slot; writes the index if the slot has another shape. No part is complete in it."""
         views = self._views.get(slot)
         if views is None or views.shape is not shape:
+            views = self._views.pop(slot, None)
+            del views  # its pin ends before the next one begins
             payload = shape.lay_out(slot)
             tensors = [view_of(payload, item) for item in shape.plan.items]
-            views = _Views(shape, tensors, [tensor.data_ptr() for tensor in tensors])
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            views = _Views(shape, tensors, addresses, pin(payload[: shape.plan.total_bytes], self._runtime))
             self._views[slot] = views
+            slot.before_change = partial(_drop, self._views, ref(slot))
         return views
 
     def _remove_stale(self, generation: int, num_bytes: int) -> None:
@@ -273,6 +291,11 @@ class OwnSlots:
             if slot is self._last_sent:
                 self._last_sent = None
             self._views.pop(slot, None)
+
+
+def _drop(views: WeakKeyDictionary[SlotFile, _Views], slot: ref[SlotFile]) -> None:
+    if (changing := slot()) is not None:
+        views.pop(changing, None)
 
 
 def _headers(slots: Sequence[SlotFile]) -> retention.Headers:

@@ -104,6 +104,8 @@ class SlotFile:
         """Bytes that have memory; the file may be longer."""
         self.header: PartHeader | None = None
         """The header of the complete part in it; None if there is no complete part."""
+        self.before_change: Callable[[], None] = lambda: None
+        """Called before memory is given back."""
         temporary = path.with_name(f".new-{path.name}")
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -133,6 +135,7 @@ class SlotFile:
         SharedMemoryFull: its capacity is as before.
         """
         self.begin()
+        self.before_change()
         num_bytes = _round_up(num_bytes, PAGE_BYTES)
         if num_bytes >= self.capacity_bytes:
             self.grow(num_bytes)
@@ -194,6 +197,7 @@ class SlotFile:
     def remove(self) -> None:
         """The memory is free once no process maps it."""
         self.header = None
+        self.before_change()
         with suppress(OSError):
             self.path.unlink()
         self._words.release()
