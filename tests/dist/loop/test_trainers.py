@@ -47,6 +47,7 @@ UNDISTURBED = {
 def test_a_trainer_that_loses_a_worker_ends_as_the_undisturbed_one(make_job: Any, tmp_path: Path, name: str) -> None:
     losses, ended = _run(make_job, name, tmp_path / "whole.json", kill_in=None)
     assert len(losses) == 16 and ended == UNDISTURBED[name]
+    assert [path.name for path in tmp_path.glob("*-saved-by-*")] == ["whole.json-saved-by-0"], "all ranks call it"
     for kill_in in (6, 8, 11):  # in the middle of an epoch, in its first step, in its last one
         again = _run(make_job, name, tmp_path / f"killed-{kill_in}.json", kill_in=kill_in)
         assert again == (pytest.approx(losses, abs=5e-7), ended), kill_in

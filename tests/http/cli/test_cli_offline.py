@@ -79,7 +79,9 @@ def test_a_program_given_for_a_spec_names_the_commands_for_programs(offline: Any
 def test_a_script_is_checked_without_being_run(offline: Any, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\ntorch.distributed.init_process_group()\nraise SystemExit(9)\n")
-    assert "can run as a script, as it is" in offline("check", str(path)).out
+    ran = offline("check", str(path))
+    assert "can run as a script, as it is" in ran.out
+    assert "Relative files go there, and are kept until it is deleted: shoal files JOB." in ran.err
     found = offline("check", str(path), "--json").json()
     assert (found["door"], found["launcher"], found["program"]) == ("script", "torchrun", "train.py")
     spec = tmp_path / "job.yaml"

@@ -66,6 +66,7 @@ def train(run):
         torch.utils.data.DataLoader(data, 2),
         torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1, 1)), 1),
     )
+    trainer.save_checkpoint(f"{sys.argv[1]}-saved-by-{run.rank}")
     if run.is_rank_zero:
         ended = [run.step, trainer.current_epoch, counter.epochs, module.validations, trainer.fit_loop.total_batch_idx]
         Path(sys.argv[1]).write_text(json.dumps(ended))

@@ -78,6 +78,7 @@ def train(run):
     state = trainer.state
     ended = [run.step, counter.epochs, state.best_global_step, round(model.weight.item(), 4)]
     logs = [[round(norm, 4) for norm in counter.norms], len(state.log_history)]
+    trainer.save_model(f"{sys.argv[1]}-saved-by-{run.rank}")
     if run.is_rank_zero:
         Path(sys.argv[1]).write_text(json.dumps(ended + logs))
 

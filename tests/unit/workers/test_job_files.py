@@ -313,6 +313,19 @@ def test_the_first_worker_of_a_node_collects_after_a_checkpoint_and_at_the_end(n
     assert keepers[0].finish(30.0) and len(said) == 2 and "could not be stored" in said[1]
 
 
+def test_a_name_that_two_nodes_have_written_is_said_once(node: Callable[..., Node]) -> None:
+    first, other, said = node("a"), node("b", 1), list[str]()
+    keeper = OutputKeeper(other.directory, str(Path(other.storage.url).parent), OutputsSpec(), said.append)
+    keeper.begin(assignment(job_id="job-1", rank=1, node_rank=1, layout=replicated(2)), _ignore)
+    first.write("log.txt", "of node 0")
+    first.collect()
+    for text in ("of node 1", "of node 1, again"):
+        other.write("log.txt", text, at_s=-float(len(text)))
+        assert keeper.finish(30.0)
+    [line] = said
+    assert "several nodes have written log.txt" in line and "lies below node-1/" in line
+
+
 def _assignment(local_rank: int) -> Assignment:
     return assignment(job_id="job-1", rank=local_rank, local_rank=local_rank, layout=replicated(2))
 
