@@ -144,7 +144,8 @@ bench-snapshots: setup ## the snapshot store against memcpy
 bench-gradient-log: setup ## the gradient log: bytes on the wire, share of the step time, time of a replay (five minutes)
 	@$(BIN)/python bench/gradient_log.py
 
-bench-planner: setup ## seconds to rank the layouts of 1,024 and 16,384 GPUs
+bench-planner: setup ## predictions beside 91 published runs, and seconds to rank the layouts of 1,024 and 16,384 GPUs
+	@$(BIN)/python bench/published_runs.py
 	@$(BIN)/python bench/planner.py
 
 bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and torchft side by side (two hours; continues)

@@ -23,7 +23,7 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-_LIMITS_S = {1024: 1.0, 16384: 5.0}
+_LIMITS_S = {1024: 1.0, 16384: 1.0}
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     table = np.concatenate(crossed)
     pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context = table.T
     share = -(-limits.num_micro_batches // (replicate * shard))
-    fed = _fed(schedule, pp, per_rank, share)
+    fed = fed_micro_batches(schedule, pp, per_rank, share)
     legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
     is_plain, is_whole = level == LEVELS.index(ShardLevel.NONE), (shard * cp * tp * pp == 1) & limits.may_be_plain
@@ -263,7 +263,7 @@ def _is_fixed(fixed: ParallelismSpec | None, name: str) -> bool:
     return fixed is not None and getattr(fixed, name) != "auto"
 
 
-def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
+def fed_micro_batches(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
     """`shoal_workers.contract.layout.fed` for columns; a test compares the two."""
     rounds = np.maximum(1, share // pp)
     interleaved = np.minimum(-(-share // rounds) * rounds, np.maximum(share, (rounds + 1) * pp))

@@ -230,12 +230,12 @@ class LayoutTable:
 def predict_layouts(task: Task, worlds: Sequence[int], *, offload: bool = False) -> LayoutTable:
     """Predict every legal layout of every world in `worlds`."""
     columns = candidates(task.shape, task.limits(), worlds, offload=offload)
-    return _predicted(task, columns)
+    return predict_columns(task, columns)
 
 
 def select_layouts(table: LayoutTable, chosen: np.ndarray) -> LayoutTable:
     """The chosen rows. `chosen`: a mask."""
-    return _predicted(table.task, select_rows(table.columns, chosen))
+    return predict_columns(table.task, select_rows(table.columns, chosen))
 
 
 def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
@@ -246,7 +246,8 @@ def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
     return text + (f", {padding} of them zero-weight padding" if padding else "")
 
 
-def _predicted(task: Task, columns: Candidates) -> LayoutTable:
+def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
+    """Predict these layouts."""
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
     links = network(columns, task.profile, task.racks)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)

@@ -1,0 +1,334 @@
+"""Predictions of the planner beside 91 published training runs.
+
+    python bench/published_runs.py [--group bloom] [--parts] [--no-ranks]
+
+published_runs.json has the shape, GPUs, layout, micro-batch, speed and memory of each run, with its source. No constant
+of the planner may be fitted to these rows. For every row the table has the published and the predicted speed and
+memory. Below it: medians by group, the share within 20 %, the place of the published degrees in the planner's own list,
+the order within Bloom's layouts of one model (Spearman), and what a correction by the other sources would reach
+(leave one source out), with the coverage of its error bar. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal_service.core.hardware_profile import GIB, HardwareProfile
+from shoal_service.planner.candidates import (
+    CONTEXTS,
+    LEVELS,
+    RECOMPUTES,
+    SCHEDULES,
+    Candidates,
+    Ints,
+    cut,
+    fed_micro_batches,
+)
+from shoal_service.planner.gpus import PROFILES
+from shoal_service.planner.ranking import Task, predict_columns, predict_layouts
+from shoal_service.planner.shape import ModelShape, shape_of
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+
+_ROWS = Path(__file__).with_name("published_runs.json")
+_NEAR = 0.2
+_BEST_SHARE = 0.1
+_COVERED = 0.8
+"""Share of the rows that an error bar is made to contain."""
+_NIC_SHARE = 0.8
+"""Share of the bandwidth of network cards that collectives reach, as in `planner/gpus.py`."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published run beside its prediction."""
+
+    row: dict[str, Any]
+    tokens_per_s: float
+    """Predicted, per GPU."""
+    memory_gib: float
+    """Predicted."""
+    fits: bool
+    parts: str
+    """The largest parts of the step."""
+
+    @property
+    def name(self) -> str:
+        return str(self.row["id"])
+
+    @property
+    def source(self) -> str:
+        return str(self.row["group"])
+
+    @property
+    def published(self) -> dict[str, Any]:
+        published: dict[str, Any] = self.row["published"]
+        return published
+
+    @property
+    def speed_error(self) -> float | None:
+        """Predicted over published, less 1; None if the row has no speed."""
+        speed = self.published["tokens_per_s_per_gpu"]
+        return self.tokens_per_s / speed - 1 if speed else None
+
+    @property
+    def memory_error(self) -> float | None:
+        memory = self.published["memory_gib"]
+        return self.memory_gib / memory - 1 if memory else None
+
+    @property
+    def kind(self) -> str:
+        """The group of the summary."""
+        if self.row["precision"] == "fp8":
+            return "fp8"
+        return "MoE" if self.row["model_shape"].get("num_experts") else f"dense {str(self.row['gpu']).split('-')[0]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--group", help="Only the rows of this source.")
+    parser.add_argument("--parts", action="store_true", help="Also print the parts of each step.")
+    parser.add_argument("--no-ranks", action="store_true", help="Do not enumerate all layouts of each run.")
+    options = parser.parse_args()
+    rows = [row for row in load_rows() if options.group in (None, row["group"])]
+    comparisons = [compare(row) for row in rows]
+    _print_table(comparisons, with_parts=options.parts)
+    print(json.dumps(summarise(comparisons, with_ranks=not options.no_ranks)))
+
+
+def load_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(_ROWS.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def compare(row: dict[str, Any]) -> Comparison:
+    """Predict a row's run; of choices that its source leaves open, take the fastest that fits."""
+    task = task_of(row)
+    table = predict_columns(task, _columns(row, task.shape))
+    best = int(table.order[0])
+    step_s, tokens = float(table.step_s[best]), row["global_batch"] * row["seq"]
+    seconds = sorted(((float(part[best]), name) for name, part in table.seconds.items()), reverse=True)
+    sizes = sorted(((float(part[best]) / GIB, name) for name, part in table.bytes.items()), reverse=True)
+    parts = " ".join(f"{name} {value / step_s:.0%}" for value, name in seconds if value > 0.005 * step_s)
+    parts += " | " + " ".join(f"{name} {value:.1f}" for value, name in sizes if value > 0.5)
+    memory_gib = float(table.memory_bytes[best]) / GIB
+    return Comparison(row, tokens / step_s / row["gpus"], memory_gib, bool(table.fits[best]), parts)
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    batch = {"global_size": row["global_batch"], "micro_size": row["micro_batch"]}
+    spec = parse_spec(
+        {
+            "stop": {"steps": 1},
+            "data": {"corpus": "python-stdlib"},
+            "model": {**row["model_shape"], "seq_len": row["seq"]},
+            "batch": batch,
+            "precision": "bf16",
+            "worker": {"gpus": 1},
+            "elasticity": {"min_workers": 1, "max_workers": 1},
+        }
+    )
+    shape = shape_of(spec)
+    assert shape is not None
+    return Task(spec, shape, _profile(row))
+
+
+def _profile(row: dict[str, Any]) -> HardwareProfile:
+    profile, network = PROFILES[row["gpu"]], row["network"] or {}
+    updates: dict[str, Any] = {}
+    if "between_gbs" in network:
+        bandwidth = _NIC_SHARE * network["between_gbs"] * 1e9
+        updates["between"] = profile.between.model_copy(update={"bandwidth": bandwidth})
+    if "memory_gib" in network:
+        updates["memory_bytes"] = round(network["memory_gib"] * GIB)
+    return profile.model_copy(update=updates)
+
+
+def _columns(row: dict[str, Any], shape: ModelShape) -> Candidates:
+    """The row's layout, once for each choice that it leaves open."""
+    layout = row["layout"]
+    degrees = {axis: layout.get(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
+    has_pp = degrees["pp"] > 1
+    level = ShardLevel.OPTIMIZER if has_pp or layout["shard"] == "auto" else ShardLevel(layout["shard"])
+    recomputes = list(Recompute) if layout["recompute"] == "auto" else [Recompute(layout["recompute"])]
+    schedules: list[tuple[Schedule, int]] = [(Schedule.ONE_F_ONE_B, 1)]
+    if layout["schedule"] == "interleaved_1f1b":
+        most = shape.num_blocks // degrees["pp"]
+        stages = [layout["stages_per_rank"]] if "stages_per_rank" in layout else [2, 4]
+        schedules = [(Schedule.INTERLEAVED, min(number, most)) for number in stages]
+    elif layout["schedule"] == "auto" and has_pp:
+        schedules += [(Schedule.INTERLEAVED, 2), (Schedule.INTERLEAVED, 4)]
+    choices = [(recompute, *schedule) for recompute in recomputes for schedule in schedules]
+    num, num_micro_batches = len(choices), row["global_batch"] // row["micro_batch"]
+
+    def column(values: Iterable[int]) -> Ints:
+        return np.array(list(values), np.int64)
+
+    arrays = {axis: column([degree] * num) for axis, degree in degrees.items()}
+    schedule = column(SCHEDULES.index(schedule) for _, schedule, _ in choices)
+    per_rank = column(stages for _, _, stages in choices)
+    share = -(-num_micro_batches // (arrays["dp_replicate"] * arrays["dp_shard"]))
+    return Candidates(
+        **arrays,
+        level=column([LEVELS.index(level)] * num),
+        schedule=schedule,
+        per_rank=per_rank,
+        recompute=column(RECOMPUTES.index(recompute) for recompute, _, _ in choices),
+        context=column([CONTEXTS.index(ContextMethod.ALL_GATHER)] * num),
+        cut=column(range(num)),
+        fed=fed_micro_batches(schedule, arrays["pp"], per_rank, share),
+        cuts=tuple(cut(shape, degrees["pp"], stages, is_v_shaped=False) for _, _, stages in choices),
+    )
+
+
+def summarise(comparisons: Sequence[Comparison], *, with_ranks: bool) -> dict[str, Any]:
+    """Print the medians and shares that docs/planner.md has, and return them."""
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for comparison in comparisons:
+        if comparison.speed_error is not None:
+            by_kind[comparison.kind].append(comparison.speed_error)
+    groups = {"all": [error for errors in by_kind.values() for error in errors], **by_kind}
+    summary: dict[str, Any] = {"speed": {name: _errors(errors) for name, errors in groups.items() if errors}}
+    memory = [comparison.memory_error for comparison in comparisons if comparison.memory_error is not None]
+    summary["memory"] = _errors(memory) if memory else {}
+    ran = [comparison for comparison in comparisons if not comparison.published["out_of_memory"]]
+    summary["ran_but_refused"] = [comparison.name for comparison in ran if not comparison.fits]
+    failed = [comparison for comparison in comparisons if comparison.published["out_of_memory"]]
+    summary["failed_but_accepted"] = [comparison.name for comparison in failed if comparison.fits]
+    bloom = [comparison for comparison in ran if comparison.row["model"] == "bloom-14336x72"]
+    summary["bloom_order"] = round(_spearman(bloom), 2) if len(bloom) > 2 else None
+    summary["leave_one_source_out"] = leave_one_source_out(comparisons)
+    if with_ranks:
+        summary["published_degrees"] = published_degrees(ran)
+    for name, value in summary.items():
+        print(f"{name}: {json.dumps(value)}")
+    return summary
+
+
+def _errors(errors: Sequence[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in errors]
+    return {
+        "rows": len(sizes),
+        "median": round(statistics.median(sizes), 3),
+        "within_20": round(sum(size <= _NEAR for size in sizes) / len(sizes), 2),
+        "signed_median": round(statistics.median(errors), 3),
+    }
+
+
+def _spearman(comparisons: Sequence[Comparison]) -> float:
+    predicted = _ranks([comparison.tokens_per_s for comparison in comparisons])
+    published = _ranks([comparison.published["tokens_per_s_per_gpu"] for comparison in comparisons])
+    return float(np.corrcoef(predicted, published)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [float(sum(other < value for other in values)) for value in values]
+
+
+def leave_one_source_out(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Correct each source by the rows of the others only, and count what their error bar contains."""
+    with_speed = [comparison for comparison in comparisons if comparison.speed_error is not None]
+    near, covered, bars = [], [], []
+    for source in sorted({comparison.source for comparison in with_speed}):
+        others = [_log_error(comparison) for comparison in with_speed if comparison.source != source]
+        if len(others) < 2:
+            continue
+        shift = statistics.median(others)
+        bar = float(np.quantile([abs(error - shift) for error in others], _COVERED))
+        for comparison in with_speed:
+            if comparison.source == source:
+                rest = abs(_log_error(comparison) - shift)
+                near.append(abs(np.expm1(_log_error(comparison) - shift)) <= _NEAR)
+                covered.append(rest <= bar)
+                bars.append(bar)
+    if not near:
+        return {}
+    shares: dict[str, Callable[[], float]] = {
+        "within_20": lambda: sum(near) / len(near),
+        "covered": lambda: sum(covered) / len(covered),
+        "bar": lambda: float(np.expm1(statistics.median(bars))),
+    }
+    return {name: round(float(share()), 2) for name, share in shares.items()} | {"covered_target": _COVERED}
+
+
+def _log_error(comparison: Comparison) -> float:
+    assert comparison.speed_error is not None
+    return float(np.log1p(comparison.speed_error))
+
+
+def published_degrees(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """The place of each published combination of degrees among all that the planner lists for that job."""
+    lists: dict[str, list[tuple[int, ...]]] = {}
+    shares, places, missing = [], [], []
+    for comparison in comparisons:
+        row = comparison.row
+        if comparison.speed_error is None:
+            continue
+        key = json.dumps([row["model"], row["gpu"], row["network"], row["gpus"], row["seq"], row["global_batch"]])
+        key += str(row["micro_batch"])
+        if key not in lists:
+            lists[key] = _listed_degrees(row)
+        degrees = _degrees(row["layout"])
+        if degrees not in lists[key]:
+            missing.append(comparison.name)
+            shares.append(1.0)
+            continue
+        place = lists[key].index(degrees)
+        places.append(place + 1)
+        shares.append(place / len(lists[key]))
+    best = sum(share <= _BEST_SHARE for share in shares) / len(shares)
+    return {
+        "rows": len(shares),
+        "median_place": statistics.median(places),
+        "in_best_tenth": round(best, 2),
+        "not_listed": missing,
+    }
+
+
+def _listed_degrees(row: dict[str, Any]) -> list[tuple[int, ...]]:
+    """All combinations of degrees, best first; dp_replicate and dp_shard are one number."""
+    table = predict_layouts(task_of(row), [row["gpus"]])
+    columns = table.columns
+    data = columns.dp_replicate * columns.dp_shard
+    degrees = np.stack([columns.pp, data, columns.cp, columns.tp, columns.ep])[:, table.order]
+    return list(dict.fromkeys(tuple(map(int, column)) for column in degrees.T))
+
+
+def _degrees(layout: dict[str, Any]) -> tuple[int, ...]:
+    data = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1)
+    return layout.get("pp", 1), data, layout.get("cp", 1), layout.get("tp", 1), layout.get("ep", 1)
+
+
+def _print_table(comparisons: Sequence[Comparison], *, with_parts: bool) -> None:
+    heads = f"{'run':20} {'gpu':9} {'gpus':>6} {'layout':26} {'tokens/s':>8} {'predicted':>9} {'error':>7}"
+    print(f"{heads} {'GiB':>5} {'pred.':>6} {'error':>7} fits")
+    for comparison in comparisons:
+        row, layout = comparison.row, comparison.row["layout"]
+        axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+        short = " ".join(f"{axis.removeprefix('dp_')}{layout[axis]}" for axis in axes if layout.get(axis, 1) > 1)
+        published = comparison.published
+        line = f"{comparison.name:20} {row['gpu']:9} {row['gpus']:6} {short:26}"
+        line += f" {published['tokens_per_s_per_gpu'] or '-':>8} {comparison.tokens_per_s:9.1f}"
+        line += f" {_percent(comparison.speed_error):>7} {published['memory_gib'] or '-':>5}"
+        line += f" {comparison.memory_gib:6.1f} {_percent(comparison.memory_error):>7}"
+        ran = "out of memory" if published["out_of_memory"] else "ran"
+        print(line, ("yes" if comparison.fits else "no") + f", {ran}")
+        if with_parts:
+            print(f"    {comparison.parts}")
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.1%}"
+
+
+if __name__ == "__main__":
+    main()
