@@ -16,7 +16,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,86 @@ from shoal_service.planner.candidates import (
     RECOMPUTES,
     SCHEDULES,
     Candidates,
+    Cut,
     Ints,
     cut,
+    cut_at,
     fed_micro_batches,
 )
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.ranking import Task, predict_columns, predict_layouts
-from shoal_service.planner.shape import ModelShape, shape_of
+from shoal_service.planner.shape import ModelShape, Product, shape_of
+from shoal_service.planner.stack import AttentionKernel, Stack
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 
 _ROWS = Path(__file__).with_name("published_runs.json")
 _NEAR = 0.2
+_SWEPT = 128
+"""MosaicML's runs on so many GPUs were made later, by sweep.py."""
 _BEST_SHARE = 0.1
 _COVERED = 0.8
 """Share of the rows that an error bar is made to contain."""
+_POWER_SHARE = (500 / 700) ** 0.5
+"""Rate of torchtitan's H100s, which are limited to 500 of 700 W, and whose memory has 2.4 TB/s: a judgement."""
+_TORCH = Stack(norm_input_bytes=2, selective_share=0.5)
+"""Selective recomputation of torchtitan keeps attention and every second matrix product."""
+_COMPILED: dict[str, Any] = {"elementwise": 0.7, "logit_bytes": 8}
+"""A compiler fuses element-wise operations (a judgement), and the two gradients of the loss in fp32."""
+_MEGATRON = Stack(
+    attention=AttentionKernel.UNFUSED,
+    norm_input_bytes=2,
+    widths_saved=3,
+    is_sequence_parallel=False,
+    logit_bytes=6,
+    elementwise=0.7,
+    gradient_bytes=2,
+    hides_data=False,
+    message_waits=2,
+    updates_in_place=True,
+)
+"""Fused kernels, logits in fp32 that the loss overwrites, gradients in half precision, reduced after the last one."""
+_DEEPSPEED = replace(_MEGATRON, gradient_bytes=4, message_waits=4, scatters_messages=False, reduces_whole=True)
+"""Each tp rank sends whole activations to the next stage, and sends and receives one after the other; gradients are
+summed in fp32, by all-reduces."""
+_MOSAIC = Stack(
+    attention=AttentionKernel.FLASH_1, norm_input_bytes=2, widths_saved=3, logit_bytes=2, updates_in_place=True
+)
+"""llm-foundry: the loss of flash-attention, which overwrites the logits; an optimizer that updates one at a time."""
+_AUTOMODEL = replace(
+    _TORCH,
+    attention=AttentionKernel.CUDNN,
+    parameter_bytes=4,
+    moment_bytes=2,
+    held_gradient_bytes=2,
+    updates_in_place=True,
+    **_COMPILED,
+)
+"""Transformer Engine's fused AdamW: parameters in bf16 with their remainders, moments in bf16."""
+_STACKS = {
+    "torchtitan": _TORCH,
+    "mosaicml": _MOSAIC,
+    "fms-fsdp": replace(_TORCH, gradient_bytes=2, **_COMPILED),
+    "megatron-2021": _MEGATRON,
+    "korthikanti-2022": replace(
+        _MEGATRON, is_sequence_parallel=True, gathers_again=True, hides_tensor=True, sums_in_product=True
+    ),
+    "mt-nlg": _DEEPSPEED,
+    "bloom": _DEEPSPEED,
+    "llama3-paper": replace(
+        _TORCH,
+        attention=AttentionKernel.CUDNN,
+        widths_saved=3,
+        gathers_again=True,
+        hides_tensor=True,
+        shards_in_pipeline=True,
+        **_COMPILED,
+    ),
+    "moe-bf16": replace(_AUTOMODEL, dispatches_once=True, splits_routed_tokens=True),
+    "automodel-dense": _AUTOMODEL,
+}
+"""By source: what its program does, from its code, its paper or the remark of the row."""
+_MEGATRON_RUNS = ("megatron-2021", "korthikanti-2022", "mt-nlg", "bloom")
 _NIC_SHARE = 0.8
 """Share of the bandwidth of network cards that collectives reach, as in `planner/gpus.py`."""
 
@@ -120,7 +185,8 @@ def compare(row: dict[str, Any]) -> Comparison:
     sizes = sorted(((float(part[best]) / GIB, name) for name, part in table.bytes.items()), reverse=True)
     parts = " ".join(f"{name} {value / step_s:.0%}" for value, name in seconds if value > 0.005 * step_s)
     parts += " | " + " ".join(f"{name} {value:.1f}" for value, name in sizes if value > 0.5)
-    memory_gib = float(table.memory_bytes[best]) / GIB
+    # sources give what is reserved: besides what is allocated, the fragments that `usable` leaves room for
+    memory_gib = float(table.memory_bytes[best]) / GIB / task.profile.usable
     return Comparison(row, tokens / step_s / row["gpus"], memory_gib, bool(table.fits[best]), parts)
 
 
@@ -139,7 +205,40 @@ def task_of(row: dict[str, Any]) -> Task:
     )
     shape = shape_of(spec)
     assert shape is not None
-    return Task(spec, shape, _profile(row))
+    if "GELU" in row["remarks"] and not shape.num_moe:
+        shape = _with_gelu(shape, row["model_shape"]["hidden_dim"])
+    return Task(spec, shape, _profile(row), stack=_stack(row))
+
+
+def _with_gelu(shape: ModelShape, width: int) -> ModelShape:
+    """The products of query, key and value in one, and those of a GELU whose SwiGLU of equal weights has this width."""
+    query, key, out = shape.dense.products[:3]
+    wide = 3 * width // 2
+    products = (
+        Product(shape.dim, query.outputs + 2 * key.outputs, "outputs"),
+        out,
+        Product(shape.dim, wide, "outputs"),
+        Product(wide, shape.dim, "inputs"),
+    )
+    return replace(shape, dense=replace(shape.dense, products=products))
+
+
+def _stack(row: dict[str, Any]) -> Stack:
+    stack, remarks = _STACKS[row["group"]], row["remarks"]
+    if row["group"] == "mosaicml" and row["gpus"] >= _SWEPT:
+        # sweep.py of the same folder: `--attn_impl flash` for these models, gradients in bf16
+        flash = row["model"] in ("mpt-1b", "mpt-3b", "mpt-7b", "mpt-70b") and row["gpu"] == "h100"
+        kernel = AttentionKernel.FLASH_2 if flash else stack.attention
+        stack = replace(stack, attention=kernel, gradient_bytes=2)
+    if "PURE" in remarks:
+        stack = replace(stack, gradient_bytes=2)
+    if "without sequence parallel" in remarks:
+        stack = replace(stack, is_sequence_parallel=False)
+    if row["group"] == "torchtitan" and ("compile" in remarks or "float8" in remarks):
+        stack = replace(stack, **_COMPILED)
+    if "async TP" in remarks and "vanilla" not in remarks:
+        stack = replace(stack, hides_tensor=True)
+    return replace(stack, fp8=row["precision"] == "fp8")
 
 
 def _profile(row: dict[str, Any]) -> HardwareProfile:
@@ -150,6 +249,12 @@ def _profile(row: dict[str, Any]) -> HardwareProfile:
         updates["between"] = profile.between.model_copy(update={"bandwidth": bandwidth})
     if "memory_gib" in network:
         updates["memory_bytes"] = round(network["memory_gib"] * GIB)
+        updates["memory_bandwidth"] = profile.memory_bandwidth * 2400 / 3350
+        updates["matmul_efficiency"] = _POWER_SHARE * profile.matmul_efficiency
+        updates["attention_rates"] = {
+            length: (_POWER_SHARE * forward, _POWER_SHARE * backward)
+            for length, (forward, backward) in profile.attention_rates.items()
+        }
     return profile.model_copy(update=updates)
 
 
@@ -158,13 +263,14 @@ def _columns(row: dict[str, Any], shape: ModelShape) -> Candidates:
     layout = row["layout"]
     degrees = {axis: layout.get(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     has_pp = degrees["pp"] > 1
-    level = ShardLevel.OPTIMIZER if has_pp or layout["shard"] == "auto" else ShardLevel(layout["shard"])
+    level = ShardLevel.GRADIENTS if _STACKS[row["group"]].shards_in_pipeline else ShardLevel.OPTIMIZER
+    level = level if has_pp or layout["shard"] == "auto" else ShardLevel(layout["shard"])
     recomputes = list(Recompute) if layout["recompute"] == "auto" else [Recompute(layout["recompute"])]
     schedules: list[tuple[Schedule, int]] = [(Schedule.ONE_F_ONE_B, 1)]
     if layout["schedule"] == "interleaved_1f1b":
         most = shape.num_blocks // degrees["pp"]
-        stages = [layout["stages_per_rank"]] if "stages_per_rank" in layout else [2, 4]
-        schedules = [(Schedule.INTERLEAVED, min(number, most)) for number in stages]
+        stages = [layout["stages_per_rank"]] if "stages_per_rank" in layout else [2, 4, most]
+        schedules = [(Schedule.INTERLEAVED, min(number, -(-shape.num_blocks // degrees["pp"]))) for number in stages]
     elif layout["schedule"] == "auto" and has_pp:
         schedules += [(Schedule.INTERLEAVED, 2), (Schedule.INTERLEAVED, 4)]
     choices = [(recompute, *schedule) for recompute in recomputes for schedule in schedules]
@@ -173,7 +279,7 @@ def _columns(row: dict[str, Any], shape: ModelShape) -> Candidates:
     def column(values: Iterable[int]) -> Ints:
         return np.array(list(values), np.int64)
 
-    arrays = {axis: column([degree] * num) for axis, degree in degrees.items()}
+    arrays: dict[str, Any] = {axis: column([degree] * num) for axis, degree in degrees.items()}
     schedule = column(SCHEDULES.index(schedule) for _, schedule, _ in choices)
     per_rank = column(stages for _, _, stages in choices)
     share = -(-num_micro_batches // (arrays["dp_replicate"] * arrays["dp_shard"]))
@@ -186,8 +292,19 @@ def _columns(row: dict[str, Any], shape: ModelShape) -> Candidates:
         context=column([CONTEXTS.index(ContextMethod.ALL_GATHER)] * num),
         cut=column(range(num)),
         fed=fed_micro_batches(schedule, arrays["pp"], per_rank, share),
-        cuts=tuple(cut(shape, degrees["pp"], stages, is_v_shaped=False) for _, _, stages in choices),
+        cuts=tuple(_cut(row, shape, degrees["pp"], stages) for _, _, stages in choices),
     )
+
+
+def _cut(row: dict[str, Any], shape: ModelShape, pp: int, stages_per_rank: int) -> Cut:
+    """Megatron gives each stage equally many blocks; balanced where they do not divide. Of Llama 3's stages, the first
+    has only the embedding and the last only the head (its paper, section 3.3.2)."""
+    if row["group"] == "llama3-paper":
+        return cut_at(shape, (0, *(1,) * shape.num_blocks, 0), pp)
+    size, rest = divmod(shape.num_blocks, pp * stages_per_rank)
+    if rest or row["group"] not in _MEGATRON_RUNS:
+        return cut(shape, pp, stages_per_rank, is_v_shaped=False)
+    return cut_at(shape, (size,) * (pp * stages_per_rank), pp)
 
 
 def summarise(comparisons: Sequence[Comparison], *, with_ranks: bool) -> dict[str, Any]:
@@ -273,8 +390,8 @@ def published_degrees(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         row = comparison.row
         if comparison.speed_error is None:
             continue
-        key = json.dumps([row["model"], row["gpu"], row["network"], row["gpus"], row["seq"], row["global_batch"]])
-        key += str(row["micro_batch"])
+        names = ("group", "model", "gpu", "network", "gpus", "seq", "global_batch", "micro_batch", "precision")
+        key = json.dumps([row[name] for name in names])
         if key not in lists:
             lists[key] = _listed_degrees(row)
         degrees = _degrees(row["layout"])

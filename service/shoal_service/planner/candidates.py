@@ -304,6 +304,8 @@ class Cut:
     """The rank with the most arithmetic."""
     extremes: tuple[Content, Content, Content]
     """One of these ranks needs the most memory: the first, the one with the most parameters after it, the last."""
+    evenness: float = 1.0
+    """Arithmetic of the mean rank, relative to the slowest."""
 
 
 def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
@@ -315,11 +317,16 @@ def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
 
     `per_rank` stages on each of `pp` ranks; needs pp x per_rank <= num_blocks.
     """
-    stages = balanced(_block_costs(shape), pp * per_rank, last_extra=shape.head_flops)
+    return cut_at(shape, balanced(_block_costs(shape), pp * per_rank, last_extra=shape.head_flops), pp, is_v_shaped)
+
+
+def cut_at(shape: ModelShape, stages: tuple[int, ...], pp: int, is_v_shaped: bool = False) -> Cut:
+    """The cut with these blocks in each stage."""
     contents = tuple(_content(shape, stages, pp, rank, is_v_shaped) for rank in range(pp))
     slowest = max(contents, key=lambda content: (_cost(shape, content), -content.rank))
     heaviest = max(contents[1:] or contents, key=lambda content: (_params(shape, content), -content.rank))
-    return Cut(stages if pp > 1 else (), slowest, (contents[0], heaviest, contents[-1]))
+    evenness = sum(_cost(shape, content) for content in contents) / (pp * _cost(shape, slowest))
+    return Cut(stages if pp > 1 else (), slowest, (contents[0], heaviest, contents[-1]), evenness)
 
 
 def balanced(costs: list[float], num_stages: int, last_extra: float = 0.0) -> tuple[int, ...]:

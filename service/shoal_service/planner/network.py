@@ -206,14 +206,20 @@ class Group:
         """All-reduce."""
         return 2 * self.gather_s(whole_bytes)
 
-    def exchange_s(self, sent_bytes: Floats) -> Floats:
-        """All-to-all: each rank sends `sent_bytes`, an equal part to every rank. All classes of links work together."""
+    def exchange_s(self, sent_bytes: Floats, copies: int = 1) -> Floats:
+        """All-to-all: each rank sends `sent_bytes`, an equal part to every rank. All classes of links work together.
+
+        If `copies` of a token go to different ranks and one of them to each node is enough, the others are made there:
+        of n nodes, k copies reach n (1 - (1 - 1/n)^k) in the mean."""
         size, profile = self.size, self.profile
         to_node = np.where(self.span.link >= 1, size - self.span.per_node, 0) / size
         to_rack = np.where(self.span.link >= 2, size - self.span.per_rack, 0) / size
+        nodes = size / self.span.per_node
+        reached = nodes * (1 - (1 - 1 / nodes) ** copies) / copies
+        shares = (np.where(reached < 1, 1 - 1 / size, 1 - 1 / size - to_node), to_node * reached, to_rack * reached)
         inside, between, racks = (
             share * sent_bytes / profile.link(crossed).bandwidth * self.sharing
-            for share, crossed in zip((1 - 1 / size - to_node, to_node, to_rack), LINK_CLASSES, strict=True)
+            for share, crossed in zip(shares, LINK_CLASSES, strict=True)
         )
         slowest = np.maximum(np.maximum(inside, between), racks)
         return np.where(size > 1, slowest + self.latency_s, 0.0)
@@ -242,5 +248,5 @@ def send_s(profile: HardwareProfile, num_bytes: Floats, link: Ints) -> Floats:
 
 
 def _by_size(sizes: Ints, of: Callable[[int], float]) -> Floats:
-    distinct, index = np.unique(sizes, return_inverse=True)
-    return np.array([of(int(size)) for size in distinct])[index]
+    counts = np.bincount(sizes)  # sizes are small numbers, so a table is faster than sorting them
+    return np.array([of(size) if count else 0.0 for size, count in enumerate(counts.tolist())])[sizes]

@@ -29,6 +29,7 @@ from shoal_service.planner.memory import (
 )
 from shoal_service.planner.network import Spans, network
 from shoal_service.planner.shape import ModelShape
+from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
@@ -36,7 +37,7 @@ from shoal_workers.contract.layout import AXES, Layout, ParallelismSpec, Recompu
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
-_EQUAL = 0.01
+_EQUAL = 0.03
 """Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
 
 
@@ -114,6 +115,7 @@ class Task:
     """tp groups may be on several nodes. Fixed degrees are used wherever the workers are."""
     refused: tuple[Layout, ...] = ()
     """Layouts that a proof has refused."""
+    stack: Stack = SHOAL
 
     @property
     def work(self) -> Work:
@@ -121,7 +123,7 @@ class Task:
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
         holding = holding_of(self.spec, self.shape)
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, self.stack)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
@@ -265,7 +267,8 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndar
         return np.zeros(0, np.int64)
     axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
     model_axes = [axis for axis in reversed(AXES) if not axis.startswith("dp_")]
-    coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))
+    fastest_s = np.min(step_s, where=fits, initial=np.inf)
+    coarse = np.floor(np.log(step_s / (fastest_s if fits.any() else np.min(step_s))) / np.log1p(_EQUAL))
     most_urgent_last = (
         columns.schedule,
         columns.recompute,
