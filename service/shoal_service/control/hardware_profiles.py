@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_service.core.hardware_profile import DeviceKind, Link
+from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, DeviceKind, Link
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
@@ -26,6 +26,8 @@ from shoal_workers.contract.spec import JobSpec, Precision
 
 _FOLDER = "profiles"
 _TIMEOUT_S = 600
+_ATTENTION_LENGTH = 4096
+"""Tokens of the sequence that `shoal_workers.profile` measures on a GPU."""
 
 
 class ProfileError(ValueError):
@@ -115,6 +117,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "peak_flops": peak,
             "matmul_efficiency": min(1.0, matmul[base] / peak[base]),
             "attention_efficiency": min(1.0, measured["attention_flops"] / peak[base]),
+            "attention_rates": _scaled_attention(like, measured["attention_flops"]) if is_gpu else {},
             "half_width": measured["half_width"],
             "memory_bytes": int(measured["memory_bytes"]) if is_gpu else _share(measured),
             "memory_bandwidth": measured["elementwise_bytes_per_s"],
@@ -126,6 +129,15 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "measured": True,
         }
     )
+
+
+def _scaled_attention(like: HardwareProfile, measured_flops: float) -> dict[int, tuple[float, float]]:
+    """The rates of the most similar GPU at all lengths, by what one length and heads of 64 have shown."""
+    if _ATTENTION_LENGTH not in like.attention_rates:
+        return {}
+    share = measured_flops / (NARROW_HEAD_SHARE * like.attention_rates[_ATTENTION_LENGTH][0])
+    rates = like.attention_rates.items()
+    return {length: (share * forward, share * backward) for length, (forward, backward) in rates}
 
 
 def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:

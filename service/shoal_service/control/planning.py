@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from shoal_workers.contract.spec import JobSpec
 MAX_RANKS = 65_536
 BUDGET_S = 20.0
 _AT_ONCE = 2
+_AXES_BY_NAME = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "cp": "cp", "tp": "tp", "ep": "ep"}
 _COMMAND = (sys.executable, "-P", "-m", "shoal_service.control.planning")
 _NICENESS = 10
 _LONGEST_LINE = 64 << 20
@@ -56,6 +58,8 @@ class PlanRequest(Frozen):
     """Number of layouts in the answer."""
     racks: tuple[tuple[Annotated[int, Field(ge=1)], ...], ...] = Field((), max_length=MAX_RANKS)
     """By rack: the number of workers on each of its nodes. Default: one rack of nodes of the profile's size."""
+    compare: str = Field("", max_length=200)
+    """Degrees of a layout to predict beside the best one: `tp8 pp2`. fsdp takes the other ranks if it is not named."""
 
 
 class Choice(Frozen):
@@ -110,7 +114,12 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
-    ranking = rank(spec, world_size, profile, request.top, request.racks)
+    degrees = _degrees(request.compare) if request.compare else None
+    ranking = rank(spec, world_size, profile, request.top, request.racks, degrees)
+    if degrees is not None and ranking.predictions and ranking.compared is None:
+        raise _problem(
+            "compare", f"compare {request.compare!r} is no legal layout of {count_text(world_size, 'rank')}."
+        )
     planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
@@ -128,6 +137,21 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
         ),
         ranking=ranking,
     )
+
+
+def _degrees(text: str) -> dict[str, int]:
+    """`tp8 pp2`, also as a layout is described: `pp2 x tp8`."""
+    degrees: dict[str, int] = {}
+    for part in re.split(r"[\s,]+", text.strip()):
+        match = re.fullmatch(r"([a-z_]+)([1-9][0-9]*)", part)
+        if part == "x":
+            continue
+        axis = _AXES_BY_NAME.get(match[1]) if match else None
+        if match is None or axis is None:
+            known = ", ".join(_AXES_BY_NAME)
+            raise _problem("compare", f"compare {text!r}: {part!r} is no degree. Write tp8 pp2; the axes are {known}.")
+        degrees[axis] = int(match[2])
+    return degrees
 
 
 def _spec(document: dict[str, Any], world_size: int) -> JobSpec:

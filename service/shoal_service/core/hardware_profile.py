@@ -26,6 +26,11 @@ _OVERSUBSCRIPTION = 2.0
 built with 1 (as much bandwidth up as down) to several."""
 
 
+WIDE_HEAD = 128
+NARROW_HEAD_SHARE = 0.9
+"""FlashAttention with heads of 64 reaches this share of its rate with heads of 128 (Shah et al. 2024, figures 5, 6)."""
+
+
 class DeviceKind(StrEnum):
     CPU = "cpu"
     GPU = "gpu"

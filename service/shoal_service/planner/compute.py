@@ -17,7 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, WIDE_HEAD, HardwareProfile
 from shoal_service.planner.candidates import RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.memory import ContentColumns, Work, saved_bytes
 from shoal_service.planner.shape import BlockShape, ModelShape, Product
@@ -43,8 +43,6 @@ _CAST_BYTES = 6
 (pytorch/ao, float8_roofline.py)."""
 _KERNEL_SPEED = {AttentionKernel.FLASH_1: 0.5}
 """Relative to FlashAttention-2, which is "around 2x" as fast as FlashAttention (Dao 2023)."""
-_WIDE_HEAD, _NARROW_SHARE = 128, 0.9
-"""FlashAttention with heads of 64 reaches 0.9 of its rate with heads of 128 (Shah et al. 2024, figures 5 and 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +219,7 @@ def _attention(
     if not profile.attention_rates:
         seconds = flops / (peak * profile.attention_efficiency * speed)
         return seconds, _BACKWARD_ATTENTION * seconds
-    speed *= _NARROW_SHARE if shape.head_dim < _WIDE_HEAD else 1.0
+    speed *= NARROW_HEAD_SHARE if shape.head_dim < WIDE_HEAD else 1.0
     lengths = sorted(profile.attention_rates)
     forward, backward = (
         speed

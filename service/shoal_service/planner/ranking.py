@@ -38,7 +38,9 @@ from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
 _EQUAL = 0.03
-"""Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
+"""Among layouts whose predicted steps differ by less, the simpler one is taken."""
+_MEMORY_ERROR = 0.1
+"""Median error of predicted memory (bench/published_runs.py)."""
 
 
 class Prediction(Frozen):
@@ -99,6 +101,12 @@ class Ranking(Frozen):
     """For each combination of degrees, the best choice of schedule, shard level and so on."""
     note: str = ""
     """Why there is no prediction, or what would fit if no layout does."""
+    why_not: tuple[str, ...] = ()
+    """For each axis that the best layout does not use: what the best layout with it costs."""
+    hints: tuple[str, ...] = ()
+    """Settings with which steps would be shorter."""
+    compared: Prediction | None = None
+    """The best layout with the degrees that `compare` names."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +163,8 @@ class LayoutTable:
     fits: np.ndarray
     """A mask: within what a worker may use. The host memory of workers with a GPU is limited by `worker.memory_gib`, if
     that is set."""
+    has_host_memory: np.ndarray
+    """A mask: `worker.memory_gib` has room for what workers with a GPU need in the host's memory."""
     order: np.ndarray
     """Row numbers, best first."""
     spans: Spans
@@ -167,6 +177,19 @@ class LayoutTable:
     @property
     def num_fitting(self) -> int:
         return int(np.sum(self.fits))
+
+    @property
+    def may_fit(self) -> np.ndarray:
+        """A mask: layouts that fit if the prediction for a GPU is as far off as it often is."""
+        profile = self.task.profile
+        usable = (1 + _MEMORY_ERROR * (profile.kind is DeviceKind.GPU)) * profile.usable_bytes
+        within: np.ndarray = self.fits | (self.has_host_memory & (self.memory_bytes <= usable))
+        return within
+
+    def fastest(self, chosen: np.ndarray) -> Prediction | None:
+        """The fastest of the chosen layouts that fit; None if none does. `chosen`: a mask."""
+        rows = np.flatnonzero(chosen & self.fits)
+        return self._prediction(int(rows[np.argmin(self.step_s[rows])])) if len(rows) else None
 
     def best(self, count: int) -> tuple[Prediction, ...]:
         """The best layout of each combination of degrees, at most `count`."""
@@ -253,12 +276,15 @@ def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
     links = network(columns, task.profile, task.racks)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)
-    fits, params = num_bytes <= task.profile.usable_bytes, shard_params(task.shape, columns)
-    host_gib = task.spec.worker.memory_gib
+    params, host_gib = shard_params(task.shape, columns), task.spec.worker.memory_gib
+    has_host_memory = np.ones(len(columns), dtype=bool)
     if task.profile.kind is DeviceKind.GPU and host_gib:
-        fits &= gpu_host_bytes(task.spec, task.shape, params, offload=columns.offload) <= host_gib * GIB
+        has_host_memory = gpu_host_bytes(task.spec, task.shape, params, offload=columns.offload) <= host_gib * GIB
+    fits = has_host_memory & (num_bytes <= task.profile.usable_bytes)
     order = _order(columns, step_s, num_bytes, fits)
-    return LayoutTable(task, columns, step_s, num_bytes, params, fits, order, links.spans, seconds, byte_parts)
+    return LayoutTable(
+        task, columns, step_s, num_bytes, params, fits, has_host_memory, order, links.spans, seconds, byte_parts
+    )
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:

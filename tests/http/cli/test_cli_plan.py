@@ -42,6 +42,16 @@ def test_a_plan_without_a_fitting_layout_ends_with_1_and_a_hint(offline: Any, tm
     assert "What would fit: 64 GPUs" in " ".join(ran.out.split())
 
 
+def test_a_plan_beside_another_layout_and_why_not_the_other_axes(offline: Any, tmp_path: Path) -> None:
+    plan = ("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "64", "--state-dir", str(tmp_path))
+    ran = offline(*plan, "--compare", "pp2 x tp8")
+    assert ran.code == 0
+    for words in ("difference", "pp2 x fsdp4 x tp8", "memory, GiB", "why not ep: no legal layout of 64 ranks uses it"):
+        assert words in ran.out
+    for wrong in ("tp3", "xy8", "tp", "tp0"):
+        assert offline(*plan, "--compare", wrong).code == 2, wrong
+
+
 @pytest.mark.parametrize(
     "wrong", [("--workers", "2", "--gpus", "2"), ("--workers", "0"), ("--gpus", "2", "--gpu", "x")]
 )

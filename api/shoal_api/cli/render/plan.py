@@ -43,6 +43,8 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
         lines += [_summary(answer), _table(ranking.predictions)]
     if ranking.note:
         lines.append(Text(ranking.note, style="yellow"))
+    if ranking.compared is not None:
+        lines.append(_comparison(ranking.predictions[0], ranking.compared))
     chosen = Text.assemble("choice: ", (choice.name, "bold"))
     if choice.num_idle:
         chosen.append(f", {choice.num_idle} of {count_text(ranking.world_size, 'rank')} idle", style="yellow")
@@ -50,7 +52,32 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
     lines += [Text(f"  {reason}", style="dim") for reason in choice.reason.split("; ")]
     if choice.host.alone:
         lines.append(_host(choice.host))
-    return lines
+    lines += [Text(f"why not {line}", style="dim") for line in ranking.why_not]
+    return [*lines, *(Text(hint) for hint in ranking.hints)]
+
+
+def _comparison(best: Prediction, compared: Prediction) -> Any:
+    """Seconds and GiB of two layouts by part; parts that are small in both are left out."""
+    seconds = [(f"{part}, s", best.seconds[part], compared.seconds[part], best.step_s) for part in SecondsPart]
+    sizes = [
+        (f"{part}, GiB", best.bytes[part] / GIB, compared.bytes[part] / GIB, best.memory_bytes / GIB)
+        for part in BytesPart
+    ]
+    rows = [
+        (name, f"{of_best:.3g}", f"{other:.3g}", f"{other - of_best:+.3g}")
+        for name, of_best, other, total in (*seconds, *sizes)
+        if max(of_best, other) >= _LEAST_SHARE * total
+    ]
+    totals = [
+        ("step, s", f"{best.step_s:.3g}", f"{compared.step_s:.3g}", f"{compared.step_s / best.step_s - 1:+.0%}"),
+        (
+            "memory, GiB",
+            *(f"{p.memory_bytes / GIB:.1f}" for p in (best, compared)),
+            "" if compared.fits else "too large",
+        ),
+        ("shard, recompute", *(f"{p.layout.shard}, {p.layout.recompute}" for p in (best, compared)), ""),
+    ]
+    return make_table(("", f">{best.name}", f">{compared.name}", ">difference"), [*totals, *rows])
 
 
 def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
