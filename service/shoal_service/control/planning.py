@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -26,7 +26,9 @@ from shoal_service.control.hardware_profiles import measured_profile
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
+from shoal_service.planner.correction import Observation, apply, correct
 from shoal_service.planner.gpus import DEFAULT_GPU
+from shoal_service.planner.report import predict_planned_step
 from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.layout import Layout
@@ -62,6 +64,15 @@ class PlanRequest(Frozen):
     """Degrees of a layout to predict beside the best one: `tp8 pp2`. fsdp takes the other ranks if it is not named."""
 
 
+class MeasuredSteps(Frozen):
+    """The steps of a job that has trained on this hardware."""
+
+    spec: JobSpec
+    workers: int
+    step_s: float
+    """Median."""
+
+
 class Choice(Frozen):
     """The layout that a job would run with."""
 
@@ -87,8 +98,12 @@ class PlanAnswer(Frozen):
     ranking: Ranking
 
 
-def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> PlanAnswer:
+def answer(
+    request: PlanRequest, profiles: Mapping[str, HardwareProfile], measured: Sequence[MeasuredSteps] = ()
+) -> PlanAnswer:
     """Answers a question. Pure.
+
+    `measured`: steps of jobs on the cluster's hardware, which correct predictions for the same hardware.
 
     Raises:
         SpecError: the spec or the request is not valid, or the spec has a script, for which nothing is planned.
@@ -120,6 +135,9 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
         raise _problem(
             "compare", f"compare {request.compare!r} is no legal layout of {count_text(world_size, 'rank')}."
         )
+    if ranking.predictions:
+        observations = _observations(spec, profile, profiles, measured)
+        ranking = apply(correct(observations, profile.kind), ranking)
     planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
@@ -137,6 +155,25 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
         ),
         ranking=ranking,
     )
+
+
+def _observations(
+    spec: JobSpec,
+    profile: HardwareProfile,
+    profiles: Mapping[str, HardwareProfile],
+    measured: Sequence[MeasuredSteps],
+) -> list[Observation]:
+    """The measured jobs whose layouts are planned for the hardware of `profile`, each beside its prediction."""
+    observations = []
+    for job in measured:
+        has_gpu = job.spec.worker.gpus > 0
+        if has_gpu != (spec.worker.gpus > 0) or _profile(has_gpu, None, profiles).name != profile.name:
+            continue
+        predicted_s = predict_planned_step(job.spec, job.workers, profile)
+        if predicted_s is not None:
+            is_same = (job.spec.task, job.spec.model, job.spec.batch) == (spec.task, spec.model, spec.batch)
+            observations.append(Observation(predicted_s, job.step_s, is_same))
+    return observations
 
 
 def _degrees(text: str) -> dict[str, int]:
@@ -181,6 +218,7 @@ def _problem(path: str, message: str) -> SpecError:
 class _Question(Frozen):
     request: PlanRequest
     profiles: dict[str, HardwareProfile]
+    measured: tuple[MeasuredSteps, ...] = ()
 
 
 class _Reply(Frozen):
@@ -202,11 +240,11 @@ class PlanningProcesses:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._idle: asyncio.subprocess.Process | None = None
 
-    async def answer(self, request: PlanRequest) -> PlanAnswer:
+    async def answer(self, request: PlanRequest, measured: Sequence[MeasuredSteps] = ()) -> PlanAnswer:
         """Answers a question. Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
         try:
             async with asyncio.timeout(self._budget_s), self._slots:
-                reply = await self._ask(_Question(request=request, profiles=self._profiles))
+                reply = await self._ask(_Question(request=request, profiles=self._profiles, measured=tuple(measured)))
         except TimeoutError:
             raise SpecError((_too_slow(request, self._budget_s),)) from None
         if reply.answer is None:
@@ -282,7 +320,7 @@ def _serve() -> None:
 
 def _reply(question: _Question) -> _Reply:
     try:
-        return _Reply(answer=answer(question.request, question.profiles))
+        return _Reply(answer=answer(question.request, question.profiles, question.measured))
     except SpecError as error:
         return _Reply(problems=error.problems)
 

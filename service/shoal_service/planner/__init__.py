@@ -12,6 +12,7 @@ It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic w
     step_time      seconds of one step
     ranking        candidates, memory and step time together, in order, by rules that have names
     planning       `plan`: one layout for a job and a number of workers
+    correction     step times by what jobs on the same hardware have measured, and an error bar
     report         `rank`: the table of `shoal plan`; `refusal`: what would fit if no layout does
 """
 

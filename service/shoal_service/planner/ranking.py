@@ -78,6 +78,17 @@ class Prediction(Frozen):
         return self.seconds[SecondsPart.BUBBLE] / self.step_s
 
 
+class StepCorrection(Frozen):
+    """What measured steps on the same hardware make of predicted ones."""
+
+    factor: float
+    """Measured over predicted; the predictions contain it."""
+    error: float
+    """Relative error bar of a step time: 80 % of runs are expected within it."""
+    num_jobs: int
+    """Jobs that were measured; 0: the error bar is that of published runs."""
+
+
 class Ranking(Frozen):
     """The best layouts of a world, best first."""
 
@@ -101,6 +112,8 @@ class Ranking(Frozen):
     """For each combination of degrees, the best choice of schedule, shard level and so on."""
     note: str = ""
     """Why there is no prediction, or what would fit if no layout does."""
+    correction: StepCorrection | None = None
+    """None if nothing is predicted."""
     why_not: tuple[str, ...] = ()
     """For each axis that the best layout does not use: what the best layout with it costs."""
     hints: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
 """rank(...): the table of `shoal plan` and POST /v1/plans. refusal(...): why a job fits no machine, asked at submit.
+predict_planned_step(...): what a job that has been measured should have taken.
 
 If no layout fits, both say what the model needs and what would fit.
 """
@@ -140,6 +141,18 @@ def _micro_size_hints(task: Task, world_size: int, table: LayoutTable) -> tuple[
         f"batch.micro_size {micro_size} instead of {batch.micro_size}: {1 - step_s / best.step_s:.0%} shorter steps "
         f"with {rival.name}, recompute {rival.layout.recompute}, {rival.memory_bytes / GIB:,.1f} GiB",
     )
+
+
+def predict_planned_step(spec: JobSpec, world_size: int, profile: HardwareProfile) -> float | None:
+    """Seconds of a step in the layout that `plan` gives that many workers; None if the sizes are unknown."""
+    shape = shape_of(spec)
+    if shape is None:
+        return None
+    layout = plan(spec, world_size, profile).layout
+    choices = {axis: getattr(layout, axis) for axis in (*AXES, "shard", "schedule", "recompute", "context", "offload")}
+    task = Task(spec, shape, profile_for(spec, profile), ParallelismSpec.model_validate(choices))
+    table = predict_layouts(task, [layout.world_size], offload=layout.offload)
+    return float(table.step_s[table.order[0]]) if len(table) else None
 
 
 def refusal(spec: JobSpec) -> str:

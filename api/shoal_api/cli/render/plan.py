@@ -13,6 +13,7 @@ from shoal_service.core.layout_plan import HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart
+from shoal_service.planner.ranking import StepCorrection
 from shoal_service.planner.step_time import SecondsPart
 
 _SHORT_BYTES = {
@@ -41,6 +42,8 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
     lines: list[Any] = [_head(answer)]
     if ranking.predictions:
         lines += [_summary(answer), _table(ranking.predictions)]
+    if ranking.correction is not None:
+        lines.append(_correction(ranking.correction))
     if ranking.note:
         lines.append(Text(ranking.note, style="yellow"))
     if ranking.compared is not None:
@@ -130,6 +133,16 @@ def _summary(answer: PlanAnswer) -> Text:
         f"{ranking.num_layouts:,} legal layouts, {ranking.num_fitting:,} fit into {ranking.usable_bytes / GIB:,.1f} "
         "GiB. The best layout of each combination of degrees:",
         style="dim",
+    )
+
+
+def _correction(correction: StepCorrection) -> Text:
+    error = f"error bar of a step: {correction.error:.0%} (80 % of runs)"
+    if not correction.num_jobs:
+        return Text(f"{error}, from published runs; no job on this hardware has been measured", style="dim")
+    jobs = count_text(correction.num_jobs, "job")
+    return Text(
+        f"{error}, from {jobs} on this hardware, whose steps took {correction.factor:.2f} of the prediction", "dim"
     )
 
 

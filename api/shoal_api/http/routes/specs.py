@@ -16,10 +16,11 @@ from shoal_api.http.json_router import AppContext, JsonRouter, json_response
 from shoal_api.http.long_poll import while_connected
 from shoal_api.http.problems import BodyTooLarge, InvalidSpec, UnsupportedMediaType
 from shoal_service.control.code_archive import CodeArchiveError, check
-from shoal_service.control.planning import PlanAnswer, PlanRequest
+from shoal_service.control.planning import MeasuredSteps, PlanAnswer, PlanRequest
 from shoal_service.control.submission import check_spec
 from shoal_service.core.access import Permission
 from shoal_service.store import InvalidArchive, archives
+from shoal_service.store.measured_steps import newest_steps
 from shoal_service.telemetry.tallies import Limit
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
 
@@ -82,6 +83,9 @@ async def make_plan(
     request: Request, context: AppContext, plan: Annotated[PlanRequest, body(PlanRequest, _PLAN)]
 ) -> Response:
     """Ranks legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by
-    part, with reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
-    answer = await while_connected(request, context.planning.answer(plan))
+    part, with reasons. Steps that jobs on this hardware have measured correct the predictions. Nothing is submitted or
+    run. A search that takes longer than 20 s is refused."""
+    jobs = await run_in_threadpool(context.store.reading(newest_steps))
+    measured = [MeasuredSteps(spec=job.spec, workers=job.workers, step_s=job.step_s) for job in jobs]
+    answer = await while_connected(request, context.planning.answer(plan, measured))
     return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer)
