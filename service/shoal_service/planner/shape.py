@@ -50,7 +50,7 @@ class Product:
     """What tp divides: "outputs" of a column layer, "inputs" of a row layer, "" nothing."""
     count: int = 1
     is_routed: bool = False
-    """Of each routed expert, for the tokens that it gets."""
+    """There is one for each routed expert, with the tokens that it gets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def shape(job: Any) -> Any:
 
 
 def test_a_product_takes_whole_waves_of_tiles(job: Any, round_numbers: Any) -> None:
-    """Of 100 multiprocessors, 128 x 256 outputs each at a time: 4,096 x 4,096 outputs are 512 tiles, 6 waves."""
+    """100 multiprocessors compute 128 x 256 outputs each at a time: 4,096 x 4,096 outputs are 512 tiles, 6 waves."""
     gpu = round_numbers.model_copy(update={"multiprocessors": 100, "memory_bandwidth": 1e30})
     only_attention = {**MODEL, "hidden_dim": 1, "num_layers": 1}
     whole = _forward_s(shape_of(job(only_attention)), gpu)
