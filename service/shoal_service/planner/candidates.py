@@ -40,7 +40,9 @@ _PIPELINES = (
     (Schedule.GPIPE, 1),
     (Schedule.ONE_F_ONE_B, 1),
     (Schedule.INTERLEAVED, 2),
+    (Schedule.INTERLEAVED, 3),
     (Schedule.INTERLEAVED, 4),
+    (Schedule.INTERLEAVED, 8),
     (Schedule.ZERO_BUBBLE_V, 2),
     (Schedule.DUAL_PIPE_V, 2),
 )
