@@ -2,9 +2,9 @@
 
     python bench/planner.py [--trials 3]
 
-For the examples of 70 B and 671 B parameters on 1,024 and on 16,384 H100: the CPU seconds to enumerate, predict and rank
-every legal layout (median of the trials, the first one included), the number of layouts, and the best one. The last
-line is JSON.
+For the examples of 70 B and 671 B parameters on 1,024 and on 16,384 H100: the CPU seconds to enumerate, predict and
+rank every legal layout (median of the trials, the first one included), the number of layouts, and the best one. The
+last line is JSON.
 """
 
 from __future__ import annotations

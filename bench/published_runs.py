@@ -1,6 +1,6 @@
 """Predictions of the planner beside 91 published training runs.
 
-    python bench/published_runs.py [--group bloom] [--parts] [--no-ranks]
+    python bench/published_runs.py [--group bloom] [--parts] [--no-ranks] [--page docs/planner.md]
 
 published_runs.json has the shape, GPUs, layout, micro-batch, speed and memory of each run, with its source. No constant
 of the planner may be fitted to these rows. For every row the table has the published and the predicted speed and
@@ -44,6 +44,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 
 _ROWS = Path(__file__).with_name("published_runs.json")
+_BEGIN, _END = "<!-- published: made by bench/published_runs.py --page -->", "<!-- end -->"
 _NEAR = 0.2
 _SWEPT = 128
 """MosaicML's runs on so many GPUs were made later, by sweep.py."""
@@ -164,11 +165,18 @@ def main() -> None:
     parser.add_argument("--group", help="Only the rows of this source.")
     parser.add_argument("--parts", action="store_true", help="Also print the parts of each step.")
     parser.add_argument("--no-ranks", action="store_true", help="Do not enumerate all layouts of each run.")
+    parser.add_argument("--page", type=Path, help="Write the summary into this page.")
     options = parser.parse_args()
     rows = [row for row in load_rows() if options.group in (None, row["group"])]
     comparisons = [compare(row) for row in rows]
     _print_table(comparisons, with_parts=options.parts)
-    print(json.dumps(summarise(comparisons, with_ranks=not options.no_ranks)))
+    summary = summarise(comparisons, with_ranks=not options.no_ranks)
+    print(json.dumps(summary))
+    if options.page is not None:
+        text = options.page.read_text(encoding="utf-8")
+        before, rest = text.split(_BEGIN)
+        lines = "\n".join(page_lines(summary))
+        options.page.write_text(f"{before}{_BEGIN}\n{lines}\n{_END}{rest.partition(_END)[2]}", encoding="utf-8")
 
 
 def load_rows() -> list[dict[str, Any]]:
@@ -333,6 +341,32 @@ def summarise(comparisons: Sequence[Comparison], *, with_ranks: bool) -> dict[st
     for name, value in summary.items():
         print(f"{name}: {json.dumps(value)}")
     return summary
+
+
+def page_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary as Markdown."""
+    lines = ["| runs | number | median error | within 20 % |", "|---|---:|---:|---:|"]
+    named = {**{f"speed, {name}": errors for name, errors in summary["speed"].items()}, "memory": summary["memory"]}
+    for name, errors in named.items():
+        lines.append(f"| {name} | {errors['rows']} | {errors['median']:.1%} | {errors['within_20']:.0%} |")
+    left_out = summary["leave_one_source_out"]
+    lines += [
+        "",
+        f"- Each source predicted with the correction of the others: {left_out['within_20']:.0%} within 20 %.",
+        f"- Error bars contain {left_out['covered']:.0%}, without any job {left_out['covered_without_jobs']:.0%}; they are "
+        f"made for {left_out['covered_target']:.0%}.",
+        f"- Runs that are refused: {len(summary['ran_but_refused'])}. Runs that are predicted to fit only within the "
+        f"error of the prediction: {len(summary['ran_but_not_preferred'])}. Layouts that ran out of memory and are "
+        f"accepted: {len(summary['failed_but_accepted'])}.",
+        f"- Order of Bloom's layouts of one model (Spearman): {summary['bloom_order']}.",
+    ]
+    if "published_degrees" in summary:
+        degrees = summary["published_degrees"]
+        lines.append(
+            f"- The published degrees are in the best tenth of the list for {degrees['in_best_tenth']:.0%} of the runs, "
+            f"in the median number {degrees['median_place']:.0f}."
+        )
+    return lines
 
 
 def _errors(errors: Sequence[float]) -> dict[str, float]:

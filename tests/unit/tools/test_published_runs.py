@@ -2,26 +2,36 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[3] / "bench" / "published_runs.py"
+ROOT = Path(__file__).resolve().parents[3]
+BENCH = ROOT / "bench" / "published_runs.py"
 
 
 @pytest.fixture(scope="module")
-def summary() -> dict[str, Any]:
+def bench() -> Iterator[Any]:
     spec = importlib.util.spec_from_file_location("published_runs", BENCH)
     assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    sys.modules["published_runs"] = bench
-    try:
-        spec.loader.exec_module(bench)
-        found: dict[str, Any] = bench.summarise([bench.compare(row) for row in bench.load_rows()], with_ranks=False)
-    finally:
-        del sys.modules["published_runs"]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["published_runs"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["published_runs"]
+
+
+@pytest.fixture(scope="module")
+def summary(bench: Any) -> dict[str, Any]:
+    found: dict[str, Any] = bench.summarise([bench.compare(row) for row in bench.load_rows()], with_ranks=False)
     return found
+
+
+def test_the_page_has_todays_figures(bench: Any, summary: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "planner.md").read_text(encoding="utf-8")
+    assert [line for line in bench.page_lines(summary) if line not in page] == [], "run bench/published_runs.py --page"
 
 
 def test_speeds_are_near_the_published_ones(summary: dict[str, Any]) -> None:
