@@ -353,8 +353,8 @@ def page_lines(summary: dict[str, Any]) -> list[str]:
     lines += [
         "",
         f"- Each source predicted with the correction of the others: {left_out['within_20']:.0%} within 20 %.",
-        f"- Error bars contain {left_out['covered']:.0%}, without any job {left_out['covered_without_jobs']:.0%}; they are "
-        f"made for {left_out['covered_target']:.0%}.",
+        f"- Error bars contain {left_out['covered']:.0%}, without any job {left_out['covered_without_jobs']:.0%}; they "
+        f"are made for {left_out['covered_target']:.0%}.",
         f"- Runs that are refused: {len(summary['ran_but_refused'])}. Runs that are predicted to fit only within the "
         f"error of the prediction: {len(summary['ran_but_not_preferred'])}. Layouts that ran out of memory and are "
         f"accepted: {len(summary['failed_but_accepted'])}.",
@@ -363,8 +363,8 @@ def page_lines(summary: dict[str, Any]) -> list[str]:
     if "published_degrees" in summary:
         degrees = summary["published_degrees"]
         lines.append(
-            f"- The published degrees are in the best tenth of the list for {degrees['in_best_tenth']:.0%} of the runs, "
-            f"in the median number {degrees['median_place']:.0f}."
+            f"- The published degrees are in the best tenth of the list for {degrees['in_best_tenth']:.0%} of the "
+            f"runs, in the median number {degrees['median_place']:.0f}."
         )
     return lines
 
