@@ -15,7 +15,17 @@ def test_plan_prints_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "1024", "--state-dir", str(tmp_path))
     assert ran.code == 0
     assert "1,024 ranks of h100, 70.6 B parameters, 512 micro-batches of 1 a step = 4,194,304 tokens" in ran.out
-    for word in ("layout", "GiB", "tokens/s", "MFU", "bubble", "choice: ", "tp_inside_node"):
+    for word in (
+        "layout",
+        "GiB",
+        "tokens/s",
+        "MFU",
+        "bubble",
+        "choice: ",
+        "least_sharded",
+        "why not tp: ",
+        "error bar of a step: 15%",
+    ):
         assert word in ran.out
 
 
