@@ -51,11 +51,14 @@ _SWEPT = 128
 _BEST_SHARE = 0.1
 _POWER_SHARE = (500 / 700) ** 0.5
 """Rate of torchtitan's H100s, which are limited to 500 of 700 W, and whose memory has 2.4 TB/s: a judgement."""
-_TORCH = Stack(norm_input_bytes=2, selective_share=0.5)
+_PIPELINE_LAST = ("cp", "ep", "dp_shard", "dp_replicate", "pp")
+"""Ranks of Megatron, DeepSpeed and torchtitan: those of a pipeline are the farthest apart."""
+_TORCH = Stack(locality=_PIPELINE_LAST, norm_input_bytes=2, selective_share=0.5)
 """Selective recomputation of torchtitan keeps attention and every second matrix product."""
 _COMPILED: dict[str, Any] = {"elementwise": 0.7, "logit_bytes": 8}
 """A compiler fuses element-wise operations (a judgement), and the two gradients of the loss in fp32."""
 _MEGATRON = Stack(
+    locality=_PIPELINE_LAST,
     attention=AttentionKernel.UNFUSED,
     norm_input_bytes=2,
     widths_saved=3,
@@ -68,9 +71,9 @@ _MEGATRON = Stack(
     updates_in_place=True,
 )
 """Fused kernels, logits in fp32 that the loss overwrites, gradients in half precision, reduced after the last one."""
-_DEEPSPEED = replace(_MEGATRON, gradient_bytes=4, message_waits=4, scatters_messages=False, reduces_whole=True)
-"""Each tp rank sends whole activations to the next stage, and sends and receives one after the other; gradients are
-summed in fp32, by all-reduces."""
+_DEEPSPEED = replace(_MEGATRON, gradient_bytes=4, message_waits=4, reduces_whole=True)
+"""Messages are sent and received one after the other; gradients are summed in fp32, by all-reduces (deepspeed,
+runtime/pipe/engine.py and runtime/bf16_optimizer.py)."""
 _MOSAIC = Stack(
     attention=AttentionKernel.FLASH_1, norm_input_bytes=2, widths_saved=3, logit_bytes=2, updates_in_place=True
 )

@@ -21,7 +21,7 @@ from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, WIDE_HEAD, Ha
 from shoal_service.planner.candidates import RECOMPUTES, Candidates, Floats, Ints
 from shoal_service.planner.memory import ContentColumns, Work, saved_bytes
 from shoal_service.planner.shape import BlockShape, ModelShape, Product
-from shoal_service.planner.stack import AttentionKernel
+from shoal_service.planner.stack import AttentionKernel, Stack
 from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.spec import Precision
 
@@ -159,7 +159,9 @@ def _block(
         inputs = inputs + count * (_product(profile, rate, m, k, n, width, groups) + casts[1])
         weights = weights + count * trained * _product(profile, rate, k, n, m, width, groups)
     attention, attention_backward = _attention(shape, kind, work, peak, rate, profile, split)
-    rest = 1.5 * stack.elementwise * tokens * saved_bytes(kind.saved, split.tp, work.compute_bytes)
+    # traffic goes with what one kernel for each operation saves; without sequence parallelism tp repeats the norms
+    eager = Stack(is_sequence_parallel=stack.is_sequence_parallel)
+    rest = 1.5 * stack.elementwise * tokens * saved_bytes(kind.saved, split.tp, work.compute_bytes, eager)
     return _BlockTimes(forward, inputs, weights, attention, attention_backward, rest / profile.memory_bandwidth)
 
 

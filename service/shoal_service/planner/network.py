@@ -64,18 +64,24 @@ class Network:
         return group(self.profile, span, self.sharing)
 
 
-def network(columns: Candidates, profile: HardwareProfile, racks: Racks = ()) -> Network:
-    """`racks`: where the workers are; (): in one rack, on as many nodes of the profile's size as they need."""
+def network(
+    columns: Candidates, profile: HardwareProfile, racks: Racks = (), locality: tuple[str, ...] = BY_LOCALITY
+) -> Network:
+    """The links of each layout.
+
+    `racks`: where the workers are; (): in one rack, on as many nodes of the profile's size as they need.
+    `locality`: the axes beside tp in the order in which their ranks are put next to each other.
+    """
     worlds, index = np.unique(columns.world_size, return_inverse=True)
     sharing = np.array([profile.sharing(int(world)) for world in worlds])[index]
-    return Network(profile, _spans(columns, profile, racks), sharing)
+    return Network(profile, _spans(columns, profile, racks, locality), sharing)
 
 
-def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks) -> Spans:
+def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks, locality: tuple[str, ...]) -> Spans:
     """The blocks of `Layout.blocks`, as columns: each axis has the axes that communicate more inside its own blocks."""
     places, inner = _Places(columns, profile, racks), np.ones_like(columns.tp)
     spans = {"tp": places.tensor()}
-    for axis in BY_LOCALITY:
+    for axis in locality:
         if axis == "dp_shard":
             outer = columns.dp_shard // columns.ep
             shards, experts = (places.shards(run, inner, outer) for run in (columns.cp * columns.ep, columns.cp))

@@ -287,7 +287,7 @@ def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
 def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
     """Predict these layouts."""
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
-    links = network(columns, task.profile, task.racks)
+    links = network(columns, task.profile, task.racks, task.stack.locality)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)
     params, host_gib = shard_params(task.shape, columns), task.spec.worker.memory_gib
     has_host_memory = np.ones(len(columns), dtype=bool)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_workers.contract.layout import BY_LOCALITY
+
 
 class AttentionKernel(StrEnum):
     UNFUSED = "unfused"
@@ -25,6 +27,8 @@ class AttentionKernel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
+    locality: tuple[str, ...] = BY_LOCALITY
+    """The axes beside tp in the order in which their ranks are put next to each other."""
     attention: AttentionKernel = AttentionKernel.FLASH_2
     norm_input_bytes: int = 4
     """Bytes of a number that a norm saves of its input."""
