@@ -139,7 +139,7 @@ def _summary(answer: PlanAnswer) -> Text:
 def _correction(correction: StepCorrection) -> Text:
     error = f"error bar of a step: {correction.error:.0%} (80 % of runs)"
     if not correction.num_jobs:
-        return Text(f"{error}, from published runs; no job on this hardware has been measured", style="dim")
+        return Text(f"{error}; no job on this hardware has been measured", style="dim")
     jobs = count_text(correction.num_jobs, "job")
     return Text(
         f"{error}, from {jobs} on this hardware, whose steps took {correction.factor:.2f} of the prediction", "dim"

@@ -135,7 +135,7 @@ def test_memory_of_a_stack(shape: Any) -> None:
 
 
 def test_data_ranks_that_are_next_to_each_other_share_the_cards_of_a_node(shape: Any) -> None:
-    """On nodes of 8, with 2 pipeline ranks and 8 data ranks, those of a pipeline are neighbours, or those of the data."""
+    """On nodes of 8, with 2 pipeline and 8 data ranks, those of a pipeline are neighbours, or those of the data."""
     pipeline_last = ("cp", "ep", "dp_shard", "dp_replicate", "pp")
     row = _row(shape, pp=2, dp_shard=8)
     inside, last = (network(row, H100, (), order).spans for order in (SHOAL.locality, pipeline_last))
