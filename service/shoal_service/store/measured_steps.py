@@ -25,7 +25,7 @@ class JobSteps(NamedTuple):
     """Median."""
 
 
-def newest_steps(tx: Transaction, *, max_jobs: int = 20) -> list[JobSteps]:
+def newest_steps(tx: Transaction, *, max_jobs: int = 8) -> list[JobSteps]:
     """Reads the jobs that changed last. Jobs of the user's own programs, whose sizes are unknown, are left out."""
     rows = tx.execute(select(jobs.c.num, jobs.c.spec_version).order_by(jobs.c.updated_at.desc()).limit(max_jobs))
     measured = []
