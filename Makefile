@@ -67,7 +67,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy, strict for what is shipped; both runs at once
 	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
-bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-media bench-system-metrics bench-damaged ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-media bench-system-metrics bench-damaged ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -144,7 +144,8 @@ bench-snapshots: setup ## the snapshot store against memcpy
 bench-gradient-log: setup ## the gradient log: bytes on the wire, share of the step time, time of a replay (five minutes)
 	@$(BIN)/python bench/gradient_log.py
 
-bench-planner: setup ## seconds to rank the layouts of 1,024 and 16,384 GPUs
+bench-planner: setup ## predictions beside 91 published runs, and seconds to rank the layouts of 1,024 and 16,384 GPUs
+	@$(BIN)/python bench/published_runs.py
 	@$(BIN)/python bench/planner.py
 
 bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and torchft side by side (two hours; continues)

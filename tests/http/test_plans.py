@@ -1,14 +1,16 @@
 """POST /v1/plans, and models that are refused at submit because no cluster could hold them."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from kit.views import series_point
 from shoal_api.client import ApiError
-from shoal_service.control.planning import PlanningProcesses, PlanRequest, answer
+from shoal_service.control.planning import PlanAnswer, PlanningProcesses, PlanRequest, answer
 from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.checks.spec_errors import SpecError
 
@@ -33,6 +35,18 @@ def test_the_client_gives_the_nodes_of_each_rack(service: Any) -> None:
     spec = {**SPEC, "parallelism": {"tp": 2}}
     found = service.client.plan(spec, workers=4, racks=[[2], [1, 1]])
     assert found.ranking.predictions[0].links == {"tp": "between_nodes", "dp_shard": "between_racks"}
+
+
+def test_a_plan_is_corrected_by_the_steps_of_jobs_on_this_hardware(
+    service: Any, spec: Any, supervise: Callable[..., str]
+) -> None:
+    question = {"spec": {**SPEC, "model": {"dim": 96}}, "workers": 2}
+    before = PlanAnswer.model_validate(service.http.post("/v1/plans", json=question).json()).ranking
+    supervise(series=tuple(series_point(step, step_s=1e4) for step in range(1, 40)))
+    after = PlanAnswer.model_validate(service.http.post("/v1/plans", json=question).json()).ranking
+    assert before.correction is not None and after.correction is not None
+    assert after.correction.num_jobs == before.correction.num_jobs + 1
+    assert after.predictions[0].step_s > 2 * before.predictions[0].step_s
 
 
 def test_idle_ranks_are_reported(service: Any) -> None:

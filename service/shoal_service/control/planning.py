@@ -21,22 +21,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from shoal_service.cluster.ray_environment import inherited
-from shoal_service.core.hardware_profile import DeviceKind, Link
+from shoal_service.core.hardware_profile import NARROW_HEAD_SHARE, DeviceKind, Link
 from shoal_service.core.layout_plan import UNKNOWN_NEED, HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Ranking, plan, rank
+from shoal_service.planner.correction import Observation, apply, correct
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.planning import profile_for
+from shoal_service.planner.report import predict_planned_step
 from shoal_workers.contract.base import Frozen, exactly_one_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.layout import Layout
@@ -45,6 +48,7 @@ from shoal_workers.contract.spec import JobSpec, Precision
 MAX_RANKS = 65_536
 BUDGET_S = 20.0
 _AT_ONCE = 2
+_AXES_BY_NAME = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "cp": "cp", "tp": "tp", "ep": "ep"}
 _COMMAND = (sys.executable, "-P", "-m", "shoal_service.control.planning")
 _NICENESS = 10
 _LONGEST_LINE = 64 << 20
@@ -67,6 +71,17 @@ class PlanRequest(Frozen):
     """Number of layouts in the answer."""
     racks: tuple[tuple[Annotated[int, Field(ge=1)], ...], ...] = Field((), max_length=MAX_RANKS)
     """By rack: the number of workers on each of its nodes. Default: one rack of nodes of the profile's size."""
+    compare: str = Field("", max_length=200)
+    """Degrees of a layout to predict beside the best one: `tp8 pp2`. fsdp takes the other ranks if it is not named."""
+
+
+class MeasuredSteps(Frozen):
+    """The steps of a job that has trained on this hardware."""
+
+    spec: JobSpec
+    workers: int
+    step_s: float
+    """Median."""
 
 
 class Choice(Frozen):
@@ -94,8 +109,12 @@ class PlanAnswer(Frozen):
     ranking: Ranking
 
 
-def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> PlanAnswer:
+def answer(
+    request: PlanRequest, profiles: Mapping[str, HardwareProfile], measured: Sequence[MeasuredSteps] = ()
+) -> PlanAnswer:
     """Answers a question. Pure.
+
+    `measured`: steps of jobs on the cluster's hardware, which correct predictions for the same hardware.
 
     Raises:
         SpecError: the spec or the request is not valid, or the spec has a script, for which nothing is planned.
@@ -121,7 +140,15 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     if request.gpus is not None:
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
-    ranking = rank(spec, world_size, profile, request.top, request.racks)
+    degrees = _degrees(request.compare) if request.compare else None
+    ranking = rank(spec, world_size, profile, request.top, request.racks, degrees)
+    if degrees is not None and ranking.predictions and ranking.compared is None:
+        raise _problem(
+            "compare", f"compare {request.compare!r} is no legal layout of {count_text(world_size, 'rank')}."
+        )
+    if ranking.predictions:
+        observations = _observations(spec, profile, profiles, measured)
+        ranking = apply(correct(observations, profile.kind), ranking)
     planned = plan(spec, world_size, profile, request.racks)
     layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
@@ -139,6 +166,40 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
         ),
         ranking=ranking,
     )
+
+
+def _observations(
+    spec: JobSpec,
+    profile: HardwareProfile,
+    profiles: Mapping[str, HardwareProfile],
+    measured: Sequence[MeasuredSteps],
+) -> list[Observation]:
+    """The measured jobs whose layouts are planned for the hardware of `profile`, each beside its prediction."""
+    observations = []
+    for job in measured:
+        has_gpu = job.spec.worker.gpus > 0
+        if has_gpu != (spec.worker.gpus > 0) or _profile(has_gpu, None, profiles).name != profile.name:
+            continue
+        predicted_s = predict_planned_step(job.spec, job.workers, profile)
+        if predicted_s is not None:
+            is_same = (job.spec.task, job.spec.model, job.spec.batch) == (spec.task, spec.model, spec.batch)
+            observations.append(Observation(predicted_s, job.step_s, is_same))
+    return observations
+
+
+def _degrees(text: str) -> dict[str, int]:
+    """`tp8 pp2`, also as a layout is described: `pp2 x tp8`."""
+    degrees: dict[str, int] = {}
+    for part in re.split(r"[\s,]+", text.strip()):
+        match = re.fullmatch(r"([a-z_]+)([1-9][0-9]*)", part)
+        if part == "x":
+            continue
+        axis = _AXES_BY_NAME.get(match[1]) if match else None
+        if match is None or axis is None:
+            known = ", ".join(_AXES_BY_NAME)
+            raise _problem("compare", f"compare {text!r}: {part!r} is no degree. Write tp8 pp2; the axes are {known}.")
+        degrees[axis] = int(match[2])
+    return degrees
 
 
 def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
@@ -168,6 +229,7 @@ def _problem(path: str, message: str) -> SpecError:
 class _Question(Frozen):
     request: PlanRequest
     profiles: dict[str, HardwareProfile]
+    measured: tuple[MeasuredSteps, ...] = ()
 
 
 class _Reply(Frozen):
@@ -189,11 +251,11 @@ class PlanningProcesses:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._idle: asyncio.subprocess.Process | None = None
 
-    async def answer(self, request: PlanRequest) -> PlanAnswer:
+    async def answer(self, request: PlanRequest, measured: Sequence[MeasuredSteps] = ()) -> PlanAnswer:
         """Answers a question. Raises SpecError: the spec or the request is not valid, or its answer takes too long."""
         try:
             async with asyncio.timeout(self._budget_s), self._slots:
-                reply = await self._ask(_Question(request=request, profiles=self._profiles))
+                reply = await self._ask(_Question(request=request, profiles=self._profiles, measured=tuple(measured)))
         except TimeoutError:
             raise SpecError((_too_slow(request, self._budget_s),)) from None
         if reply.answer is None:
@@ -269,13 +331,15 @@ def _serve() -> None:
 
 def _reply(question: _Question) -> _Reply:
     try:
-        return _Reply(answer=answer(question.request, question.profiles))
+        return _Reply(answer=answer(question.request, question.profiles, question.measured))
     except SpecError as error:
         return _Reply(problems=error.problems)
 
 
 _FOLDER = "profiles"
 _TIMEOUT_S = 600
+_ATTENTION_LENGTH = 4096
+"""Tokens of the sequence that `shoal_workers.profile` measures on a GPU."""
 
 
 class ProfileError(ValueError):
@@ -365,6 +429,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "peak_flops": peak,
             "matmul_efficiency": min(1.0, matmul[base] / peak[base]),
             "attention_efficiency": min(1.0, measured["attention_flops"] / peak[base]),
+            "attention_rates": _scaled_attention(like, measured["attention_flops"]) if is_gpu else {},
             "half_width": measured["half_width"],
             "memory_bytes": int(measured["memory_bytes"]) if is_gpu else _share(measured),
             "memory_bandwidth": measured["elementwise_bytes_per_s"],
@@ -376,6 +441,15 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "measured": True,
         }
     )
+
+
+def _scaled_attention(like: HardwareProfile, measured_flops: float) -> dict[int, tuple[float, float]]:
+    """The rates of the most similar GPU at all lengths, by what one length and heads of 64 have shown."""
+    if _ATTENTION_LENGTH not in like.attention_rates:
+        return {}
+    share = measured_flops / (NARROW_HEAD_SHARE * like.attention_rates[_ATTENTION_LENGTH][0])
+    rates = like.attention_rates.items()
+    return {length: (share * forward, share * backward) for length, (forward, backward) in rates}
 
 
 def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:

@@ -26,6 +26,11 @@ _OVERSUBSCRIPTION = 2.0
 built with 1 (as much bandwidth up as down) to several."""
 
 
+WIDE_HEAD = 128
+NARROW_HEAD_SHARE = 0.9
+"""FlashAttention with heads of 64 reaches this share of its rate with heads of 128 (Shah et al. 2024, figures 5, 6)."""
+
+
 class DeviceKind(StrEnum):
     CPU = "cpu"
     GPU = "gpu"
@@ -88,7 +93,18 @@ class HardwareProfile(Frozen):
     attention_efficiency: float = Field(gt=0, le=1)
     """Share of the peak that fused attention reaches, forward and backward."""
     half_width: float = Field(ge=0)
-    """A matrix product whose narrowest side has this width reaches half of that rate."""
+    """A matrix product whose narrowest side has this width reaches half of that rate. Unused with `multiprocessors`."""
+    multiprocessors: int = Field(0, ge=0)
+    """Parts of a GPU that each compute one tile of a matrix product at a time; 0: unknown."""
+    fp8_speed: float = Field(1.0, gt=0)
+    """Rate of large matrix products in fp8, relative to bf16; 1 if the device has none."""
+    attention_rates: dict[int, tuple[float, float]] = Field(default_factory=dict)
+    """FLOP/s of fused causal attention with heads of 128 by sequence length, forward and backward; empty:
+    `attention_efficiency` at every length."""
+    vendor_attention: float = Field(1.0, gt=0)
+    """Speed of the vendor's attention kernel, relative to these."""
+    spread: float = Field(0.0, ge=0, lt=1)
+    """Standard deviation of the speeds of equal devices, relative to their mean."""
     memory_bytes: int = Field(gt=0)
     """Memory of one rank."""
     reserved_bytes: int = Field(ge=0)

@@ -4,6 +4,7 @@ The supervisor calls `plan` whenever a group forms; `control/` calls `rank` and 
 It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic with numpy over the spec and a profile.
 
     shape          parameters, arithmetic and activations of a model
+    stack          what a training program keeps, fuses and hides
     gpus           built-in hardware profiles (`core/hardware_profile.py` defines them)
     candidates     all legal layouts, one array per column, and where their pipelines are cut
     memory         bytes of one rank and of its host
@@ -11,6 +12,7 @@ It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic w
     step_time      seconds of one step
     ranking        candidates, memory and step time together, in order, by rules that have names
     planning       `plan`: one layout for a job and a number of workers
+    correction     step times by what jobs on the same hardware have measured, and an error bar
     report         `rank`: the table of `shoal plan`; `refusal`: what would fit if no layout does
 """
 

@@ -40,7 +40,9 @@ _PIPELINES = (
     (Schedule.GPIPE, 1),
     (Schedule.ONE_F_ONE_B, 1),
     (Schedule.INTERLEAVED, 2),
+    (Schedule.INTERLEAVED, 3),
     (Schedule.INTERLEAVED, 4),
+    (Schedule.INTERLEAVED, 8),
     (Schedule.ZERO_BUBBLE_V, 2),
     (Schedule.DUAL_PIPE_V, 2),
 )
@@ -142,7 +144,7 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     table = np.concatenate(crossed)
     pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context = table.T
     share = -(-limits.num_micro_batches // (replicate * shard))
-    fed = _fed(schedule, pp, per_rank, share)
+    fed = fed_micro_batches(schedule, pp, per_rank, share)
     legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
     is_plain, is_whole = level == LEVELS.index(ShardLevel.NONE), (shard * cp * tp * pp == 1) & limits.may_be_plain
@@ -263,7 +265,7 @@ def _is_fixed(fixed: ParallelismSpec | None, name: str) -> bool:
     return fixed is not None and getattr(fixed, name) != "auto"
 
 
-def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
+def fed_micro_batches(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
     """`shoal_workers.contract.layout.fed` for columns; a test compares the two."""
     rounds = np.maximum(1, share // pp)
     interleaved = np.minimum(-(-share // rounds) * rounds, np.maximum(share, (rounds + 1) * pp))
@@ -304,6 +306,8 @@ class Cut:
     """The rank with the most arithmetic."""
     extremes: tuple[Content, Content, Content]
     """One of these ranks needs the most memory: the first, the one with the most parameters after it, the last."""
+    evenness: float = 1.0
+    """Arithmetic of the mean rank, relative to the slowest."""
 
 
 def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
@@ -315,11 +319,16 @@ def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
 
     `per_rank` stages on each of `pp` ranks; needs pp x per_rank <= num_blocks.
     """
-    stages = balanced(_block_costs(shape), pp * per_rank, last_extra=shape.head_flops)
+    return cut_at(shape, balanced(_block_costs(shape), pp * per_rank, last_extra=shape.head_flops), pp, is_v_shaped)
+
+
+def cut_at(shape: ModelShape, stages: tuple[int, ...], pp: int, is_v_shaped: bool = False) -> Cut:
+    """The cut with these blocks in each stage."""
     contents = tuple(_content(shape, stages, pp, rank, is_v_shaped) for rank in range(pp))
     slowest = max(contents, key=lambda content: (_cost(shape, content), -content.rank))
     heaviest = max(contents[1:] or contents, key=lambda content: (_params(shape, content), -content.rank))
-    return Cut(stages if pp > 1 else (), slowest, (contents[0], heaviest, contents[-1]))
+    evenness = sum(_cost(shape, content) for content in contents) / (pp * _cost(shape, slowest))
+    return Cut(stages if pp > 1 else (), slowest, (contents[0], heaviest, contents[-1]), evenness)
 
 
 def balanced(costs: list[float], num_stages: int, last_extra: float = 0.0) -> tuple[int, ...]:

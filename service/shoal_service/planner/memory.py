@@ -35,7 +35,7 @@ Snapshots of an earlier layout stay until the new group has its own, and are not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -46,6 +46,7 @@ from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates, Flo
 from shoal_service.planner.gpus import CPU
 from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
+from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
 from shoal_workers.contract.fault_tolerance import GradientLogMode
 from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.language_model import LM_TASK
@@ -58,10 +59,12 @@ KEPT_COPIES = 2
 LOG_ENTRIES = 24
 """20 steps between two copies, two before the newest copy, and those that pass until a copy has arrived."""
 _FP32 = 4
+_WIDTHS = 4
+"""Tensors of the width of a feed-forward layer that this engine saves."""
+_SCORE_BYTES = 5
+"""A softmax and the result of its dropout, 2 bytes each, and the mask, for each score."""
 _PLAIN_GRADIENTS = 2
 """What autograd has made, and the buckets in which it is summed."""
-_LOGIT_COPIES = 12
-"""Bytes per logit in the loss: log-probabilities, their gradient, and the logits' gradient, in fp32."""
 
 
 class BytesPart(StrEnum):
@@ -87,6 +90,7 @@ class Work:
     snapshot_copies: int = 0
     """Copies of a rank's state that its snapshots need in the memory in which it trains."""
     holding: Holding = ALL_ADAMW
+    stack: Stack = SHOAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +159,14 @@ def _expert_parts(shape: ModelShape, columns: Candidates) -> Ints:
     return parts
 
 
-def saved_bytes(saved: SavedTensors, tp: Ints, compute_bytes: int) -> Floats:
+def saved_bytes(saved: SavedTensors, tp: Ints, compute_bytes: int, stack: Stack = SHOAL) -> Floats:
     """Bytes per token of a tp group, on one rank."""
-    split = (saved.split * compute_bytes + saved.split_fp32 * _FP32) / tp
+    norms = saved.split_fp32 * max(stack.norm_input_bytes, compute_bytes)
+    between_layers = tp if stack.is_sequence_parallel else 1
+    gathered = between_layers if stack.gathers_again else 1
     cast = saved.whole_cast * _FP32 * (compute_bytes < _FP32)
-    return split + saved.whole * compute_bytes + saved.whole_fp32 * _FP32 + cast
+    whole = saved.whole * compute_bytes / gathered + saved.whole_fp32 * _FP32 + cast
+    return saved.split * compute_bytes / tp + (norms + saved.residual * compute_bytes) / between_layers + whole
 
 
 def in_flight(columns: Candidates, rank: Ints) -> Floats:
@@ -198,9 +205,10 @@ def _parts(
     cut_trained = held(holding.dense.trained, holding.experts.trained)
     trained = dense * holding.dense.trained + experts * holding.experts.trained
     share = np.divide(trained, params, out=np.zeros(len(columns)), where=params > 0)
-    on_device = 0.0 if columns.offload else 1.0
+    on_device, stack = 0.0 if columns.offload else 1.0, work.stack
     keeps_whole = (columns.level != LEVELS.index(ShardLevel.FULL)) | (columns.pp > 1)
-    reduces_once = (columns.level == LEVELS.index(ShardLevel.OPTIMIZER)) | (columns.pp > 1)
+    is_whole_pipeline = (columns.pp > 1) & (not stack.shards_in_pipeline)
+    reduces_once = (columns.level == LEVELS.index(ShardLevel.OPTIMIZER)) | is_whole_pipeline
     is_plain = columns.level == LEVELS.index(ShardLevel.NONE)
     has_whole_gradients = reduces_once & (columns.fed > 1)
     unit = np.maximum(
@@ -216,23 +224,28 @@ def _parts(
     size = work.compute_bytes
     gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size * ~is_plain
     # whole gradients are sharded unit by unit in the last backward pass, while activations are freed; otherwise the
-    # gradient of a unit leaves the backward pass in the compute type and is reduced in fp32
-    moving = np.minimum(params, unit + root) * (size + _FP32) * share
+    # gradient of a unit leaves the backward pass in the compute type and is reduced in the type of reductions
+    moving = np.minimum(params, unit + root) * (size + stack.gradient_bytes) * share
     tokens = work.micro_size * shape.seq_len / columns.cp
-    saved = _saved_by_mode(shape, columns, content, size) * in_flight(columns, content.rank)
-    again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, columns, size))
-    logits = content.has_head * tokens * shape.vocab_size / columns.tp * (_LOGIT_COPIES + size * (size < _FP32))
+    saved = _saved_by_mode(shape, work, columns, content) * in_flight(columns, content.rank)
+    again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, work, columns))
+    again = again + _scores(shape, work, columns)
+    logit_bytes = stack.logit_bytes + size * (size < _FP32)
+    logits = content.has_head * tokens * shape.vocab_size / columns.tp * logit_bytes
     exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens * shape.top_k * shape.dim * size
     activations = tokens * (saved + again)
-    cut_gradients = cut_trained * _FP32 * on_device
+    logits = np.maximum(0.0, logits - tokens * again)  # both are freed before the other is made
+    cut_gradients = cut_trained * stack.held_gradient_bytes * on_device
     not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
     gradients = np.maximum(trained * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
     gradients = np.where(is_plain, trained * _FP32 * _PLAIN_GRADIENTS, gradients)
-    temporaries = cut_gradients + not_yet
+    temporaries = (cut_gradients + not_yet) * (not stack.updates_in_place)
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
+    moments = stack.moment_bytes / _FP32
     return {
-        BytesPart.PARAMETERS: cut_params * _FP32 * on_device,
-        BytesPart.OPTIMIZER: held(holding.dense.state_bytes, holding.experts.state_bytes) * on_device + shortfall,
+        BytesPart.PARAMETERS: cut_params * stack.parameter_bytes * on_device,
+        BytesPart.OPTIMIZER: moments * held(holding.dense.state_bytes, holding.experts.state_bytes) * on_device
+        + shortfall,
         BytesPart.GRADIENTS: gradients,
         BytesPart.GATHERED: gathered,
         BytesPart.ACTIVATIONS: activations,
@@ -248,30 +261,46 @@ def _unit(shape: ModelShape, block: BlockShape, columns: Candidates) -> Floats:
     return block.split_params / columns.tp + block.whole_params + block.expert_params / _expert_parts(shape, columns)
 
 
-def _saved_by_mode(shape: ModelShape, columns: Candidates, content: ContentColumns, compute_bytes: int) -> Floats:
+def _saved_by_mode(shape: ModelShape, work: Work, columns: Candidates, content: ContentColumns) -> Floats:
     """Bytes per token that one micro-batch saves on a rank."""
-    by_mode = []
-    for mode in RECOMPUTES:
-        dense = saved_bytes(_of_mode(shape.dense, mode), columns.tp, compute_bytes)
-        moe = saved_bytes(_of_mode(shape.moe, mode), columns.tp, compute_bytes)
-        by_mode.append(content.num_dense * dense + content.num_moe * moe)
-    ends = (content.has_embedding + content.has_head * 3) * shape.dim * compute_bytes / columns.tp
+    size, stack = work.compute_bytes, work.stack
+
+    def bytes_of(block: BlockShape, mode: Recompute) -> Floats:
+        return saved_bytes(saved_by(block, mode, stack), columns.tp, size, stack)
+
+    by_mode = [
+        content.num_dense * bytes_of(shape.dense, mode) + content.num_moe * bytes_of(shape.moe, mode)
+        for mode in RECOMPUTES
+    ]
+    ends = (content.has_embedding + content.has_head * 3) * shape.dim * size / columns.tp
     return np.choose(columns.recompute, by_mode) + ends
 
 
-def _one_block(shape: ModelShape, columns: Candidates, compute_bytes: int) -> Floats:
+def _one_block(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
     """Bytes per token that are recomputed for the backward pass of one block."""
+    size, stack = work.compute_bytes, work.stack
     kinds = [shape.dense] * (shape.num_dense > 0) + [shape.moe] * (shape.num_moe > 0)
-    largest: Floats = np.max([saved_bytes(block.saved, columns.tp, compute_bytes) for block in kinds], axis=0)
+    saved = [saved_bytes(saved_by(block, Recompute.NONE, stack), columns.tp, size, stack) for block in kinds]
+    largest: Floats = np.max(saved, axis=0)
     return largest
 
 
-def _of_mode(block: BlockShape, mode: Recompute) -> SavedTensors:
+def _scores(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
+    """Bytes per token of the scores of one block, if attention writes them (Korthikanti et al. 2022, equation 1)."""
+    num_bytes = _SCORE_BYTES * (work.stack.attention is AttentionKernel.UNFUSED)
+    scores: Floats = num_bytes * shape.num_heads * shape.seq_len / columns.tp
+    return scores
+
+
+def saved_by(block: BlockShape, mode: Recompute, stack: Stack) -> SavedTensors:
+    """What a stack saves of a block."""
     match mode:
         case Recompute.NONE:
-            return block.saved
+            return replace(block.saved, split=block.saved.split - (_WIDTHS - stack.widths_saved) * block.width)
         case Recompute.SELECTIVE:
-            return block.saved_selective
+            kept, share = block.saved_selective, stack.selective_share
+            products = kept.split - block.attended
+            return replace(kept, split=round(block.attended + share * products), whole=round(share * kept.whole))
         case Recompute.FULL:
             return block.saved_full
 

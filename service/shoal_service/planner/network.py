@@ -64,18 +64,24 @@ class Network:
         return group(self.profile, span, self.sharing)
 
 
-def network(columns: Candidates, profile: HardwareProfile, racks: Racks = ()) -> Network:
-    """`racks`: where the workers are; (): in one rack, on as many nodes of the profile's size as they need."""
+def network(
+    columns: Candidates, profile: HardwareProfile, racks: Racks = (), locality: tuple[str, ...] = BY_LOCALITY
+) -> Network:
+    """The links of each layout.
+
+    `racks`: where the workers are; (): in one rack, on as many nodes of the profile's size as they need.
+    `locality`: the axes beside tp in the order in which their ranks are put next to each other.
+    """
     worlds, index = np.unique(columns.world_size, return_inverse=True)
     sharing = np.array([profile.sharing(int(world)) for world in worlds])[index]
-    return Network(profile, _spans(columns, profile, racks), sharing)
+    return Network(profile, _spans(columns, profile, racks, locality), sharing)
 
 
-def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks) -> Spans:
+def _spans(columns: Candidates, profile: HardwareProfile, racks: Racks, locality: tuple[str, ...]) -> Spans:
     """The blocks of `Layout.blocks`, as columns: each axis has the axes that communicate more inside its own blocks."""
     places, inner = _Places(columns, profile, racks), np.ones_like(columns.tp)
     spans = {"tp": places.tensor()}
-    for axis in BY_LOCALITY:
+    for axis in locality:
         if axis == "dp_shard":
             outer = columns.dp_shard // columns.ep
             shards, experts = (places.shards(run, inner, outer) for run in (columns.cp * columns.ep, columns.cp))
@@ -206,14 +212,20 @@ class Group:
         """All-reduce."""
         return 2 * self.gather_s(whole_bytes)
 
-    def exchange_s(self, sent_bytes: Floats) -> Floats:
-        """All-to-all: each rank sends `sent_bytes`, an equal part to every rank. All classes of links work together."""
+    def exchange_s(self, sent_bytes: Floats, copies: int = 1) -> Floats:
+        """All-to-all: each rank sends `sent_bytes`, an equal part to every rank. All classes of links work together.
+
+        If `copies` of a token go to different ranks and one of them to each node is enough, the others are made there:
+        of n nodes, k copies reach n (1 - (1 - 1/n)^k) in the mean."""
         size, profile = self.size, self.profile
         to_node = np.where(self.span.link >= 1, size - self.span.per_node, 0) / size
         to_rack = np.where(self.span.link >= 2, size - self.span.per_rack, 0) / size
+        nodes = size / self.span.per_node
+        reached = nodes * (1 - (1 - 1 / nodes) ** copies) / copies
+        shares = (np.where(reached < 1, 1 - 1 / size, 1 - 1 / size - to_node), to_node * reached, to_rack * reached)
         inside, between, racks = (
             share * sent_bytes / profile.link(crossed).bandwidth * self.sharing
-            for share, crossed in zip((1 - 1 / size - to_node, to_node, to_rack), LINK_CLASSES, strict=True)
+            for share, crossed in zip(shares, LINK_CLASSES, strict=True)
         )
         slowest = np.maximum(np.maximum(inside, between), racks)
         return np.where(size > 1, slowest + self.latency_s, 0.0)
@@ -242,5 +254,5 @@ def send_s(profile: HardwareProfile, num_bytes: Floats, link: Ints) -> Floats:
 
 
 def _by_size(sizes: Ints, of: Callable[[int], float]) -> Floats:
-    distinct, index = np.unique(sizes, return_inverse=True)
-    return np.array([of(int(size)) for size in distinct])[index]
+    counts = np.bincount(sizes)  # sizes are small numbers, so a table is faster than sorting them
+    return np.array([of(size) if count else 0.0 for size, count in enumerate(counts.tolist())])[sizes]

@@ -29,6 +29,7 @@ from shoal_service.planner.memory import (
 )
 from shoal_service.planner.network import Spans, network
 from shoal_service.planner.shape import ModelShape
+from shoal_service.planner.stack import SHOAL, Stack
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.legality import legal_degrees
@@ -36,8 +37,10 @@ from shoal_workers.contract.layout import AXES, Layout, ParallelismSpec, Recompu
 from shoal_workers.contract.proofs import kind_of
 from shoal_workers.contract.spec import JobSpec, Precision, plan_of
 
-_EQUAL = 0.01
-"""Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
+_EQUAL = 0.03
+"""Among layouts whose predicted steps differ by less, the simpler one is taken."""
+_MEMORY_ERROR = 0.1
+"""Median error of predicted memory (bench/published_runs.py)."""
 
 
 class Prediction(Frozen):
@@ -75,6 +78,17 @@ class Prediction(Frozen):
         return self.seconds[SecondsPart.BUBBLE] / self.step_s
 
 
+class StepCorrection(Frozen):
+    """What measured steps on the same hardware make of predicted ones."""
+
+    factor: float
+    """Measured over predicted; the predictions contain it."""
+    error: float
+    """Relative error bar of a step time: 80 % of runs are expected within it."""
+    num_jobs: int
+    """Jobs that were measured; 0: the error bar is that of published runs."""
+
+
 class Ranking(Frozen):
     """The best layouts of a world, best first."""
 
@@ -98,6 +112,14 @@ class Ranking(Frozen):
     """For each combination of degrees, the best choice of schedule, shard level and so on."""
     note: str = ""
     """Why there is no prediction, or what would fit if no layout does."""
+    correction: StepCorrection | None = None
+    """None if nothing is predicted."""
+    why_not: tuple[str, ...] = ()
+    """For each axis that the best layout does not use: what the best layout with it costs."""
+    hints: tuple[str, ...] = ()
+    """Settings with which steps would be shorter."""
+    compared: Prediction | None = None
+    """The best layout with the degrees that `compare` names."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,7 @@ class Task:
     """tp groups may be on several nodes. Fixed degrees are used wherever the workers are."""
     refused: tuple[Layout, ...] = ()
     """Layouts that a proof has refused."""
+    stack: Stack = SHOAL
 
     @property
     def work(self) -> Work:
@@ -121,7 +144,7 @@ class Task:
         size = 4 if self.spec.precision is Precision.FP32 else 2
         in_place = own_copies(self.spec) if self.profile.kind is DeviceKind.CPU else 0
         holding = holding_of(self.spec, self.shape)
-        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding)
+        return Work(batch.micro_size, batch.num_micro_batches, size, in_place, holding, self.stack)
 
     def limits(self) -> Limits:
         degrees = legal_degrees(self.spec, plan_of(self.spec))
@@ -153,6 +176,8 @@ class LayoutTable:
     fits: np.ndarray
     """A mask: within what a worker may use. The host memory of workers with a GPU is limited by `worker.memory_gib`, if
     that is set."""
+    has_host_memory: np.ndarray
+    """A mask: `worker.memory_gib` has room for what workers with a GPU need in the host's memory."""
     order: np.ndarray
     """Row numbers, best first."""
     spans: Spans
@@ -165,6 +190,19 @@ class LayoutTable:
     @property
     def num_fitting(self) -> int:
         return int(np.sum(self.fits))
+
+    @property
+    def may_fit(self) -> np.ndarray:
+        """A mask: layouts that fit if the prediction for a GPU is as far off as it often is."""
+        profile = self.task.profile
+        usable = (1 + _MEMORY_ERROR * (profile.kind is DeviceKind.GPU)) * profile.usable_bytes
+        within: np.ndarray = self.fits | (self.has_host_memory & (self.memory_bytes <= usable))
+        return within
+
+    def fastest(self, chosen: np.ndarray) -> Prediction | None:
+        """The fastest of the chosen layouts that fit; None if none does. `chosen`: a mask."""
+        rows = np.flatnonzero(chosen & self.fits)
+        return self._prediction(int(rows[np.argmin(self.step_s[rows])])) if len(rows) else None
 
     def best(self, count: int) -> tuple[Prediction, ...]:
         """The best layout of each combination of degrees, at most `count`."""
@@ -230,12 +268,12 @@ class LayoutTable:
 def predict_layouts(task: Task, worlds: Sequence[int], *, offload: bool = False) -> LayoutTable:
     """Predict every legal layout of every world in `worlds`."""
     columns = candidates(task.shape, task.limits(), worlds, offload=offload)
-    return _predicted(task, columns)
+    return predict_columns(task, columns)
 
 
 def select_layouts(table: LayoutTable, chosen: np.ndarray) -> LayoutTable:
     """The chosen rows. `chosen`: a mask."""
-    return _predicted(table.task, select_rows(table.columns, chosen))
+    return predict_columns(table.task, select_rows(table.columns, chosen))
 
 
 def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
@@ -246,16 +284,20 @@ def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
     return text + (f", {padding} of them zero-weight padding" if padding else "")
 
 
-def _predicted(task: Task, columns: Candidates) -> LayoutTable:
+def predict_columns(task: Task, columns: Candidates) -> LayoutTable:
+    """Predict these layouts."""
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
-    links = network(columns, task.profile, task.racks)
+    links = network(columns, task.profile, task.racks, task.stack.locality)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, links, columns)
-    fits, params = num_bytes <= task.profile.usable_bytes, shard_params(task.shape, columns)
-    host_gib = task.spec.worker.memory_gib
+    params, host_gib = shard_params(task.shape, columns), task.spec.worker.memory_gib
+    has_host_memory = np.ones(len(columns), dtype=bool)
     if task.profile.kind is DeviceKind.GPU and host_gib:
-        fits &= gpu_host_bytes(task.spec, task.shape, params, offload=columns.offload) <= host_gib * GIB
+        has_host_memory = gpu_host_bytes(task.spec, task.shape, params, offload=columns.offload) <= host_gib * GIB
+    fits = has_host_memory & (num_bytes <= task.profile.usable_bytes)
     order = _order(columns, step_s, num_bytes, fits)
-    return LayoutTable(task, columns, step_s, num_bytes, params, fits, order, links.spans, seconds, byte_parts)
+    return LayoutTable(
+        task, columns, step_s, num_bytes, params, fits, has_host_memory, order, links.spans, seconds, byte_parts
+    )
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndarray) -> np.ndarray:
@@ -264,7 +306,8 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, fits: np.ndar
         return np.zeros(0, np.int64)
     axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
     model_axes = [axis for axis in reversed(AXES) if not axis.startswith("dp_")]
-    coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))
+    fastest_s = np.min(step_s, where=fits, initial=np.inf)
+    coarse = np.floor(np.log(step_s / (fastest_s if fits.any() else np.min(step_s))) / np.log1p(_EQUAL))
     most_urgent_last = (
         columns.schedule,
         columns.recompute,

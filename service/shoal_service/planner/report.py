@@ -1,4 +1,5 @@
 """rank(...): the table of `shoal plan` and POST /v1/plans. refusal(...): why a job fits no machine, asked at submit.
+predict_planned_step(...): what a job that has been measured should have taken.
 
 If no layout fits, both say what the model needs and what would fit.
 """
@@ -6,7 +7,7 @@ If no layout fits, both say what the model needs and what would fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile, Racks
@@ -17,18 +18,29 @@ from shoal_service.planner.memory import gpu_host_bytes, own_copies
 from shoal_service.planner.planning import normal_racks, on_nodes, plan, profile_for
 from shoal_service.planner.ranking import LayoutTable, Prediction, Ranking, Task, predict_layouts
 from shoal_service.planner.shape import shape_of
-from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract.layout import AXES, PLANNED_AXES, ParallelismSpec, Recompute
 from shoal_workers.contract.spec import JobSpec
 
 _MOST_RANKS = 65_536
+_FEW_TIMES = 8
+"""If something else would fit, at most so many times the ranks are named as another way."""
+_CLEARLY_FASTER = 0.95
+"""Another micro-batch is named if its step takes at most this share."""
 
 
 def rank(
-    spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, top: int = 10, racks: Racks = ()
+    spec: JobSpec,
+    world_size: int,
+    profile: HardwareProfile | None = None,
+    top: int = 10,
+    racks: Racks = (),
+    compare: Mapping[str, int] | None = None,
 ) -> Ranking:
     """The `top` best combinations of degrees for exactly `world_size` ranks, each with the best other choices.
 
     `racks`: where the workers are; (): nodes of the profile's size in one rack.
+    `compare`: degrees by axis; the best layout with them is predicted too, whatever its place. Axes that it does not
+    name are 1, except dp_shard.
 
     There are none for a user task, a script or a loop, and none if the world has no legal layout; `note` says so.
     """
@@ -64,8 +76,83 @@ def rank(
             "num_fitting": table.num_fitting,
             "predictions": table.best(top),
             "note": "" if table.num_fitting else too_large(task, world_size, table),
+            "why_not": why_not(table),
+            "hints": _micro_size_hints(task, world_size, table),
+            "compared": None if compare is None else _compared(task, world_size, compare),
         }
     )
+
+
+def why_not(table: LayoutTable) -> tuple[str, ...]:
+    """A line for each axis that the best layout does not use: the fastest layout with it, and what it loses there."""
+    best = table.best(1)[0]
+    if not best.fits:
+        return ()
+    lines = []
+    for axis in (*PLANNED_AXES, "dp_replicate"):
+        degrees = getattr(table.columns, axis)
+        if getattr(best.layout, axis) > 1:
+            continue
+        if not (degrees > 1).any():
+            lines.append(f"{axis}: no legal layout of {best.layout.world_size} ranks uses it")
+            continue
+        rival = table.fastest(degrees > 1)
+        if rival is None:
+            lines.append(f"{axis}: no layout with it fits into memory")
+            continue
+        lines.append(f"{axis}: {rival.name} {compare_steps(rival, best)}")
+    return tuple(lines)
+
+
+def compare_steps(rival: Prediction, best: Prediction) -> str:
+    """How much longer or shorter the steps of a rival are, and the part that loses most."""
+    ratio = rival.step_s / best.step_s - 1
+    if ratio < 0:
+        return f"is predicted to be {-ratio:.1%} faster, too little to use another axis for it"
+    lost = {part: seconds - best.seconds[part] for part, seconds in rival.seconds.items()}
+    part = max(lost, key=lambda name: lost[name])
+    return f"takes {ratio:.1%} longer: {part} {best.seconds[part]:.3g} -> {rival.seconds[part]:.3g} s"
+
+
+def _compared(task: Task, world_size: int, degrees: Mapping[str, int]) -> Prediction | None:
+    """None if no legal layout of the world has these degrees."""
+    table = predict_layouts(replace(task, fixed=ParallelismSpec.model_validate(dict(degrees))), [world_size])
+    return table.best(1)[0] if len(table) else None
+
+
+def _micro_size_hints(task: Task, world_size: int, table: LayoutTable) -> tuple[str, ...]:
+    """Other micro-batches with which the best degrees are clearly faster."""
+    best, batch = table.best(1)[0], task.spec.batch
+    if not best.fits or task.profile.kind is not DeviceKind.GPU:
+        return ()
+    degrees = {axis: getattr(best.layout, axis) for axis in AXES}
+    rivals: list[tuple[float, int, Prediction]] = []
+    for micro_size in (batch.micro_size // 4, batch.micro_size // 2, 2 * batch.micro_size, 4 * batch.micro_size):
+        if micro_size < 1 or batch.global_size % micro_size:
+            continue
+        spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": micro_size})})
+        other = predict_layouts(replace(task, spec=spec, fixed=ParallelismSpec(**degrees)), [world_size])
+        if len(other) and other.num_fitting:
+            rivals.append((other.best(1)[0].step_s, micro_size, other.best(1)[0]))
+    step_s, micro_size, rival = min(rivals, default=(best.step_s, batch.micro_size, best), key=lambda found: found[0])
+    if step_s > _CLEARLY_FASTER * best.step_s:
+        return ()
+    return (
+        f"batch.micro_size {micro_size} instead of {batch.micro_size}: {1 - step_s / best.step_s:.0%} shorter steps "
+        f"with {rival.name}, recompute {rival.layout.recompute}, {rival.memory_bytes / GIB:,.1f} GiB",
+    )
+
+
+def predict_planned_step(spec: JobSpec, world_size: int, profile: HardwareProfile) -> float | None:
+    """Seconds of a step in the layout that `plan` gives that many workers; None if the sizes are unknown."""
+    shape = shape_of(spec)
+    if shape is None:
+        return None
+    layout = plan(spec, world_size, profile).layout
+    choices = {axis: getattr(layout, axis) for axis in (*AXES, "shard", "schedule", "recompute", "context", "offload")}
+    task = Task(spec, shape, profile_for(spec, profile), ParallelismSpec.model_validate(choices))
+    table = predict_layouts(task, [layout.world_size], offload=layout.offload)
+    return float(table.step_s[table.order[0]]) if len(table) else None
 
 
 def refusal(spec: JobSpec) -> str:
@@ -83,7 +170,7 @@ def refusal(spec: JobSpec) -> str:
     profile = profile_for(spec, largest if spec.worker.gpus else None)
     task, world_size = Task(spec, shape, profile), spec.elasticity.max_workers
     table = _largest_table(task, world_size)
-    if table.num_fitting or (spec.worker.gpus and predict_layouts(task, [world_size], offload=True).num_fitting):
+    if table.may_fit.any() or (spec.worker.gpus and predict_layouts(task, [world_size], offload=True).may_fit.any()):
         return ""
     return too_large(task, world_size, table)
 
@@ -164,12 +251,16 @@ def too_large(task: Task, world_size: int, table: LayoutTable) -> str:
     least = table.least_memory()
     have = task.profile.memory_bytes / GIB
     tries = (
-        _more_ranks(task, world_size, is_gpu),
+        _recompute(task, world_size),
         _smaller_batch(task, world_size),
         _without_snapshots(task, world_size),
+        _planned_degrees(task, world_size),
         _offload(task, world_size),
     )
     ways = [way for way in tries if way]
+    most = _FEW_TIMES * world_size if ways else _MOST_RANKS
+    if more := _more_ranks(task, world_size, is_gpu, most):
+        ways.insert(0, more)
     return (
         f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
         f"of which {usable:,.1f} may be used. Of {len(table):,} layouts {least.name} ({least.layout.shard}, recompute "
@@ -191,11 +282,34 @@ def _parts(prediction: Prediction) -> str:
     return ", ".join(f"{part} {size / GIB:,.1f}" for part, size in largest if size)
 
 
-def _more_ranks(task: Task, world_size: int, is_gpu: bool) -> str:
+def _recompute(task: Task, world_size: int) -> str:
+    """Recomputation, if parallelism fixes less of it."""
+    if task.fixed is None or task.fixed.recompute in ("auto", Recompute.FULL):
+        return ""
+    fixed = task.fixed.model_copy(update={"recompute": "auto"})
+    table = predict_layouts(replace(task, fixed=fixed), [world_size])
+    if not len(table) or not table.num_fitting:
+        return ""
+    best = table.best(1)[0]
+    return f"parallelism.recompute: {best.layout.recompute} ({best.memory_bytes / GIB:,.1f} GiB with {best.name})"
+
+
+def _planned_degrees(task: Task, world_size: int) -> str:
+    """Other degrees, if parallelism fixes them."""
+    if task.fixed is None:
+        return ""
+    table = predict_layouts(replace(task, fixed=None), [world_size])
+    if not len(table) or not table.num_fitting:
+        return ""
+    best = table.best(1)[0]
+    return f"parallelism: auto ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, recompute {best.layout.recompute})"
+
+
+def _more_ranks(task: Task, world_size: int, is_gpu: bool, most: int) -> str:
     if task.fixed is not None and task.fixed.dp_shard != "auto":
         return ""
     world, step = world_size, 1
-    while world < _MOST_RANKS:
+    while 2 * world <= most:
         step = max(1, min(world, task.profile.ranks_per_node))
         world = (2 * world) // step * step
         table = predict_layouts(task, [world])

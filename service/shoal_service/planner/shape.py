@@ -36,6 +36,21 @@ class SavedTensors:
     whole_fp32: int = 0
     whole_cast: int = 0
     """4 bytes each, if the compute dtype is shorter. Otherwise it is the same tensor."""
+    residual: int = 0
+    """The block's input, in the compute dtype, divided as the activations between blocks are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product: tokens x inputs by inputs x outputs."""
+
+    inputs: int
+    outputs: int
+    split: str = ""
+    """What tp divides: "outputs" of a column layer, "inputs" of a row layer, "" nothing."""
+    count: int = 1
+    is_routed: bool = False
+    """There is one for each routed expert, with the tokens that it gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,11 @@ class BlockShape:
     saved: SavedTensors
     saved_selective: SavedTensors
     saved_full: SavedTensors
+    products: tuple[Product, ...] = ()
+    width: int = 0
+    """Width of the feed-forward layer of a token: of all experts that it goes to."""
+    attended: int = 0
+    """Numbers per token that attention returns."""
     whole_flops: float = 0.0
     """Operations per token, forward, that every tp rank does for all tokens."""
 
@@ -185,8 +205,28 @@ def _block(config: LanguageModelConfig, head_dim: int, on_gpu: bool, *, has_expe
         attention_flops=2.0 * config.seq_len * queries,
         saved=_saved(config, queries, keys, dense, has_experts=has_experts, is_fused=on_gpu),
         saved_selective=_saved_selective(config, queries, keys, dense, has_experts=has_experts),
-        saved_full=SavedTensors(split=dim, whole=0),
+        saved_full=SavedTensors(split=0, whole=0, residual=dim),
+        products=_products(config, queries, keys, dense, has_experts=has_experts),
+        width=dense + (config.top_k * expert if has_experts else 0),
+        attended=queries,
     )
+
+
+def _products(
+    config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool
+) -> tuple[Product, ...]:
+    dim, expert = config.dim, expert_dim(config)
+    products = [
+        Product(dim, queries, "outputs"),
+        Product(dim, keys, "outputs", count=2),
+        Product(queries, dim, "inputs"),
+    ]
+    if dense:
+        products += [Product(dim, dense, "outputs", count=2), Product(dense, dim, "inputs")]
+    if has_experts:
+        routed = (Product(dim, expert, "outputs", 2, is_routed=True), Product(expert, dim, "inputs", is_routed=True))
+        products += [Product(dim, config.num_experts), *routed]
+    return tuple(products)
 
 
 def _saved(
@@ -214,11 +254,11 @@ def _saved_selective(
     config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool
 ) -> SavedTensors:
     """The block's input, what attention returns, and the output of every matrix product."""
-    split, whole = 2 * queries + 2 * keys + 2 * dense + config.dim, 2 * config.dim
+    split, whole = 2 * queries + 2 * keys + 2 * dense, 2 * config.dim
     if has_experts:
         split += 2 * config.top_k * expert_dim(config)
         whole += config.top_k * config.dim
-    return SavedTensors(split=split, whole=whole)
+    return SavedTensors(split=split, whole=whole, residual=config.dim)
 
 
 def _flops(block: BlockShape) -> float:
@@ -258,8 +298,13 @@ def _of_family(settings: HuggingFaceConfig, *, on_gpu: bool) -> ModelShape | Non
     if num_moe:
         shared = 3 * sizes.hidden_size * sizes.shared_width
         saved, selective = _with_whole_experts(moe.saved, near, 4), _with_whole_experts(moe.saved_selective, near, 2)
+        whole = tuple(replace(product, split="") if product.is_routed else product for product in moe.products)
+        columns = (Product(sizes.hidden_size, sizes.shared_width, "outputs", count=2),)
+        rows = (Product(sizes.shared_width, sizes.hidden_size, "inputs"),)
         moe = replace(
             moe,
+            products=whole + (columns + rows) * bool(sizes.shared_width),
+            width=moe.width + sizes.shared_width,
             split_params=moe.split_params + shared,
             dense_flops=moe.dense_flops + 2.0 * shared,
             expert_flops=moe.expert_flops,
@@ -287,7 +332,8 @@ def _latent(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:
     """The block with latent attention (DeepSeek-AI 2024) in place of its own, whole on every tp rank."""
     dim, heads = sizes.hidden_size, sizes.num_attention_heads
     old = heads * _even_head_dim(sizes)
-    latent = sum(inputs * outputs for inputs, outputs in latent_layers(sizes).values())
+    layers = latent_layers(sizes).values()
+    latent = sum(inputs * outputs for inputs, outputs in layers)
     keys, values = heads * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim), heads * sizes.v_head_dim
     narrow = 2 * (sizes.kv_lora_rank + (sizes.q_lora_rank or 0)) + sizes.qk_rope_head_dim
     results = 1 if on_gpu else 2  # as in `_saved`
@@ -307,6 +353,7 @@ def _latent(block: BlockShape, sizes: Sizes, *, on_gpu: bool) -> BlockShape:
         whole_params=block.whole_params + latent + sizes.kv_lora_rank + (sizes.q_lora_rank or 0),
         dense_flops=block.dense_flops - 2.0 * 4 * dim * old,
         whole_flops=2.0 * latent,
+        products=tuple(Product(*layer) for layer in layers) + block.products[3:],
         attention_flops=block.attention_flops / (2 * old) * (keys + values),
         saved=saved,
         saved_selective=selective,

@@ -16,28 +16,26 @@ the share `overlap` of the profile, and by no more than the time of the computat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates, Floats, Ints
+from shoal_service.planner.compute import compute_s
 from shoal_service.planner.holding import PerParameter
-from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params, saved_bytes
+from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params
 from shoal_service.planner.network import Group, Network, send_s
-from shoal_service.planner.shape import BlockShape, ModelShape
+from shoal_service.planner.shape import ModelShape
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision
 
-_FP32 = 4
-_IMBALANCE = 1.1
-"""Load of the busiest rank of experts relative to the mean, with a balanced router."""
-_SPLIT_BACKWARD = 1.08
-"""zbv and dualpipev run the backward pass in two halves, which cannot be compiled (torch 2.13)."""
+_FP32, _FP8 = 4, 1
 _UPDATE_BYTES = 20
 """Bytes moved for a trained parameter by clipping and the update, besides its state: parameter, gradient and a
 temporary are read or written."""
+_SUM_BYTES = 10
+"""Bytes moved to add a gradient of a micro-batch, 2 bytes, to their sum, 4 bytes."""
 _STATE_PASSES = 3
 """An update reads and writes its state, and reads it again: 44 bytes in all for AdamW's two moments."""
 
@@ -56,29 +54,20 @@ class SecondsPart(StrEnum):
     OVERHEAD = "overhead"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """Seconds of one micro-batch on the slowest rank."""
-
-    forward: Floats
-    backward: Floats
-    recompute: Floats
-
-
 def step_time(
     shape: ModelShape, work: Work, precision: Precision, network: Network, columns: Candidates
 ) -> tuple[Floats, dict[SecondsPart, Floats]]:
     """Seconds of a step, and their parts, which add up to them."""
     profile, sharing = network.profile, network.sharing
     content = content_columns(columns, "slowest")
-    passes = _compute(shape, work, precision, network, columns, content)
-    compute = passes.forward + passes.backward
+    passes = compute_s(shape, work, precision, profile, columns, content)
+    compute, recompute = sharing * (passes.forward + passes.backward), sharing * passes.recompute
     tp = _tensor(shape, work, network, columns, content)
     cp = _context(shape, work, network, columns, content)
     ep = _experts(shape, work, network, columns, content)
     pp = _pipeline(shape, work, network, columns)
     each, once = _data(shape, work, network, columns, content, compute)
-    micro_batch_s = compute + passes.recompute + tp + cp + ep + pp + each
+    micro_batch_s = compute + recompute + tp + cp + ep + pp + each
     share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
     bubble = _bubble(columns, micro_batch_s)
     dense, experts = rank_params(shape, columns, content)
@@ -89,7 +78,7 @@ def step_time(
     overhead = np.full(len(columns), profile.step_overhead_s) * sharing
     parts = {
         SecondsPart.COMPUTE: share * compute,
-        SecondsPart.RECOMPUTE: share * passes.recompute,
+        SecondsPart.RECOMPUTE: share * recompute,
         SecondsPart.TP: share * tp,
         SecondsPart.CP: share * cp,
         SecondsPart.EP: share * ep,
@@ -112,77 +101,23 @@ def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
     return work.micro_size * shape.seq_len / columns.cp
 
 
-def _compute(
-    shape: ModelShape,
-    work: Work,
-    precision: Precision,
-    network: Network,
-    columns: Candidates,
-    content: ContentColumns,
-) -> _Pass:
-    tokens, profile, sharing = _tokens(shape, work, columns), network.profile, network.sharing
-    peak = profile.peak_flops[precision] / sharing
-    rate = peak * profile.matmul_efficiency
-    memory_rate = profile.memory_bandwidth / sharing
-    per_expert = tokens * columns.ep * shape.top_k / max(1, shape.num_experts)
-    dense_rate = rate * _narrowing(np.minimum(shape.narrowest / columns.tp, tokens), profile)
-    width = shape.expert_width / (1 if shape.experts_are_whole else columns.tp)
-    expert_rate = rate * _narrowing(np.minimum(width, per_expert), profile) / _IMBALANCE
-    # what tp does not split every tp rank computes
-    expert_times = columns.tp if shape.experts_are_whole else 1
-    attention_times = columns.tp if shape.attention_is_whole else 1
-    of_dense, of_experts = work.holding.dense.trained, work.holding.experts.trained
-
-    def block(kind: BlockShape) -> tuple[Floats, Floats, Floats, Floats]:
-        """Seconds: matrix products of the forward pass, those of the gradients of weights, attention, all else of the
-        forward pass."""
-        layers = kind.dense_flops / dense_rate + kind.whole_flops * columns.tp / dense_rate
-        experts = kind.expert_flops / expert_rate * expert_times
-        attention = kind.attention_flops / (peak * profile.attention_efficiency) * attention_times
-        rest = 1.5 * saved_bytes(kind.saved, columns.tp, work.compute_bytes) / memory_rate
-        each = tokens / columns.tp
-        weights = layers * of_dense + experts * of_experts
-        return each * (layers + experts), each * weights, each * attention, tokens * rest
-
-    parts = [
-        content.num_dense * dense + content.num_moe * moe
-        for dense, moe in zip(block(shape.dense), block(shape.moe), strict=True)
-    ]
-    products, weights, attention, rest = parts
-    head = (
-        content.has_head
-        * tokens
-        / columns.tp
-        * (shape.head_flops / dense_rate + shape.vocab_size * 2 * _FP32 / memory_rate)
-    )
-    launch = (content.num_dense + content.num_moe) * profile.block_overhead_s * sharing
-    forward = products + attention + rest + head + launch / 3
-    backward = products + weights + 2.5 * attention + 2 * rest + (1 + of_dense) * head + launch * 2 / 3
-    is_split = columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V) & (columns.pp > 1)
-    again = np.choose(columns.recompute, _by_mode(np.zeros(len(columns)), rest, products + attention + rest))
-    return _Pass(forward, backward * np.where(is_split, _SPLIT_BACKWARD, 1.0), again)
-
-
-def _by_mode(none: Floats, selective: Floats, full: Floats) -> list[Floats]:
-    choices = {Recompute.NONE: none, Recompute.SELECTIVE: selective, Recompute.FULL: full}
-    return [choices[mode] for mode in RECOMPUTES]
-
-
-def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
-    return width / (width + profile.half_width)
-
-
 def _tensor(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
     """Sequence parallel (Korthikanti et al. 2022): a gather before and a reduce-scatter after attention and the
-    feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers."""
-    tensor_group = network.group(network.spans.of_axis["tp"])
-    gather_s = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
-    per_block = np.choose(
-        columns.recompute,
-        _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0), np.full(len(columns), 12.0)),
-    )
+    feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers.
+
+    Without sequence parallelism each pair is one all-reduce, which takes as long. In the backward pass, what precedes a
+    column layer can run beside the matrix product for the gradient of its weights, half of it."""
+    tensor_group, stack = network.group(network.spans.of_axis["tp"]), work.stack
+    size = (work.compute_bytes + _FP8) / 2 if stack.fp8 else work.compute_bytes  # only gathers are in fp8
+    gather_s = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * size)
+    again = 2.0 * (stack.gathers_again and stack.is_sequence_parallel)
+    hidden = network.profile.overlap * stack.hides_tensor
+    backward = 4 + again - hidden * (2 + again)
+    times = {Recompute.NONE: 4 + backward, Recompute.SELECTIVE: 6 - again + backward, Recompute.FULL: 8 + backward}
+    per_block = np.choose(columns.recompute, [np.full(len(columns), times[mode]) for mode in RECOMPUTES])
     ends = 2 * (content.has_embedding + content.has_head)
-    return gather_s * ((content.num_dense + content.num_moe) * per_block + ends)
+    seconds: Floats = gather_s * ((content.num_dense + content.num_moe) * per_block + ends)
+    return seconds
 
 
 def _context(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
@@ -203,18 +138,23 @@ def _context(shape: ModelShape, work: Work, network: Network, columns: Candidate
 
 
 def _experts(shape: ModelShape, work: Work, network: Network, columns: Candidates, content: ContentColumns) -> Floats:
-    """Each token goes to top_k experts and comes back, in both passes; every tp rank sends all tokens."""
-    expert_group = network.group(network.spans.of_axis["ep"])
-    sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
+    """Each token goes to top_k experts and comes back, in both passes."""
+    expert_group, stack = network.group(network.spans.of_axis["ep"]), work.stack
+    tokens = _tokens(shape, work, columns) / (columns.tp if stack.splits_routed_tokens else 1)
+    sent = tokens * shape.top_k * shape.dim * work.compute_bytes
     times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
-    return content.num_moe * times * expert_group.exchange_s(sent)
+    exchange_s = expert_group.exchange_s(sent, shape.top_k if stack.dispatches_once else 1)
+    return content.num_moe * times * exchange_s * (1 - stack.expert_overlap)
 
 
 def _pipeline(shape: ModelShape, work: Work, network: Network, columns: Candidates) -> Floats:
     """Activations to the next stage and gradients back, for each micro-batch."""
-    num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
+    stack = work.stack
+    num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes
+    num_bytes = num_bytes / (columns.tp if stack.scatters_messages else 1)
     message_s = send_s(network.profile, num_bytes, network.spans.of_axis["pp"].link)
-    sends = 2 * columns.per_rank * message_s * (1 - network.profile.overlap) * network.sharing
+    waits = 2 * (1 - network.profile.overlap) if stack.message_waits is None else stack.message_waits
+    sends = waits * columns.per_rank * message_s * network.sharing
     return np.where(columns.pp > 1, sends, 0.0)
 
 
@@ -240,20 +180,26 @@ def _data(
 
     gather = moved(work.compute_bytes)
     trained_dense, trained_experts = dense * work.holding.dense.trained, experts * work.holding.experts.trained
-    reduce = _in_units(dense_group, trained_dense * _FP32, units)
+    size = work.stack.gradient_bytes
+    reduce = _in_units(dense_group, trained_dense * size, units)
     reduce = reduce + np.where(
-        trained_experts > 0, _in_units(expert_group, trained_experts * _FP32, content.num_moe), 0.0
+        trained_experts > 0, _in_units(expert_group, trained_experts * size, content.num_moe), 0.0
     )
     state = trained_dense / shards + trained_experts * columns.ep / shards
-    across = replicas.reduce_s(state * _FP32)
+    across = replicas.reduce_s(state * size)
     is_full = (columns.level == LEVELS.index(ShardLevel.FULL)) & (columns.pp == 1)
     reduces_once = [LEVELS.index(level) for level in (ShardLevel.OPTIMIZER, ShardLevel.NONE)]
-    reduces_each = ~np.isin(columns.level, reduces_once) & (columns.pp == 1)
+    reduces_each = ~np.isin(columns.level, reduces_once) & ((columns.pp == 1) | work.stack.shards_in_pipeline)
     each = np.where(is_full, 2 * gather, 0.0) + np.where(reduces_each, reduce, 0.0)
-    once = np.where(is_full, 0.0, gather) + np.where(reduces_each, 0.0, reduce) + across
+    summed = (trained_dense + trained_experts) * _SUM_BYTES / profile.memory_bandwidth * network.sharing
+    summed = np.where(reduces_each | (columns.fed == 1) | work.stack.sums_in_product, 0.0, summed)
+    reduce_once = (1 + work.stack.reduces_whole) * reduce
+    once = np.where(is_full, 0.0, gather) + np.where(reduces_each, 0.0, reduce_once) + across
     if columns.offload:
         once = once + 2 * state * _FP32 / profile.host_bandwidth
-    return _exposed(each, compute, profile), _exposed(once, compute, profile)
+    if not work.stack.hides_data:
+        return each + summed, once
+    return _exposed(each, compute, profile) + summed, _exposed(once, compute, profile)
 
 
 def _in_units(cut_group: Group, num_bytes: Floats, units: Ints) -> Floats:
@@ -268,13 +214,15 @@ def _exposed(communication: Floats, compute: Floats, profile: HardwareProfile) -
 def _bubble(columns: Candidates, term: Floats) -> Floats:
     """Seconds for which the slowest rank waits while the pipeline fills and drains.
 
-    GPipe and 1F1B: (pp - 1) micro-batches (Narayanan et al. 2021); interleaved: that, divided by the stages per rank.
+    GPipe and 1F1B: a micro-batch on each of the other ranks (Narayanan et al. 2021); interleaved: that, divided by the
+    stages per rank.
     zbv: the gradients of weights fill the bubble if there are 2 pp - 1 micro-batches (Qi et al. 2024); for unequal
     passes a sixth of the bubble of 1F1B is assumed to be left.
     dualpipev: (pp - 1) x 2/9 (DeepSeek-AI 2024, table 2, with B = 2 F and W = F).
     With recomputation the engine does not split the backward pass, so the last two have the bubble of interleaved.
     """
     pp = columns.pp
+    others = pp * np.array([cut.evenness for cut in columns.cuts])[columns.cut] - 1
     missing = np.maximum(0, 2 * pp - 1 - columns.fed) / 3
     share = np.select(
         [
@@ -284,7 +232,7 @@ def _bubble(columns: Candidates, term: Floats) -> Floats:
             columns.is_schedule(Schedule.ZERO_BUBBLE_V),
             columns.is_schedule(Schedule.DUAL_PIPE_V),
         ],
-        [(pp - 1) / columns.per_rank, np.minimum(pp - 1, (pp - 1) / 6 + missing), (pp - 1) * 2 / 9],
-        pp - 1,
+        [others / columns.per_rank, np.minimum(others, others / 6 + missing), others * 2 / 9],
+        others,
     )
     return np.where(pp > 1, share * term, 0.0)

@@ -15,7 +15,17 @@ def test_plan_prints_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "1024", "--state-dir", str(tmp_path))
     assert ran.code == 0
     assert "1,024 ranks of h100, 70.6 B parameters, 512 micro-batches of 1 a step = 4,194,304 tokens" in ran.out
-    for word in ("layout", "GiB", "tokens/s", "MFU", "bubble", "choice: ", "tp_inside_node"):
+    for word in (
+        "layout",
+        "GiB",
+        "tokens/s",
+        "MFU",
+        "bubble",
+        "choice: ",
+        "least_sharded",
+        "why not tp: ",
+        "error bar of a step: 15%",
+    ):
         assert word in ran.out
 
 
@@ -40,6 +50,16 @@ def test_a_plan_without_a_fitting_layout_ends_with_1_and_a_hint(offline: Any, tm
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), *arguments)
     assert ran.code == 1
     assert "What would fit: 64 GPUs" in " ".join(ran.out.split())
+
+
+def test_a_plan_beside_another_layout_and_why_not_the_other_axes(offline: Any, tmp_path: Path) -> None:
+    plan = ("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "64", "--state-dir", str(tmp_path))
+    ran = offline(*plan, "--compare", "pp2 x tp8")
+    assert ran.code == 0
+    for words in ("difference", "pp2 x fsdp4 x tp8", "memory, GiB", "why not ep: no legal layout of 64 ranks uses it"):
+        assert words in ran.out
+    for wrong in ("tp3", "xy8", "tp", "tp0"):
+        assert offline(*plan, "--compare", wrong).code == 2, wrong
 
 
 @pytest.mark.parametrize(

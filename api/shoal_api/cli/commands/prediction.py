@@ -44,7 +44,9 @@ def plan(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of workers with one GPU each.")] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", help="Type of GPU: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
+        typer.Option(
+            "--gpu", help="Type of GPU: h100, h200, h800, b200, gb200, a100-80gb, a100-40gb, l40s, mi300x, or measured."
+        ),
     ] = None,
     nodes: Annotated[
         str | None,
@@ -54,6 +56,10 @@ def plan(
             help="Workers of each node, with / between racks. Default: nodes of the profile's size in one rack.",
         ),
     ] = None,
+    compare: Annotated[
+        str,
+        typer.Option("--compare", metavar="'tp8 pp2'", help="Also predict the best layout with these degrees."),
+    ] = "",
     top: Annotated[int, typer.Option("--top", min=1, max=100, help="Number of layouts to show.")] = 10,
     assignments: SetOption = None,
     state_dir: StateDirOption = None,
@@ -68,7 +74,7 @@ def plan(
     if workers is None and gpus is None:
         workers = _max_workers(document)
     racks = _parse_racks(nodes) if nodes is not None else ()
-    request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks)
+    request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top, racks=racks, compare=compare)
     plan = answer(request, load_profiles(load_settings(**given(state_dir=state_dir)).state_dir))
     session.show(plan, plan_page)
     if plan.ranking.num_layouts and not plan.ranking.num_fitting:

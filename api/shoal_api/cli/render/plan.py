@@ -13,6 +13,7 @@ from shoal_service.core.layout_plan import HostNeed
 from shoal_service.core.quantities import count_text
 from shoal_service.planner import HardwareProfile, Prediction
 from shoal_service.planner.memory import BytesPart
+from shoal_service.planner.ranking import StepCorrection
 from shoal_service.planner.step_time import SecondsPart
 
 _SHORT_BYTES = {
@@ -41,8 +42,12 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
     lines: list[Any] = [_head(answer)]
     if ranking.predictions:
         lines += [_summary(answer), _table(ranking.predictions)]
+    if ranking.correction is not None:
+        lines.append(_correction(ranking.correction))
     if ranking.note:
         lines.append(Text(ranking.note, style="yellow"))
+    if ranking.compared is not None:
+        lines.append(_comparison(ranking.predictions[0], ranking.compared))
     chosen = Text.assemble("choice: ", (choice.name, "bold"))
     if choice.num_idle:
         chosen.append(f", {choice.num_idle} of {count_text(ranking.world_size, 'rank')} idle", style="yellow")
@@ -50,7 +55,32 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
     lines += [Text(f"  {reason}", style="dim") for reason in choice.reason.split("; ")]
     if choice.host.alone:
         lines.append(_host(choice.host))
-    return lines
+    lines += [Text(f"why not {line}", style="dim") for line in ranking.why_not]
+    return [*lines, *(Text(hint) for hint in ranking.hints)]
+
+
+def _comparison(best: Prediction, compared: Prediction) -> Any:
+    """Seconds and GiB of two layouts by part; parts that are small in both are left out."""
+    seconds = [(f"{part}, s", best.seconds[part], compared.seconds[part], best.step_s) for part in SecondsPart]
+    sizes = [
+        (f"{part}, GiB", best.bytes[part] / GIB, compared.bytes[part] / GIB, best.memory_bytes / GIB)
+        for part in BytesPart
+    ]
+    rows = [
+        (name, f"{of_best:.3g}", f"{other:.3g}", f"{other - of_best:+.3g}")
+        for name, of_best, other, total in (*seconds, *sizes)
+        if max(of_best, other) >= _LEAST_SHARE * total
+    ]
+    totals = [
+        ("step, s", f"{best.step_s:.3g}", f"{compared.step_s:.3g}", f"{compared.step_s / best.step_s - 1:+.0%}"),
+        (
+            "memory, GiB",
+            *(f"{p.memory_bytes / GIB:.1f}" for p in (best, compared)),
+            "" if compared.fits else "too large",
+        ),
+        ("shard, recompute", *(f"{p.layout.shard}, {p.layout.recompute}" for p in (best, compared)), ""),
+    ]
+    return make_table(("", f">{best.name}", f">{compared.name}", ">difference"), [*totals, *rows])
 
 
 def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
@@ -103,6 +133,16 @@ def _summary(answer: PlanAnswer) -> Text:
         f"{ranking.num_layouts:,} legal layouts, {ranking.num_fitting:,} fit into {ranking.usable_bytes / GIB:,.1f} "
         "GiB. The best layout of each combination of degrees:",
         style="dim",
+    )
+
+
+def _correction(correction: StepCorrection) -> Text:
+    error = f"error bar of a step: {correction.error:.0%} (80 % of runs)"
+    if not correction.num_jobs:
+        return Text(f"{error}; no job on this hardware has been measured", style="dim")
+    jobs = count_text(correction.num_jobs, "job")
+    return Text(
+        f"{error}, from {jobs} on this hardware, whose steps took {correction.factor:.2f} of the prediction", "dim"
     )
 
 

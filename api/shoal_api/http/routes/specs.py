@@ -35,13 +35,14 @@ from shoal_api.http.json_router import (
 from shoal_api.http.problems import BodyTooLarge, InvalidRequest, InvalidSpec, UnsupportedMediaType
 from shoal_api.http.streams import while_connected
 from shoal_service.control.code_archive import CodeArchiveError, check
-from shoal_service.control.planning import PlanAnswer, PlanRequest
+from shoal_service.control.planning import MeasuredSteps, PlanAnswer, PlanRequest
 from shoal_service.control.submission import CodeUnknown, check_spec, specs_of, submit_sweep, with_name
 from shoal_service.core.access import Permission, Principal
 from shoal_service.core.sweeps import InvalidGrid
 from shoal_service.fleet_views import SweepCurves, SweepSummary, SweepView
 from shoal_service.store import InvalidArchive, InvalidCursor, QueueFull, archives, sweep_jobs
 from shoal_service.store.errors import SweepConflict, SweepNotFound
+from shoal_service.store.measured_steps import newest_steps
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import Page, SweepRequest
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
@@ -106,8 +107,11 @@ async def make_plan(
     request: Request, context: AppContext, plan: Annotated[PlanRequest, body(PlanRequest, _PLAN)]
 ) -> Response:
     """Ranks legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by
-    part, with reasons. Nothing is submitted or run. A search that takes longer than 20 s is refused."""
-    answer = await while_connected(request, context.planning.answer(plan))
+    part, with reasons. Steps that jobs on this hardware have measured correct the predictions. Nothing is submitted or
+    run. A search that takes longer than 20 s is refused."""
+    jobs = await run_in_threadpool(context.store.reading(newest_steps))
+    measured = [MeasuredSteps(spec=job.spec, workers=job.workers, step_s=job.step_s) for job in jobs]
+    answer = await while_connected(request, context.planning.answer(plan, measured))
     return Response(status_code=CLIENT_GONE) if answer is None else json_response(answer)
 
 

@@ -283,6 +283,8 @@ def test_a_gpu_profile_uses_the_data_sheet_for_what_cannot_be_measured(device: s
     assert profile.matmul_efficiency == pytest.approx(1.5e14 / profile.peak_flops[Precision.BF16])
     assert (profile.inside, profile.between) == (PROFILES[like].inside, PROFILES[like].between)
     assert profile.name == f"{like}-measured"
+    share = 3e10 / (0.9 * PROFILES[like].attention_rates[4096][0])
+    assert profile.attention_rates[8192][1] == pytest.approx(share * PROFILES[like].attention_rates[8192][1])
 
 
 NAME = "env:SHOAL_WEBHOOK_SECRET_A"

@@ -213,22 +213,28 @@ def test_the_axes_beside_tp_are_compared_with_the_links_that_they_cross() -> Non
 @pytest.mark.parametrize(
     ("racks", "of_large", "of_deep"),
     [
-        (((16,),), "fsdp2 x cp2 x tp4", "fsdp16"),
+        (((16,),), "pp2 x fsdp2 x tp4", "fsdp16"),
         (((8, 8),), "pp2 x cp2 x tp4", "fsdp16"),
         (((4, 4, 4, 4),), "pp4 x tp4", "fsdp16"),
-        (((1,) * 16,), "pp8 x cp2", "pp8 x fsdp2"),
-        (((1,) * 8, (1,) * 8), "pp8 x cp2", "pp4 x fsdp4"),
+        (((1,) * 16,), "pp8 x cp2", "pp4 x dp2 x fsdp2"),
+        (((1,) * 8, (1,) * 8), "pp8 x cp2", "pp4 x dp4"),
     ],
 )
 def test_16_workers_get_the_layout_for_their_nodes_and_racks(racks: Racks, of_large: str, of_deep: str) -> None:
     """The axes that communicate most stay inside nodes. Over racks, each with one of two halves of a pipeline, sums of
     gradients cost less than the longer pipeline."""
-    assert [plan(parse_spec(one), 16, None, racks).layout.describe() for one in (LARGE, DEEP)] == [of_large, of_deep]
+    assert [_fastest(document, 16, racks) for document in (LARGE, DEEP)] == [of_large, of_deep]
+
+
+def _fastest(document: dict[str, Any], workers: int, racks: Racks) -> str:
+    """The layout with the shortest step; a plan may take a simpler one that is almost as fast."""
+    predictions = rank(parse_spec(document), workers, None, 100, racks).predictions
+    return min((p for p in predictions if p.fits), key=lambda p: p.step_s).name
 
 
 def test_of_uneven_nodes_the_smallest_piece_of_a_group_counts() -> None:
-    layouts = [plan(parse_spec(DEEP), 8, None, racks).layout.describe() for racks in (((8,),), ((3, 5),), ((3,), (5,)))]
-    assert layouts == ["fsdp8", "fsdp8", "pp8"]
+    assert [plan(parse_spec(DEEP), 8, None, racks).layout.describe() for racks in (((8,),), ((3, 5),))] == ["fsdp8"] * 2
+    assert _fastest(DEEP, 8, ((3,), (5,))) == "pp8"
     steps = [
         rank(parse_spec(DEEP), 8, None, 1, racks).predictions[0].step_s for racks in (((8,),), ((4, 4),), ((3, 5),))
     ]

@@ -299,3 +299,49 @@ def test_only_what_no_machine_could_hold_is_refused_at_submit(job: Any) -> None:
     assert refusal(_example("llama-70b")) == ""
     huge = _example("llama-70b").model_copy(update={"elasticity": job().elasticity})
     assert "What would fit:" in refusal(huge)
+
+
+def test_each_axis_that_the_best_layout_does_not_use_has_a_line() -> None:
+    found = rank(_example("llama-70b"), 64, PROFILES["h100"])
+    best = found.predictions[0]
+    unused = [axis for axis in ("pp", "cp", "tp", "ep", "dp_replicate") if getattr(best.layout, axis) == 1]
+    assert sorted(line.partition(":")[0] for line in found.why_not) == sorted(unused)
+    assert any(" longer: " in line for line in found.why_not)
+    assert next(line for line in found.why_not if line.startswith("ep:")).startswith("ep: no legal layout of 64 ranks")
+
+
+def test_a_layout_is_compared_whatever_its_place() -> None:
+    found = rank(_example("llama-70b"), 64, PROFILES["h100"], top=1, compare={"tp": 8, "pp": 2})
+    assert found.compared is not None
+    layout = found.compared.layout
+    assert (layout.tp, layout.pp, layout.dp_shard, layout.world_size) == (8, 2, 4, 64)
+    assert found.compared.step_s > found.predictions[0].step_s
+    assert rank(_example("llama-70b"), 64, PROFILES["h100"], compare={"tp": 3}).compared is None
+
+
+def test_recomputation_that_is_fixed_is_named_as_the_way_out() -> None:
+    spec = _example("llama-70b")
+    fixed = ParallelismSpec(recompute=Recompute.NONE)
+    note = rank(spec.model_copy(update={"parallelism": fixed}), 64, PROFILES["h100"]).note
+    assert "What would fit: " in note and "parallelism.recompute: " in note and "parallelism: auto (" in note
+    assert "65,536" not in note
+
+
+def test_a_larger_micro_batch_is_named_if_it_is_clearly_faster(job: Any) -> None:
+    model = {"dim": 2048, "num_layers": 16, "num_heads": 16, "seq_len": 512, "vocab_size": 32_000}
+    spec = job(model, batch={"global_size": 512, "micro_size": 1}, worker={"gpus": 1}, precision="bf16")
+    (hint,) = rank(spec, 8, PROFILES["h100"]).hints
+    assert hint.startswith("batch.micro_size 4 instead of 1: ") and "shorter steps" in hint
+    assert rank(spec.model_copy(update={"worker": job().worker}), 8).hints == ()
+
+
+def test_a_gpu_job_is_refused_only_beyond_the_error_of_the_prediction(job: Any) -> None:
+    largest = max(profile.usable_bytes for profile in PROFILES.values())
+    model = {"dim": 8192, "num_heads": 64, "hidden_dim": 28672, "seq_len": 512, "vocab_size": 32_000}
+    found = []
+    for num_layers in range(8, 40):
+        spec = job({**model, "num_layers": num_layers}, worker={"gpus": 1}, batch={"global_size": 1, "micro_size": 1})
+        table = rank(spec, 1, max(PROFILES.values(), key=lambda profile: profile.memory_bytes), top=1)
+        found.append((table.predictions[0].memory_bytes / largest, bool(table.num_fitting), refusal(spec) != ""))
+    assert any(not fits and not refused for _, fits, refused in found)
+    assert all(refused is False for share, _, refused in found if share < 1.1)

@@ -99,9 +99,15 @@ def test_an_uneven_partition_has_padding(shape: Any, fast_memory: Any) -> None:
     assert parts[SecondsPart.PADDING] == pytest.approx(parts[SecondsPart.COMPUTE] / 4 * 3 * (2 - 4 / 3))
 
 
-def test_the_bubble_is_pp_minus_1_micro_batches_and_less_when_interleaved(shape: Any, fast_memory: Any) -> None:
+TWO_BLOCKS = PARAMS + 2 * 2 * 1024 * 512
+"""Operations of a token: 2 for each parameter of a matrix product, and the causal half of attention."""
+FIRST_OF_TWO = TWO_BLOCKS / (TWO_BLOCKS + 2 * 512 * 1000)
+"""Arithmetic of the first of two stages, relative to the second, which has the head."""
+
+
+def test_the_bubble_is_a_micro_batch_on_the_other_ranks_and_less_when_interleaved(shape: Any, fast_memory: Any) -> None:
     plain = _parts(shape, fast_memory, pp=2)
-    one = sum(plain[p] for p in (SecondsPart.COMPUTE, SecondsPart.PP)) / 4
+    one = FIRST_OF_TWO * sum(plain[p] for p in (SecondsPart.COMPUTE, SecondsPart.PP)) / 4
     assert plain[SecondsPart.BUBBLE] == pytest.approx(one)
     interleaved = _parts(shape, fast_memory, pp=2, per_rank=2, schedule=Schedule.INTERLEAVED)
     assert interleaved[SecondsPart.BUBBLE] < 0.6 * plain[SecondsPart.BUBBLE]
@@ -114,7 +120,7 @@ def test_with_recomputation_no_schedule_fills_the_bubble(shape: Any, fast_memory
     recompute = RECOMPUTES.index(Recompute.FULL)
     parts = _parts(shape, fast_memory, pp=2, per_rank=2, schedule=schedule, recompute=recompute)
     one = sum(parts[p] for p in (SecondsPart.COMPUTE, SecondsPart.RECOMPUTE, SecondsPart.PP)) / 4
-    assert parts[SecondsPart.BUBBLE] == pytest.approx(one / 2)
+    assert 0.8 * one / 2 < parts[SecondsPart.BUBBLE] <= one / 2
 
 
 def test_ranks_that_share_processors_are_slower(shape: Any, fast_memory: Any) -> None:

@@ -389,7 +389,7 @@ def test_workers_that_the_layout_does_not_use_are_named_with_the_way_out() -> No
     assert len(world.state.group.workers) == 4
     ready = condition(world, ConditionType.WORKERS_READY)
     assert ready.reason == "LayoutUsesFewer"
-    assert "2 workers idle: for 6 workers the planner's layout is dp2 x fsdp2, which uses 4" in ready.message
+    assert "2 workers idle: for 6 workers the planner's layout is fsdp4, which uses 4" in ready.message
     assert status(world).note and "`parallelism` of the spec" in status(world).note
 
 
