@@ -11,6 +11,7 @@ engine]. The first steps are left out, in which the engine compares more.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import Assignment, ExitKind
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
@@ -46,10 +47,12 @@ class Waits:
 
     def __init__(self) -> None:
         self.all: list[list[str]] = []
-        self._begun: list[int] = []
+        self._begun: dict[int, int] = {}
 
-    def begin_micro_batch(self) -> None:
-        self._begun.append(len(self.all))
+    def enter(self, phase: Phase, step: int) -> None:
+        """The engine begins a phase: the first forward pass is where a step begins."""
+        if phase is Phase.FORWARD:
+            self._begun.setdefault(step, len(self.all))
 
     def note(self, operation: str) -> None:
         stack = traceback.extract_stack()
@@ -60,9 +63,9 @@ class Waits:
         self.all.append([operation, place])
 
     def steps(self) -> list[list[list[str]]]:
-        """Those of each step, from its first micro-batch to that of the next."""
-        firsts = self._begun[::MICRO_BATCHES]
-        return [self.all[a:b] for a, b in zip(firsts[FIRST:], firsts[FIRST + 1 :], strict=False)]
+        """Returns the waits of each step, from its first micro-batch to that of the next."""
+        firsts = [self._begun[step] for step in range(FIRST, STEPS)]
+        return [self.all[a:b] for a, b in itertools.pairwise(firsts)]
 
 
 class _Counted(TorchDispatchMode):
@@ -99,12 +102,10 @@ def _readings(waits: Waits) -> Iterator[None]:
 
 
 @contextmanager
-def watched(device: str) -> Iterator[Waits]:
-    waits = Waits()
-    waiting_tasks.on_loss[:] = [waits.begin_micro_batch]
+def watched(waits: Waits, device: str) -> Iterator[None]:
     if device == "cpu":
         with _Counted(waits), _readings(waits):
-            yield waits
+            yield
         return
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -113,7 +114,7 @@ def watched(device: str) -> Iterator[Waits]:
         )
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield waits
+            yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -151,7 +152,6 @@ def loop(run: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     run.track(model=model, optimizer=optimizer)
     for batch in run.batches(waiting_tasks.Samples(), global_size=4 * MICRO_BATCHES, micro_size=4):
-        waiting_tasks.on_loss[0]()
         run.backward(F.cross_entropy(model(batch["x"]), batch["y"]))
         if run.steps(optimizer, clip=1.0) and run.step == STEPS:
             return
@@ -164,13 +164,14 @@ def run_case(case: str, device: str) -> list[list[list[str]]]:
         snapshots = SnapshotStore(**names)
         store = StoreServer("127.0.0.1", "key")
         outbox = Outbox("a")
-        is_loop = case.startswith("loop")
+        is_loop, waits = case.startswith("loop"), Waits()
         engine = Engine(
             spec,
             checkpoint_root=f"{folder}/checkpoints",
             outbox=outbox,
             store=store,
             snapshot_store=snapshots,
+            on_phase=waits.enter,
             loop=loop if is_loop else None,
         )
         assignment = Assignment(
@@ -184,7 +185,7 @@ def run_case(case: str, device: str) -> list[list[list[str]]]:
             restore_from=None,
         )
         try:
-            with watched(device) as waits:
+            with watched(waits, device):
                 ended = engine.run(assignment)
         finally:
             engine.close()

@@ -1,7 +1,6 @@
 """Small models of the kinds in which an engine could wait for a GPU: in a micro-batch, in a step, in an update.
 
-They import nothing from Shoal. `Counting.loss` says when a micro-batch begins: what a program has put into `on_loss` is
-called.
+They import nothing from Shoal.
 """
 
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 DIM, CLASSES = 16, 4
-on_loss = []
 
 
 class Samples(torch.utils.data.Dataset):
@@ -76,6 +74,4 @@ class Waiting:
         return Samples()
 
     def loss(self, model, batch):
-        for call in on_loss:
-            call()
         return F.cross_entropy(model(batch["x"]), batch["y"])

@@ -30,6 +30,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from shoal_workers.contract.batch_partition import MicroBatch
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
+from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.torch_internals import BatchNorm
 
 _END = 0
@@ -73,12 +74,12 @@ class Exchange:
         """
         # always of the same length, so that ranks at different layers meet as well
         flat = torch.zeros(3 + 2 * self._size, dtype=torch.float64, device=self._device)
-        flat[:3] = torch.tensor([1.0, number, number**2], dtype=torch.float64)
+        flat[:3] = to_device(torch.tensor([1.0, number, number**2], dtype=torch.float64), self._device)
         if not self.is_padding and parts:
             flat[3 : 3 + sum(len(part) for part in parts)] = torch.cat([part.double() for part in parts])
         box = torch.cat([flat, flat.new_tensor([0.0 if self.is_padding else count])])
         all_reduce_small(box)
-        ranks, numbers, squares = box[:3].tolist()
+        ranks, numbers, squares, total_count = torch.cat([box[:3], box[-1:]]).tolist()  # one wait for the device
         if ranks * squares != numbers**2:
             here = f"is at the layer {self._by_number[abs(number)]!r}" if number else "has ended its pass"
             raise ValueError(
@@ -90,7 +91,7 @@ class Exchange:
         for part in parts:
             summed.append(box[at : at + len(part)])
             at += len(part)
-        return float(box[-1]), summed
+        return total_count, summed
 
     @contextmanager
     def running(self) -> Iterator[None]:
