@@ -73,8 +73,10 @@ class Carried:
         loop."""
         is_call = False
         while frame is not None and _is_of_program(file := frame.f_code.co_filename):
-            names, has_loop = read_by_loss(file, frame.f_code.co_firstlineno, frame.f_lineno, is_call=is_call)
-            yield from self._values(names, {**frame.f_globals, **frame.f_locals}, file, 0)
+            names, has_loop, given = read_by_loss(file, frame.f_code.co_firstlineno, frame.f_lineno, is_call=is_call)
+            for found in self._values(names, {**frame.f_globals, **frame.f_locals}, file, 0):
+                if found[0] in names or found[0].rpartition(".")[2] not in given:
+                    yield found
             if has_loop:
                 return
             frame, is_call = frame.f_back, True

@@ -25,8 +25,11 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def read_by_loss(file: str, first_line: int, line: int, *, is_call: bool = False) -> tuple[dict[str, int], bool]:
-    """Names, each with a line where it is read, and whether a loop is around it.
+def read_by_loss(
+    file: str, first_line: int, line: int, *, is_call: bool = False
+) -> tuple[dict[str, int], bool, set[str]]:
+    """Names, each with a line where it is read; whether a loop is around it; and the attributes that the function sets
+    to something new.
 
     Args:
         first_line: of the function.
@@ -34,7 +37,7 @@ def read_by_loss(file: str, first_line: int, line: int, *, is_call: bool = False
     """
     function = _function_at(file, first_line)
     if function is None:
-        return {}, True
+        return {}, True, set()
     parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _spans(node, line)]
     calls = [node for node in calls if is_call or (isinstance(node.func, ast.Attribute) and node.func.attr == _SINK)]
@@ -49,7 +52,18 @@ def read_by_loss(file: str, first_line: int, line: int, *, is_call: bool = False
     above = [node for call in calls for node in _above(call, parents)]
     loop = next((node for node in above if isinstance(node, _Loop) and _is_of_steps(node, batches)), None)
     body, known = (own, _parameters(function)) if loop is None else (loop.body, {name for name, _ in _targets(loop)})
-    return _read_first(body, _sliced(function, wanted, parents), known), loop is not None
+    given = {
+        name.rpartition(".")[2]
+        for node in assigned
+        for name, whole in _targets(node)
+        if whole and _is_new(name, node.value)
+    }
+    return _read_first(body, _sliced(function, wanted, parents), known), loop is not None, given
+
+
+def _is_new(name: str, value: ast.expr) -> bool:
+    """Return whether an attribute is set to what is not computed from it."""
+    return "." in name and name not in _names(value)
 
 
 def _gives_batches(value: ast.expr) -> bool:

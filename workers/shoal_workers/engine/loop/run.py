@@ -252,7 +252,8 @@ class Run:
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size)
         tracked.unmarked = self._buffers.paths
         self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
-        self._carried = Carried({id(one): one for one in (self, *objects.values())})
+        inner = [part for module in tracked.modules().values() for part in (*module.parameters(), *module.buffers())]
+        self._carried = Carried({id(one): one for one in (self, *objects.values(), *inner)})
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(

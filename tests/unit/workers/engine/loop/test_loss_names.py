@@ -37,20 +37,20 @@ def test_names_that_carry_something_into_a_loss_are_read_before_they_are_assigne
     text = f"def train(run):\n    number = 0\n    for x, y in run.batches(data):\n{body}        run.backward(loss)\n"
     file = tmp_path / f"{name}.py"
     file.write_text(text)
-    found, has_loop = read_by_loss(str(file), 1, text.count("\n"))
+    found, has_loop, _ = read_by_loss(str(file), 1, text.count("\n"))
     assert (set(found) - ALWAYS, has_loop) == (expected, True)
 
 
 def test_a_function_that_is_called_by_a_loop_has_its_arguments_of_it(tmp_path: Path) -> None:
     file = tmp_path / "helper.py"
-    file.write_text(
-        "def step(run, model, x):\n    made = model(x) * scale\n    run.backward(made)\n    return kept.value\n"
-    )
-    assert read_by_loss(str(file), 1, 3) == ({"scale": 2}, False)
-    assert read_by_result(str(file), 1) == {"kept.value": 4}
+    lines = ["def step(run, model, x):", "    model.step = run.step", "    model.rate = model.rate / 2"]
+    lines += ["    made = model(x) * scale", "    run.backward(made)", "    return kept.value"]
+    file.write_text("\n".join(lines))
+    assert read_by_loss(str(file), 1, 5) == ({"scale": 4}, False, {"step"})
+    assert read_by_result(str(file), 1) == {"kept.value": 6}
 
 
 def test_a_file_that_cannot_be_read_has_no_names(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def train(:")
-    assert read_by_loss(str(tmp_path / "broken.py"), 1, 1) == ({}, True)
-    assert read_by_loss(str(tmp_path / "missing.py"), 1, 1) == ({}, True)
+    assert read_by_loss(str(tmp_path / "broken.py"), 1, 1) == ({}, True, set())
+    assert read_by_loss(str(tmp_path / "missing.py"), 1, 1) == ({}, True, set())
