@@ -34,7 +34,7 @@ class Points(torch.utils.data.Dataset):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.line = nn.Linear(WIDTH, WIDTH)
+        self.line, self.scale, self.newest = nn.Linear(WIDTH, WIDTH), 1.0, None
         self.register_buffer("mean", torch.zeros(WIDTH), persistent=False)
         self.register_buffer("cached", torch.zeros(0), persistent=False)
 
@@ -42,6 +42,10 @@ class Net(nn.Module):
         y = self.line(x)
         if len(self.cached) < len(x):
             self.cached = torch.arange(float(len(x)))
+        if HOW == "module":
+            y = y * self.scale
+            self.scale *= 0.9
+        self.newest = y.detach().mean()  # to look at
         if HOW == "buffer":
             y = y + self.mean
             self.mean.lerp_(y.detach().mean(0), 0.5)
@@ -90,6 +94,11 @@ class Kept:
     def __init__(self):
         self.value = 0.0
 
+    def used(self, loss):
+        grown = loss * (1 + self.value)
+        self.value += 0.1
+        return grown
+
 
 def change_gradients(model, is_last):
     if HOW == "clip" or (HOW == "clip_once" and is_last):
@@ -122,7 +131,10 @@ def train(run):
     optimizer = torch.optim.SGD(model.parameters(), 0.1) if kind is None else kind(model.parameters())
     run.track(model=model, optimizer=optimizer)
     number, center, count, kept, rows = 0.0, torch.zeros(WIDTH), 0, Kept(), []
-    running, best = 0.0, 1e9
+    running, best, rate = 0.0, 1e9, 0.1
+    noise, offsets, teacher = torch.Generator(), (0.1 * n for n in range(99)), nn.Linear(WIDTH, WIDTH)
+    if HOW != "iterator":
+        offsets = None
     size = {"micro_size": MICRO_SIZE} | ({"num_workers": 1} if HOW == "data_processes" else {})
     for num, (x, y) in enumerate(run.batches(Points(), global_size=GLOBAL_SIZE, **size), 1):
         if run.step == STEPS:
@@ -147,6 +159,16 @@ def train(run):
             count += 1
             if count > 5:
                 loss = loss * 0.5
+        if HOW == "generator":
+            loss = loss * (1 + torch.rand((), generator=noise))
+        if HOW == "iterator":
+            loss = loss * (1 + next(offsets))
+        if HOW == "method":
+            loss = kept.used(loss)
+        if HOW == "teacher":
+            loss = loss + (made - teacher(x).detach()).square().mean()
+        if HOW == "rate":
+            optimizer.param_groups[0]["lr"] = rate
         if HOW == "global":
             loss = global_loss(loss)
         run.backward(loss, weight=len(x))
@@ -154,6 +176,9 @@ def train(run):
         total += len(x)
         change_gradients(model, num % -(-GLOBAL_SIZE // MICRO_SIZE // run.world_size) == 0)
         if run.steps(optimizer):
+            rate *= 0.9 if HOW == "rate" else 1.0
+            with torch.no_grad():
+                teacher.weight.lerp_(model.line.weight, 0.5 if HOW == "teacher" else 0.0)
             best = min(best, run.loss)
             run.log(running=running, best=best, total=total)
 

@@ -20,10 +20,10 @@ from shoal_workers.engine.loop.sharded import plain_parameters
 
 _NUM_PARAMETERS = 4
 _NUM_ELEMENTS = 4
-"""Of each of them."""
+"""Elements of each of them."""
 _NUM_SUMS = 3 * _NUM_PARAMETERS * _NUM_ELEMENTS
 _NUM_ROUNDINGS = 4
-"""Of a gradient's type: a smaller difference between factors is none."""
+"""Roundings of a gradient's type: a smaller difference between factors is none."""
 _SMALLEST = 1e-30
 """Smaller gradients have few bits."""
 

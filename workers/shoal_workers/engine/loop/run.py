@@ -17,6 +17,7 @@ Exception` does not catch; the function is then called again, with another Run. 
 from __future__ import annotations
 
 import math
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +43,7 @@ from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
+from shoal_workers.engine.loop.carried import Carried
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
 from shoal_workers.engine.loop.gradients import Gradients
 from shoal_workers.engine.loop.micro_batch_watch import MicroBatchWatch
@@ -159,6 +161,7 @@ class Run:
         """The newest epoch of each call of `epochs`, and the completed steps at its beginning. Part of the state."""
         self._num_epoch_calls = 0
         self._watch: MicroBatchWatch | None = None
+        self._carried: Carried | None = None
         self._epoch: Epoch | None = None
         """The epoch that the loop is in."""
         self._is_epoch_read = False
@@ -251,6 +254,8 @@ class Run:
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size, self.device)
         tracked.unmarked = self._buffers.paths
         self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
+        inner = [part for module in tracked.modules().values() for part in (*module.parameters(), *module.buffers())]
+        self._carried = Carried({id(one): one for one in (self, *objects.values(), *inner)})
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
@@ -413,7 +418,9 @@ class Run:
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
-        if self._watch is not None:
+        if self._watch is not None and self._carried is not None:
+            if self.most_micro_batches is None:  # `shoal check` finds more, and says it at once
+                self._carried.look(sys._getframe(1), self.step)
             self._watch.begin_backward()
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:

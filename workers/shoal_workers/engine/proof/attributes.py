@@ -130,8 +130,8 @@ def carry(values: Mapping[Place, Content], owners: Mapping[str, object]) -> None
 
 
 def far(values: Mapping[Place, Content], later: Mapping[Place, Content]) -> dict[Place, Content]:
-    """Of what `changed` has returned, what has numbers: with other ones in their place, which any condition would tell
-    from these. In a container only those that have changed again until `later`: the others are remembered."""
+    """Returns what has numbers, with others in their place, which any condition would tell from these. In a container
+    only those that have changed again until `later`: the others are remembered. Both are of `changed`."""
     others = {
         place: _far(content, None if isinstance(content.value, _PLAIN) else later.get(place, content))
         for place, content in values.items()
@@ -247,9 +247,10 @@ class Content:
             target.clear()
             target.extend(items.values())
         elif isinstance(target, tuple):
-            kind: Any = getattr(type(target), "_make", tuple)
             is_whole = len(target) == len(items) and all(one is items[at] for at, one in now.items())
-            return target if is_whole else kind(items.values())
+            kind: Any = type(target)
+            named = kind is not tuple
+            return target if is_whole else kind(*items.values()) if named else tuple(items.values())
         elif isinstance(target, FunctionType):
             for name, cell in _cells(target).items():
                 cell.cell_contents = items.get(name, cell.cell_contents)
