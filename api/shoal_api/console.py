@@ -16,8 +16,7 @@ from shoal_service.core.events.base import Severity
 from shoal_service.core.events.job import JobCreated, JobPreempted, JobQuarantined, JobStateChanged
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
-from shoal_service.store import histories
-from shoal_service.store.store import Store
+from shoal_service.store import Store, histories
 from shoal_service.views import EventView
 from shoal_workers.contract.job import JobState
 

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from shoal_service.core.quantities import count_text
+from shoal_service.store import Store
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState
 

@@ -48,7 +48,7 @@ from shoal_service.core.access import Permission, Principal
 from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSelector
 from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.problems import ServiceError
-from shoal_service.store.database import Transaction
+from shoal_service.store import Transaction
 from shoal_service.store.job_lists import JobOrder
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView

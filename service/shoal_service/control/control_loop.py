@@ -52,12 +52,8 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
-from shoal_service.store import driving, queueing, reporting
+from shoal_service.store import REQUESTS, Lease, LeaseLost, Store, driving, queueing, reporting
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost
-from shoal_service.store.hub import REQUESTS
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
 from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
 from shoal_workers.contract.job import EndReason, JobState

@@ -39,11 +39,20 @@ from shoal_service.core.events.service import DriverFailed, SupervisorMoved, Sup
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
-from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
+from shoal_service.store import (
+    LeaseLost,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    Subscription,
+    archives,
+    checkpoint_rows,
+    driving,
+    reporting,
+    requests_of,
+    supervisor_links,
+)
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost, StoreError, StoreUnavailable
-from shoal_service.store.hub import Subscription, requests_of
-from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason

@@ -48,10 +48,7 @@ from shoal_service.core.webhooks import (
     selects,
     unknown_patterns,
 )
-from shoal_service.store import histories, webhook_lanes
-from shoal_service.store.errors import LeaseLost, StoreUnavailable
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
+from shoal_service.store import Lease, LeaseLost, Store, StoreUnavailable, histories, webhook_lanes
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView

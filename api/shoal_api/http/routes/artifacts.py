@@ -29,9 +29,19 @@ from shoal_service.artifact_views import (
     OutputPage,
 )
 from shoal_service.core.access import Permission, Principal
-from shoal_service.store import Conflict, JobEnded, JobNotFound, NotFound, ProjectNotFound, checkpoint_rows, models
-from shoal_service.store.database import Transaction
-from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound
+from shoal_service.store import (
+    CheckpointConflict,
+    CheckpointKept,
+    CheckpointNotFound,
+    Conflict,
+    JobEnded,
+    JobNotFound,
+    NotFound,
+    ProjectNotFound,
+    Transaction,
+    checkpoint_rows,
+    models,
+)
 from shoal_service.views import CheckpointState, CheckpointView, Page, VerificationState, VerificationView
 from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.marker import CheckpointName

@@ -54,6 +54,8 @@ from shoal_service.problems import ServiceError
 from shoal_service.store import (
     JobEnded,
     JobNotFound,
+    ProfileNotFound,
+    ProfileOpen,
     RequestConflict,
     Store,
     checkpoint_rows,
@@ -61,7 +63,6 @@ from shoal_service.store import (
     supervisor_links,
     system_samples,
 )
-from shoal_service.store.errors import ProfileNotFound, ProfileOpen
 from shoal_service.views import (
     CheckpointView,
     IncidentView,
