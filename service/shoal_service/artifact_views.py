@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal_service.views import CheckpointState
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.contract.media import MediaRecord
 
 MODEL_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"

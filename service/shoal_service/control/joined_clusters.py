@@ -38,7 +38,7 @@ from shoal_service.control.protocols import JoinedAs
 from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, cluster_links
 from shoal_service.store.cluster_links import reports_of
 from shoal_service.telemetry.tallies import WaitTallies
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 STALE_S = 5.0
 """A gateway that has reported nothing for this long is away."""

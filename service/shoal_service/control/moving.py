@@ -44,9 +44,7 @@ from shoal_service.store import ClusterNotFound, JobNotFound, Lease, Store, chec
 from shoal_service.store.driving import DriveRow
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.placing import ANY_CLUSTER
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import ANY_CLUSTER, EndReason, JobSpec, JobState
 
 _GOOD_S = 300.0
 _BAD_S = 15.0

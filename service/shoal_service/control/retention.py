@@ -42,7 +42,7 @@ from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
-from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 from shoal_workers.contract.profiles import FOLDER as PROFILES

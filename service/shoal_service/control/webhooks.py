@@ -35,8 +35,7 @@ import httpx
 from pydantic_core import to_json
 
 from shoal_service.clock import Clock, wait_for_any
-from shoal_service.core.events.base import Severity
-from shoal_service.core.events.service import WebhookGaveUp
+from shoal_service.core.events import Severity, WebhookGaveUp
 from shoal_service.core.webhooks import (
     OF_JOBS,
     Retries,
@@ -52,8 +51,8 @@ from shoal_service.store import Lease, LeaseLost, Store, StoreUnavailable, histo
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.webhooks import WebhookSpec
 
 _BASE64 = "whsec_"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shoal_workers.contract.messages import Frame, Phase, StackCluster, Stacks, StackSource, WorkerStack
+from shoal_workers.contract import Frame, Phase, StackCluster, Stacks, StackSource, WorkerStack
 
 _COLLECTIVES = {
     "all_reduce": "all-reduce",

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from shoal_service.core.events.catalogue import CATALOGUE
+from shoal_workers.contract import is_label
 from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.placing import is_label
 from shoal_workers.contract.webhooks import WebhookSpec
 
 OF_JOBS = "jobs"

@@ -52,10 +52,8 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerLost,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, essential
-from shoal_service.core.attempt.state.parts import AvoidedNode, Stage, Worker, silent_nodes
-from shoal_service.core.attempt.state.timeouts import later_s
-from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Worker, essential, later_s, silent_nodes
+from shoal_service.core.events import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -66,10 +64,8 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.workers.agent_pool import AgentPool
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
-from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract import WIRE_VERSION, IncidentCause, ValidationReport
 from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.worker_reports import ValidationReport
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25

@@ -73,8 +73,7 @@ from shoal_service.views import (
     SystemColumns,
     WorkerView,
 )
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.profiles import TRACE_FILE
+from shoal_workers.contract import TRACE_FILE, Stacks
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
 _SSE_OR_TEXT = {"content": STREAMED[200]["content"] | {"text/plain": {"schema": {"type": "string"}}}}

@@ -72,7 +72,7 @@ from shoal_service.store import (
 from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ExtendRequest, JobPatch, JobSummary, JobView, MoveRequest, Page, TakeRequest
-from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract import ANY_CLUSTER
 
 IdempotencyKey = Annotated[
     str | None,

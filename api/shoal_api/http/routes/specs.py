@@ -51,8 +51,8 @@ from shoal_service.store import (
 )
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import Page, SweepRequest
+from shoal_workers.contract import SWEEP_NAME
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
-from shoal_workers.contract.spec import SWEEP_NAME
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -15,12 +15,10 @@ from typing import Annotated, Literal, assert_never
 
 from pydantic import Field
 
-from shoal_service.core.attempt.state.attempt import Attempt, Incident
-from shoal_service.core.attempt.state.parts import FallingBack, Opening, Stage
+from shoal_service.core.attempt.state import Attempt, FallingBack, Incident, Opening, Stage
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.base import JobEvent
-from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.worker_reports import SavedPart
+from shoal_service.core.events import JobEvent
+from shoal_workers.contract import Assignment, SavedPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal_service.core.attempt.state.parts import AvoidedNode
+from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_workers.contract import (
+    ErrorReport,
+    IncidentCause,
+    ParallelismSpec,
+    Progress,
+    SnapshotPart,
+    TrainingSettings,
+    WorkerExit,
+    WorkerInfo,
+    WorkerReport,
+)
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.layout import ParallelismSpec
-from shoal_workers.contract.messages import ErrorReport, Progress, WorkerExit, WorkerInfo
-from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.contract.training_settings import TrainingSettings
-from shoal_workers.contract.worker_reports import WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,13 +77,11 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Stage, Worker
+from shoal_service.core.attempt.state import Attempt, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.goodput import Category, Ledger
 from shoal_service.core.layout_plan import PlanLayout
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
+from shoal_workers.contract import EndReason, SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
 """Answers of the storage, which may start the next group. They are handled after what the workers have reported in the

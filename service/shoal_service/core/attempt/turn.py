@@ -20,15 +20,13 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
 )
 from shoal_service.core.attempt.scripts import find_rules
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import TRANSITIONS, CurrentStage, Ended, Stage, Worker, WorkerPool
+from shoal_service.core.attempt.state import TRANSITIONS, Attempt, CurrentStage, Ended, Stage, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.workers import WorkerReleased
+from shoal_service.core.events import JobEvent, WorkerReleased
 from shoal_service.core.layout_plan import PlanLayout
+from shoal_workers.contract import EndReason, UserFailure
 from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import EndReason, UserFailure
 
 
 @dataclass(frozen=True, slots=True)

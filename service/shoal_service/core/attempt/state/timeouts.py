@@ -12,7 +12,7 @@ only a limited number of answers a second.
 
 from __future__ import annotations
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.contract.fault_tolerance import TimeoutsSpec
 
 AGENTS_FROM = 64
