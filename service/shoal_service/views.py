@@ -22,6 +22,7 @@ from shoal_service.core.system_metrics import SystemMetric
 from shoal_workers.contract import (
     ANY_CLUSTER,
     CLUSTER_PATTERN,
+    MAX_CHANGED_WEIGHTS,
     MAX_STEPS,
     SWEEP_NAME,
     CheckpointName,
@@ -42,9 +43,9 @@ from shoal_workers.contract import (
     StopSpec,
     Suspect,
     UserFailure,
+    Weight,
     WorkerUse,
 )
-from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, Weight
 from shoal_workers.contract.profiles import Category as StepCategory
 
 

@@ -51,9 +51,8 @@ from shoal_service.store import Lease, LeaseLost, Store, StoreUnavailable, histo
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
-from shoal_workers.contract import JobSpec
+from shoal_workers.contract import JobSpec, WebhookSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.webhooks import WebhookSpec
 
 _BASE64 = "whsec_"
 """Beginning of a secret in the form of Standard Webhooks: the rest is base64."""

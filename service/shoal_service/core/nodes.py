@@ -22,8 +22,7 @@ from pydantic import Field
 
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract import Frozen
-from shoal_workers.contract.backoff import backoff_s
+from shoal_workers.contract import Frozen, backoff_s
 
 MAX_TEST_DELAY_S = 6 * 3600.0
 FIRST_TEST_S = 30.0

@@ -50,9 +50,8 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
-from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, weight_changes_of
+from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, earliest_step, planned, weight_changes_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
-from shoal_workers.contract.mixture_weights import earliest_step, planned
 from shoal_workers.contract.text_data import TEXT_TASKS
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"

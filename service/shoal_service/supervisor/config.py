@@ -11,16 +11,16 @@ from shoal_service.core.goodput import Goodput
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract import (
+    ElasticitySpec,
     Frozen,
     JobSpec,
+    LogSettings,
     ParallelismSpec,
     ProfileRequest,
     SnapshotScope,
     Standing,
     TrainingSettings,
 )
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
-from shoal_workers.contract.log_settings import LogSettings
 
 
 class SupervisorConfig(Frozen):

@@ -64,8 +64,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.workers.agent_pool import AgentPool
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
-from shoal_workers.contract import WIRE_VERSION, IncidentCause, ValidationReport
-from shoal_workers.contract.ids import worker_name
+from shoal_workers.contract import WIRE_VERSION, IncidentCause, ValidationReport, worker_name
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25

@@ -33,8 +33,8 @@ from shoal_workers.contract import (
     WorkerInfo,
     WorkerPoll,
     WorkerStack,
+    life_of,
 )
-from shoal_workers.contract.ids import life_of
 
 Address = tuple[str, int]
 """Host and port of a socket."""

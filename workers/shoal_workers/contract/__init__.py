@@ -1,19 +1,36 @@
 """The contract: the spec, the messages between supervisor and workers, the layout, and pure functions of them.
 
 Imported by every package; `checks/` decides whether a spec can be accepted. `language_model`, `hugging_face` and
-`encoders` have the settings of the models that Shoal's own tasks train. It imports only the standard library and
+`text_data` have the settings of the models that Shoal's own tasks train. It imports only the standard library and
 pydantic (an import contract enforces this), so the service needs no torch.
 """
 
+from shoal_workers.contract.backoff import backoff_s
 from shoal_workers.contract.base import WIRE_VERSION, Frozen, exactly_one_of
+from shoal_workers.contract.exception_causes import (
+    LAYOUT_REFUSED,
+    REFUSED,
+    ErrorClass,
+    FrameOwner,
+    Origin,
+    error_class_of,
+    is_broken_collective,
+    is_collective_abort,
+    unequal_sizes,
+)
+from shoal_workers.contract.fault_tolerance import DamagePolicy, ElasticitySpec, NonFinitePolicy, TimeoutsSpec
+from shoal_workers.contract.ids import NAMESPACE, agent_name, index_of_worker, life_of, next_generation, worker_name
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource, UserFailure
-from shoal_workers.contract.layout import Layout, ParallelismSpec
+from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded, plain
+from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
+from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES, MediaRanks, MediaRecord, RecordName, counted, spread
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
     Frame,
+    HookJob,
     LogStream,
     MetricPoint,
     MetricsBatch,
@@ -36,7 +53,9 @@ from shoal_workers.contract.messages import (
     WorkerUse,
     later_to_form_s,
 )
-from shoal_workers.contract.model import ModelShape, difference
+from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, Weight, earliest_step, planned
+from shoal_workers.contract.model import ModelShape, ParallelPlan, difference
+from shoal_workers.contract.outputs import MAX_FILES, OutputsSpec, is_file_name, matcher, merged
 from shoal_workers.contract.placing import (
     ANY_CLUSTER,
     CLUSTER_PATTERN,
@@ -45,6 +64,7 @@ from shoal_workers.contract.placing import (
     CapacityKind,
     Moment,
     Placement,
+    WorkerSpec,
     check_labels,
     is_job_name,
     is_label,
@@ -64,7 +84,7 @@ from shoal_workers.contract.profiles import (
 )
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of, proof_for
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
-from shoal_workers.contract.spec import SWEEP_LABEL, SWEEP_NAME, ContinueFrom, JobSpec, Precision, StopSpec
+from shoal_workers.contract.spec import SWEEP_LABEL, SWEEP_NAME, ContinueFrom, JobSpec, Precision, StopSpec, plan_of
 from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
 from shoal_workers.contract.training_settings import (
     TrainingSettings,
@@ -73,9 +93,12 @@ from shoal_workers.contract.training_settings import (
     weight_changes_of,
     with_settings,
 )
+from shoal_workers.contract.user_code import Launcher, LoopSpec, ProgramFile, ProgressSource, ScriptSpec
 from shoal_workers.contract.validation import LOSS, Standing, is_exhausted, judge, why_exhausted
+from shoal_workers.contract.webhooks import SECRET_VARIABLE, WebhookSpec, is_reference
 from shoal_workers.contract.worker_reports import (
     MAX_METRICS,
+    MAX_NAME_CHARS,
     GroupFormed,
     PreemptionNotice,
     ReplayMismatch,
@@ -89,18 +112,30 @@ from shoal_workers.contract.worker_reports import (
     StepSkipped,
     ValidationReport,
     WorkerReport,
+    is_metric_name,
+    suggested_name,
 )
 
 __all__ = [
     "ANY_CLUSTER",
     "CLUSTER_PATTERN",
     "FOLDER",
+    "IMAGE_FILE",
     "KEPT_PROFILES",
+    "LAYOUT_REFUSED",
     "LOSS",
     "MARKER_NAME",
     "MARKET_TYPE_LABEL",
+    "MAX_CHANGED_WEIGHTS",
+    "MAX_FILES",
     "MAX_METRICS",
+    "MAX_NAME_CHARS",
     "MAX_STEPS",
+    "MEDIA_TYPES",
+    "NAMESPACE",
+    "PLANNED_AXES",
+    "REFUSED",
+    "SECRET_VARIABLE",
     "SPOT",
     "SWEEP_LABEL",
     "SWEEP_NAME",
@@ -112,25 +147,41 @@ __all__ = [
     "Collective",
     "CommitMarker",
     "ContinueFrom",
+    "DamagePolicy",
+    "ElasticitySpec",
     "EndReason",
+    "ErrorClass",
     "ErrorReport",
     "ExitKind",
     "Frame",
+    "FrameOwner",
     "Frozen",
     "GroupFormed",
+    "HookJob",
     "IncidentCause",
     "JobSpec",
     "JobState",
+    "Launcher",
     "Layout",
     "LayoutProof",
     "Link",
+    "LogFormat",
+    "LogLevel",
+    "LogSettings",
     "LogStream",
+    "LoopSpec",
+    "MediaRanks",
+    "MediaRecord",
     "MetricPoint",
     "MetricsBatch",
     "MetricsProgress",
     "ModelShape",
     "Moment",
     "NodePoll",
+    "NonFinitePolicy",
+    "Origin",
+    "OutputsSpec",
+    "ParallelPlan",
     "ParallelismSpec",
     "Phase",
     "Placement",
@@ -140,9 +191,12 @@ __all__ = [
     "ProfileFile",
     "ProfileRequest",
     "Profiled",
+    "ProgramFile",
     "Progress",
+    "ProgressSource",
     "ProofDemand",
     "ProofOutcome",
+    "RecordName",
     "Refused",
     "ReplayMismatch",
     "ReplicaMismatch",
@@ -150,6 +204,7 @@ __all__ = [
     "Resource",
     "SaveFailed",
     "SavedPart",
+    "ScriptSpec",
     "SnapshotCost",
     "SnapshotPart",
     "SnapshotScope",
@@ -167,32 +222,60 @@ __all__ = [
     "StepTimes",
     "StopSpec",
     "Suspect",
+    "TimeoutsSpec",
     "TrainingSettings",
     "UserFailure",
     "ValidationReport",
+    "WebhookSpec",
+    "Weight",
     "WorkerConfig",
     "WorkerExit",
     "WorkerInfo",
     "WorkerPoll",
     "WorkerReport",
+    "WorkerSpec",
     "WorkerStack",
     "WorkerUse",
+    "agent_name",
+    "backoff_s",
     "changes",
     "check_labels",
+    "counted",
+    "data_parallel",
     "difference",
+    "earliest_step",
+    "error_class_of",
     "exactly_one_of",
+    "fully_sharded",
+    "index_of_worker",
+    "is_broken_collective",
+    "is_collective_abort",
     "is_exhausted",
+    "is_file_name",
     "is_job_name",
     "is_label",
+    "is_metric_name",
+    "is_reference",
     "is_user",
     "judge",
     "kind_of",
     "label_selector",
     "later_to_form_s",
+    "life_of",
+    "matcher",
+    "merged",
     "name_of",
+    "next_generation",
+    "plain",
+    "plan_of",
+    "planned",
     "proof_for",
     "settings_of",
+    "spread",
+    "suggested_name",
+    "unequal_sizes",
     "weight_changes_of",
     "why_exhausted",
     "with_settings",
+    "worker_name",
 ]

@@ -43,10 +43,8 @@ from shoal_service.store import (
     models,
 )
 from shoal_service.views import CheckpointState, CheckpointView, Page, VerificationState, VerificationView
-from shoal_workers.contract import CheckpointName
+from shoal_workers.contract import IMAGE_FILE, MAX_FILES, MEDIA_TYPES, CheckpointName, is_file_name
 from shoal_workers.contract.data_preview import DataPreview
-from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES
-from shoal_workers.contract.outputs import MAX_FILES, is_file_name
 
 _IMAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",

@@ -30,9 +30,15 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events import CheckpointCommitted, CheckpointDamaged, CheckpointFailed, CheckpointFallback
 from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
 from shoal_service.core.persistent import IntMap
-from shoal_workers.contract import CheckpointName, EndReason, ReplicasEqual, SavedPart, SaveFailed
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.fault_tolerance import DamagePolicy
+from shoal_workers.contract import (
+    CheckpointName,
+    DamagePolicy,
+    EndReason,
+    ReplicasEqual,
+    SavedPart,
+    SaveFailed,
+    backoff_s,
+)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0
 """Pauses between two requests to a storage that does not answer: 1, 2, 4, 8 and 15 s."""

@@ -28,8 +28,7 @@ from shoal_service.core.attempt.state import Attempt, Code, CodeUpdate, Discarde
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract import StepReport, StepSkipped
-from shoal_workers.contract.ids import next_generation
+from shoal_workers.contract import StepReport, StepSkipped, next_generation
 
 
 def request(turn: Turn, version: str) -> None:

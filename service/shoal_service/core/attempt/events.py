@@ -8,6 +8,7 @@ from typing import Literal
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_workers.contract import (
+    ElasticitySpec,
     ErrorReport,
     IncidentCause,
     ParallelismSpec,
@@ -18,7 +19,6 @@ from shoal_workers.contract import (
     WorkerInfo,
     WorkerReport,
 )
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,20 +29,21 @@ from shoal_service.core.quantities import count_text
 from shoal_workers.contract import (
     Assignment,
     EndReason,
+    ErrorClass,
     ErrorReport,
     Layout,
     LayoutProof,
+    Origin,
     ParallelismSpec,
     PreemptionNotice,
     ProofDemand,
     ProofOutcome,
     WorkerInfo,
+    backoff_s,
     changes,
+    next_generation,
     proof_for,
 )
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.exception_causes import ErrorClass, Origin
-from shoal_workers.contract.ids import next_generation
 
 
 def consider(turn: Turn) -> None:

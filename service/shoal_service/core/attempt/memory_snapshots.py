@@ -31,8 +31,14 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events import SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract import IncidentCause, SnapshotPart, SnapshotServer, SnapshotSource, SnapshotsStopped
-from shoal_workers.contract.ids import life_of
+from shoal_workers.contract import (
+    IncidentCause,
+    SnapshotPart,
+    SnapshotServer,
+    SnapshotSource,
+    SnapshotsStopped,
+    life_of,
+)
 
 _BEFORE_FORMING = (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK)
 _UNLESS_REOPENED = (Stage.STARTING, Stage.COMMITTING)

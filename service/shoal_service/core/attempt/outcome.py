@@ -41,17 +41,19 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events import CheckpointDamaged, CheckpointRetried, NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.quantities import count_text
 from shoal_workers.contract import (
+    LAYOUT_REFUSED,
     CheckpointName,
     EndReason,
+    ErrorClass,
     ErrorReport,
     ExitKind,
     IncidentCause,
+    NonFinitePolicy,
+    Origin,
     UserFailure,
     WorkerExit,
+    backoff_s,
 )
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.exception_causes import LAYOUT_REFUSED, ErrorClass, Origin
-from shoal_workers.contract.fault_tolerance import NonFinitePolicy
 
 _FRUITLESS_LIMIT = 6
 _FRUITLESS_STORAGE_LIMIT = 3

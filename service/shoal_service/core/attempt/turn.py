@@ -25,8 +25,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events import JobEvent, WorkerReleased
 from shoal_service.core.layout_plan import PlanLayout
-from shoal_workers.contract import EndReason, UserFailure
-from shoal_workers.contract.ids import worker_name
+from shoal_workers.contract import EndReason, UserFailure, worker_name
 
 
 @dataclass(frozen=True, slots=True)

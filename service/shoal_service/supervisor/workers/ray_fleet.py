@@ -52,6 +52,7 @@ from shoal_service.supervisor.workers.processes import worker_environment
 from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract import (
+    NAMESPACE,
     Assignment,
     ErrorReport,
     Frame,
@@ -72,7 +73,6 @@ from shoal_workers.contract import (
     WorkerStack,
     label_selector,
 )
-from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.stacks import is_worker_process
 from shoal_workers.version import VERSION
 

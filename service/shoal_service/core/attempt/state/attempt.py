@@ -23,6 +23,7 @@ from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.persistent import IntMap
 from shoal_workers.contract import (
     CheckpointName,
+    ErrorClass,
     ExitKind,
     IncidentCause,
     JobSpec,
@@ -44,7 +45,6 @@ from shoal_workers.contract import (
     settings_of,
     with_settings,
 )
-from shoal_workers.contract.exception_causes import ErrorClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
