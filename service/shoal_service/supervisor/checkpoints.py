@@ -24,15 +24,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shoal_service.core.attempt.checkpoints import what_is_missing
-from shoal_service.core.attempt.commands import FindCheckpoint
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
     Event,
+    FindCheckpoint,
     StorageAway,
 )
-from shoal_service.core.attempt.events import StorageUnusable as StorageIsUnusable
+from shoal_service.core.attempt.messages import StorageUnusable as StorageIsUnusable
 from shoal_service.core.attempt.state import Attempt
 from shoal_service.core.events import CheckpointRetentionFailed
 from shoal_service.core.retention import best_names, choose_deletions

@@ -23,32 +23,30 @@ from typing import Any, assert_never
 from shoal_service.clock import Clock, WallClockWatch
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
+    ClockJumped,
     Command,
     Commit,
     CompareModels,
+    Directed,
     Emit,
     End,
+    Event,
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    NodesAvoided,
+    NodesSilent,
     NoteCommit,
+    Reopened,
+    ReportArrived,
     RequestSnapshotParts,
     RequestYield,
     Run,
     ShowIncident,
     StartWorker,
     SuspectNode,
-)
-from shoal_service.core.attempt.events import (
-    ClockJumped,
-    Directed,
-    Event,
-    NodesAvoided,
-    NodesSilent,
-    Reopened,
-    ReportArrived,
     Tick,
     WorkerLost,
 )

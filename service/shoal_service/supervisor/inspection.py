@@ -28,8 +28,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, assert_never
 
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import Command, Emit, End, ShowIncident
-from shoal_service.core.attempt.events import Event, ReportArrived
+from shoal_service.core.attempt.messages import Command, Emit, End, Event, ReportArrived, ShowIncident
 from shoal_service.core.attempt.state import Attempt, Stage
 from shoal_service.core.culprit import (
     Ends,

@@ -39,7 +39,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
     Command,
     Emit,
     End,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.core.attempt.commands import Command, StartWorker
+from shoal_service.core.attempt.messages import Command, StartWorker
 from shoal_service.supervisor.journal import Beginning, JournalEntry
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract import (

@@ -22,9 +22,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.attempt import forming
-from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommit
-from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
+from shoal_service.core.attempt.messages import CheckpointFound, Commit, ForgetDamaged, NoteCommit, StorageAway
 from shoal_service.core.attempt.state import Attempt, FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events import CheckpointCommitted, CheckpointDamaged, CheckpointFailed, CheckpointFallback

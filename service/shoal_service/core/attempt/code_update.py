@@ -23,7 +23,7 @@ from dataclasses import replace
 from statistics import median
 
 from shoal_service.core.attempt import memory_snapshots
-from shoal_service.core.attempt.commands import CompareModels
+from shoal_service.core.attempt.messages import CompareModels
 from shoal_service.core.attempt.state import Attempt, Code, CodeUpdate, Discarded, Stage, UpdatePhase, Worker, short
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.events import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating

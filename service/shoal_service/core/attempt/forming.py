@@ -9,8 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shoal_service.core.attempt import code_update, hangs, memory_snapshots, placement
-from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.memory_snapshots import best_source
+from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
 from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, Forming, Group, GroupAfter, Stage, Waiting, Worker

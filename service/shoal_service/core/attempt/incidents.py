@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from shoal_service.core.attempt.commands import ShowIncident
 from shoal_service.core.attempt.faults import FAULTS, Blame, Memory
+from shoal_service.core.attempt.messages import ShowIncident
 from shoal_service.core.attempt.placement import lonely_ranks
 from shoal_service.core.attempt.state import Attempt, ClosedIncident, GroupBefore, Incident, Worker
 from shoal_service.core.attempt.turn import Turn

@@ -35,8 +35,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal_service.core.attempt import checkpoints, forming, incidents, memory_snapshots, placement
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory, Probation
+from shoal_service.core.attempt.messages import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.scripts import CRASH
 from shoal_service.core.attempt.state import (
     Attempt,

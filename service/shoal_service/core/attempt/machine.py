@@ -49,16 +49,18 @@ from shoal_service.core.attempt import (
     reports,
     switching,
 )
-from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident, still_due
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
+    Command,
     CommitFailed,
     DeathDated,
     DeathExplained,
     Directed,
+    Emit,
     Event,
+    FindCheckpoint,
     InterruptAcknowledged,
     ModelsCompared,
     NodesAvoided,
@@ -67,6 +69,7 @@ from shoal_service.core.attempt.events import (
     Reopened,
     ReportArrived,
     RunReturned,
+    ShowIncident,
     SnapshotPartsReported,
     StorageAway,
     StorageUnusable,
@@ -76,6 +79,7 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
     WorkerUnreachable,
     WorkerWarm,
+    still_due,
 )
 from shoal_service.core.attempt.state import Attempt, Stage, Worker
 from shoal_service.core.attempt.turn import Turn

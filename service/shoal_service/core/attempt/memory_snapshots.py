@@ -23,8 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.faults import FAULTS, Memory
+from shoal_service.core.attempt.messages import RequestSnapshotParts
 from shoal_service.core.attempt.state import Attempt, Stage, Waiting, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired

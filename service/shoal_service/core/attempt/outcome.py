@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from shoal_service.core.attempt import checkpoints, code_update, forming, incidents, losses, memory_snapshots
-from shoal_service.core.attempt.commands import ForgetDamaged
 from shoal_service.core.attempt.faults import FAULTS, Budget
+from shoal_service.core.attempt.messages import ForgetDamaged
 from shoal_service.core.attempt.scripts import find_rules, most_frequent
 from shoal_service.core.attempt.state import (
     Attempt,

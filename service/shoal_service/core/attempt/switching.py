@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from shoal_service.core.attempt import code_update, placement
-from shoal_service.core.attempt.commands import RequestYield
-from shoal_service.core.attempt.events import Directed
 from shoal_service.core.attempt.hangs import MEDIAN_OF
+from shoal_service.core.attempt.messages import Directed, RequestYield
 from shoal_service.core.attempt.placement import choose, is_settled, next_workers
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, PlanInputs, Running, Stage, Switching, Worker
 from shoal_service.core.attempt.turn import Decision, Turn

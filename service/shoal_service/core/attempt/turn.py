@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
     Command,
     Emit,
     End,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, assert_never
 
 from shoal_service.clock import Clock
-from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
+from shoal_service.core.attempt.messages import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state import Attempt, Incident
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.events import (

@@ -40,7 +40,7 @@ from ray.exceptions import (
 import ray
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.core.attempt.placement import NodeRoom, choose_node
 from shoal_service.core.attempt.state import later_s
 from shoal_service.planner import plan

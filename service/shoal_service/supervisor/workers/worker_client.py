@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from shoal_service.clock import Clock
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import CompareModels, RequestSnapshotParts, StartWorker
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
+    CompareModels,
     DeathDated,
     DeathExplained,
     Event,
@@ -28,8 +28,10 @@ from shoal_service.core.attempt.events import (
     ModelsCompared,
     ProgressReported,
     ReportArrived,
+    RequestSnapshotParts,
     RunReturned,
     SnapshotPartsReported,
+    StartWorker,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
