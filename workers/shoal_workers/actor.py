@@ -30,9 +30,7 @@ from shoal_workers.contract import (
     ErrorClass,
     ErrorReport,
     ExitKind,
-    Frame,
     JobSpec,
-    Link,
     MetricsBatch,
     MetricsProgress,
     ModelShape,
@@ -51,6 +49,8 @@ from shoal_workers.contract import (
     WorkerReport,
     WorkerStack,
 )
+from shoal_workers.contract.messages import Frame
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets

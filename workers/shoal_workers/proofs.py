@@ -34,10 +34,10 @@ from shoal_workers.contract import (
     ProofOutcome,
     data_parallel,
     fully_sharded,
-    plain,
     plan_of,
 )
 from shoal_workers.contract.checks.legality import fixed_layout, is_plain_by_default, violations
+from shoal_workers.contract.layout import plain
 from shoal_workers.engine.generation_ends import LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collectives import CollectiveLog, is_collective_error
 from shoal_workers.engine.group.fence import Fence

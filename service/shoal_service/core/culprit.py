@@ -22,7 +22,6 @@ from shoal_service.core.stacks import place
 from shoal_workers.contract import (
     Collective,
     IncidentCause,
-    Link,
     Phase,
     Resource,
     StackSource,
@@ -31,6 +30,7 @@ from shoal_workers.contract import (
     WorkerExit,
     WorkerStack,
 )
+from shoal_workers.contract.suspects import Link
 
 SLOW_FACTOR = 1.5
 """A step is slow if it takes this many times the median of normal steps."""

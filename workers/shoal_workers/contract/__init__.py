@@ -21,7 +21,7 @@ from shoal_workers.contract.exception_causes import (
 from shoal_workers.contract.fault_tolerance import DamagePolicy, ElasticitySpec, NonFinitePolicy, TimeoutsSpec
 from shoal_workers.contract.ids import NAMESPACE, agent_name, index_of_worker, life_of, next_generation, worker_name
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource, UserFailure
-from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded, plain
+from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
 from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES, MediaRanks, MediaRecord, RecordName, counted, spread
@@ -29,7 +29,6 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
-    Frame,
     HookJob,
     LogStream,
     MetricPoint,
@@ -72,7 +71,6 @@ from shoal_workers.contract.placing import (
     label_selector,
 )
 from shoal_workers.contract.profiles import (
-    FOLDER,
     KEPT_PROFILES,
     MAX_STEPS,
     TRACE_FILE,
@@ -85,7 +83,7 @@ from shoal_workers.contract.profiles import (
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of, proof_for
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
 from shoal_workers.contract.spec import SWEEP_LABEL, SWEEP_NAME, ContinueFrom, JobSpec, Precision, StopSpec, plan_of
-from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
+from shoal_workers.contract.suspects import Collective, Resource, Suspect
 from shoal_workers.contract.training_settings import (
     TrainingSettings,
     changes,
@@ -119,7 +117,6 @@ from shoal_workers.contract.worker_reports import (
 __all__ = [
     "ANY_CLUSTER",
     "CLUSTER_PATTERN",
-    "FOLDER",
     "IMAGE_FILE",
     "KEPT_PROFILES",
     "LAYOUT_REFUSED",
@@ -153,7 +150,6 @@ __all__ = [
     "ErrorClass",
     "ErrorReport",
     "ExitKind",
-    "Frame",
     "FrameOwner",
     "Frozen",
     "GroupFormed",
@@ -164,7 +160,6 @@ __all__ = [
     "Launcher",
     "Layout",
     "LayoutProof",
-    "Link",
     "LogFormat",
     "LogLevel",
     "LogSettings",
@@ -266,7 +261,6 @@ __all__ = [
     "merged",
     "name_of",
     "next_generation",
-    "plain",
     "plan_of",
     "planned",
     "proof_for",

@@ -36,7 +36,6 @@ from shoal_workers.contract import (
     GroupFormed,
     JobSpec,
     Launcher,
-    Link,
     ModelShape,
     Phase,
     ProfileRequest,
@@ -46,6 +45,7 @@ from shoal_workers.contract import (
 )
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.plain_text import text_of
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
 from shoal_workers.engine.group.fence import Fence, GenerationFence
 from shoal_workers.engine.group.network_interface import address_towards, interface_of

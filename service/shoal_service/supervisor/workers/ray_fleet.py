@@ -55,7 +55,6 @@ from shoal_workers.contract import (
     NAMESPACE,
     Assignment,
     ErrorReport,
-    Frame,
     IncidentCause,
     JobSpec,
     MetricsBatch,
@@ -73,6 +72,7 @@ from shoal_workers.contract import (
     WorkerStack,
     label_selector,
 )
+from shoal_workers.contract.messages import Frame
 from shoal_workers.stacks import is_worker_process
 from shoal_workers.version import VERSION
 
