@@ -25,8 +25,19 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import Command, Emit, End, IssuedOrder, ShowIncident, SuspectNode
-from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, RunReturned, WorkerLost, WorkerWarm
+from shoal_service.core.attempt.messages import (
+    CheckpointFound,
+    Command,
+    Emit,
+    End,
+    IssuedOrder,
+    ReportArrived,
+    RunReturned,
+    ShowIncident,
+    SuspectNode,
+    WorkerLost,
+    WorkerWarm,
+)
 from shoal_service.core.attempt.state.attempt import Attempt, AttemptConfig, Target
 from shoal_service.core.attempt.state.parts import Opening
 from shoal_service.core.desired import Desired

@@ -10,10 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from shoal_service.views import EventView, LogView
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecProblem
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import JobSpec
 
 
 class EventPage(Frozen):

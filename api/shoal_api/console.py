@@ -12,14 +12,19 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shoal_service.core.events.base import Severity
-from shoal_service.core.events.job import JobCreated, JobPreempted, JobQuarantined, JobStateChanged
-from shoal_service.core.events.service import NodeSuspected
-from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
-from shoal_service.store import histories
-from shoal_service.store.store import Store
+from shoal_service.core.events import (
+    IncidentClosed,
+    IncidentOpened,
+    JobCreated,
+    JobPreempted,
+    JobQuarantined,
+    JobStateChanged,
+    NodeSuspected,
+    Severity,
+)
+from shoal_service.store import Store, histories
 from shoal_service.views import EventView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _log = logging.getLogger(__name__)
 _GATHER_S = 0.5

@@ -56,9 +56,7 @@ from shoal_service.core.quantities import count_text
 from shoal_service.process_memory import hide_process
 from shoal_service.settings import SECRETS_DIR, Settings, SettingsError, is_loopback, take_webhook_secrets
 from shoal_service.state_lock import StateLock
-from shoal_service.store import cluster_links
-from shoal_service.store.errors import StoreUnavailable
-from shoal_service.store.store import Store
+from shoal_service.store import Store, StoreUnavailable, cluster_links
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel

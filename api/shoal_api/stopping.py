@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from shoal_service.core.quantities import count_text
+from shoal_service.store import Store
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.store import Store
 from shoal_service.views import JobView
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract import EndReason, JobState
 
 _REPEAT_S = 10.0
 """A line is repeated after this time if nothing has changed, so that the terminal does not look dead."""

@@ -87,7 +87,7 @@ async def _started(names: dict[str, str], number: int, *, is_preferred: bool, fu
     is filled after Shoal has read its free CPUs, so Shoal still prefers it."""
     import ray
     from shoal_service.cluster.gcs import available
-    from shoal_service.core.attempt.commands import StartWorker
+    from shoal_service.core.attempt.messages import StartWorker
     from shoal_service.supervisor.config import SupervisorConfig
     from shoal_service.supervisor.workers.ray_fleet import FreeNode, NodePreference, RayFleet
     from shoal_workers.contract.checks.spec_errors import parse_spec

@@ -32,7 +32,7 @@ from doubles.fake_nodes import FakeProbe
 from kit.processes.os_processes import cpu_seconds
 from measurements.machine import describe
 from shoal_service.clock import SystemClock
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupProgress
 from shoal_service.core.attempt.state.parts import Running, Worker, WorkerPool
 from shoal_service.core.persistent import Table

@@ -7,8 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from shoal_service.core.access import Permission, Role
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.placing import is_label, is_user
+from shoal_workers.contract import Frozen, is_label, is_user
 
 DEFAULT_TOKEN_S = 90 * 86400.0
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$")]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal_service.views import CheckpointState
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.media import MediaRecord
+from shoal_workers.contract import Frozen, MediaRecord
 
 MODEL_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 ALIAS_NAME = r"^[A-Za-z]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"

@@ -20,10 +20,7 @@ from shoal_service.views import (
     ListedJob,
     QueuePlace,
 )
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.placing import Moment
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import Frozen, IncidentCause, JobSpec, JobState, Moment
 
 
 class DrainView(Drain):

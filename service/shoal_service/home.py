@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from shoal_service.reports import SupervisorReports
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 MAX_WAIT_S = 30.0
 """How long a poll may wait, for directives or for orders."""

@@ -8,12 +8,10 @@ from pydantic import Field
 
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events import JobEvent
 from shoal_service.core.system_metrics import SystemSample
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import LogStream, Stacks
-from shoal_workers.contract.profiles import Profiled
+from shoal_workers.contract import Frozen, LogStream, Profiled, Stacks
 
 
 class PendingEvent(Frozen):

@@ -16,15 +16,20 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.access import Role
-from shoal_service.core.attempt.state.timeouts import AGENTS_FROM
+from shoal_service.core.attempt.state import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, LEAST_AUDIT_DAYS, RetentionRules
 from shoal_service.core.webhooks import ANY, ServiceWebhook, WebhookRules, unknown_patterns
+from shoal_workers.contract import (
+    CLUSTER_PATTERN,
+    SECRET_VARIABLE,
+    LogFormat,
+    LogLevel,
+    LogSettings,
+    SnapshotScope,
+    is_reference,
+)
 from shoal_workers.contract.checks.places import DEFAULT_PATHS, DEFAULT_PROTOCOLS, AllowedPlaces, PipSource, absolute
-from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
-from shoal_workers.contract.placing import CLUSTER_PATTERN
-from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.webhooks import SECRET_VARIABLE, is_reference
 
 SECRETS_DIR = "SHOAL_SECRETS_DIR"
 """A directory with secrets as files, as containers mount them: the file `shoal_database_url` has the value of

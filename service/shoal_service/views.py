@@ -13,25 +13,40 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from shoal_service.core.endings import LostAttempt
-from shoal_service.core.events.base import Severity
+from shoal_service.core.events import Severity
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.parity import Parity
 from shoal_service.core.scheduling.explaining import GrowthLimit
 from shoal_service.core.system_metrics import SystemMetric
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
-from shoal_workers.contract.layout import ParallelismSpec
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import LogStream, Phase, Stacks, WorkerUse
-from shoal_workers.contract.mixture_weights import MAX_CHANGED_WEIGHTS, Weight
-from shoal_workers.contract.placing import ANY_CLUSTER, CLUSTER_PATTERN, Moment
-from shoal_workers.contract.profiles import MAX_STEPS, ProfileFile, StepTimes
+from shoal_workers.contract import (
+    ANY_CLUSTER,
+    CLUSTER_PATTERN,
+    MAX_CHANGED_WEIGHTS,
+    MAX_STEPS,
+    SWEEP_NAME,
+    CheckpointName,
+    Frozen,
+    IncidentCause,
+    JobSpec,
+    JobState,
+    LayoutProof,
+    LogStream,
+    Moment,
+    ParallelismSpec,
+    Phase,
+    ProfileFile,
+    Stacks,
+    Standing,
+    StateSource,
+    StepTimes,
+    StopSpec,
+    Suspect,
+    UserFailure,
+    Weight,
+    WorkerUse,
+)
 from shoal_workers.contract.profiles import Category as StepCategory
-from shoal_workers.contract.proofs import LayoutProof
-from shoal_workers.contract.spec import SWEEP_NAME, JobSpec, StopSpec
-from shoal_workers.contract.suspects import Suspect
-from shoal_workers.contract.validation import Standing
 
 
 class QueuePlace(Frozen):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,

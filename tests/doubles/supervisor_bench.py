@@ -17,7 +17,7 @@ from doubles.fake_journal import FakeJournal, JournalStorage
 from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.core.attempt.commands import Command
+from shoal_service.core.attempt.messages import Command
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd

@@ -27,7 +27,7 @@ def _printed(server: Server, script: str, *arguments: str) -> list[str]:
 
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.ids import NAMESPACE
@@ -70,7 +70,7 @@ _START_AFTER_RAY_DELETED_THE_CODE = """
 import asyncio, io, sys, zipfile, ray
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.gateway.ray_cluster import RayCluster
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
@@ -108,7 +108,7 @@ def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_serv
 
 _START_ON_A_NODE_THAT_IS_GONE = """
 import asyncio, sys, ray
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import WorkerDied
 from shoal_service.supervisor.workers.ray_fleet import RayFleet

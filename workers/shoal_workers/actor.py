@@ -23,30 +23,34 @@ from typing import TYPE_CHECKING, Protocol
 import ray
 from shoal_workers import exit_status, stacks
 from shoal_workers.actor_process import exit_with_raylet, on_sigterm, use_named_temporary_directory
-from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.exception_causes import ErrorClass
-from shoal_workers.contract.messages import (
+from shoal_workers.contract import (
+    WIRE_VERSION,
     Assignment,
+    Collective,
+    ErrorClass,
     ErrorReport,
     ExitKind,
-    Frame,
+    JobSpec,
     MetricsBatch,
     MetricsProgress,
+    ModelShape,
     Phase,
+    PreemptionNotice,
+    ProfileRequest,
     Progress,
     Refused,
+    SavedPart,
+    SnapshotPart,
+    SnapshotScope,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
+    WorkerReport,
     WorkerStack,
 )
-from shoal_workers.contract.model import ModelShape
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.suspects import Collective, Link
-from shoal_workers.contract.worker_reports import PreemptionNotice, SavedPart, WorkerReport
+from shoal_workers.contract.messages import Frame
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.process.engine_error import engine_error
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.secrets import Mask, read_secrets

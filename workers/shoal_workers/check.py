@@ -30,22 +30,27 @@ from typing import Any
 import torch
 
 from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
-from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.hugging_face import HF_TASK
-from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
-from shoal_workers.contract.proofs import ProofOutcome
-from shoal_workers.contract.spec import JobSpec, StopSpec
-from shoal_workers.contract.text_data import MASKED_TASK, PRETRAINED_TASKS
-from shoal_workers.contract.worker_reports import (
+from shoal_workers.contract import (
+    Assignment,
+    ErrorReport,
+    ExitKind,
     GroupFormed,
+    JobSpec,
+    Layout,
+    LogStream,
+    Phase,
+    ProofOutcome,
     SavedPart,
     StepReport,
     StepSkipped,
+    StopSpec,
     ValidationReport,
     WorkerReport,
 )
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.hugging_face import HF_TASK
+from shoal_workers.contract.language_model import LM_TASK
+from shoal_workers.contract.text_data import MASKED_TASK, PRETRAINED_TASKS
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.generation_ends import LayoutRefused
 from shoal_workers.engine.group.store.server import StoreServer

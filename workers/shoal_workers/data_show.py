@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.data_preview import DataPreview
-from shoal_workers.contract.spec import JobSpec
 from shoal_workers.data.errors import DataError
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.data_preview import Extent, describe

@@ -22,12 +22,22 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shoal_workers.contract import (
+    PLANNED_AXES,
+    Assignment,
+    JobSpec,
+    Layout,
+    LayoutProof,
+    ParallelismSpec,
+    ParallelPlan,
+    Phase,
+    ProofOutcome,
+    data_parallel,
+    fully_sharded,
+    plan_of,
+)
 from shoal_workers.contract.checks.legality import fixed_layout, is_plain_by_default, violations
-from shoal_workers.contract.layout import PLANNED_AXES, Layout, ParallelismSpec, data_parallel, fully_sharded, plain
-from shoal_workers.contract.messages import Assignment, Phase
-from shoal_workers.contract.model import ParallelPlan
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
-from shoal_workers.contract.spec import JobSpec, plan_of
+from shoal_workers.contract.layout import plain
 from shoal_workers.engine.generation_ends import LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collectives import CollectiveLog, is_collective_error
 from shoal_workers.engine.group.fence import Fence

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.json_values import YAML_NUMBERS
-from shoal_workers.contract.spec import JobSpec
 from shoal_workers.libc_tunables import tunables
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from shoal_workers.contract.messages import Frame, Progress, StackSource, WorkerStack
-from shoal_workers.contract.suspects import Collective, Link
+from shoal_workers.contract import Collective, Progress, StackSource, WorkerStack
+from shoal_workers.contract.messages import Frame
+from shoal_workers.contract.suspects import Link
 from shoal_workers.ray_internals import is_process_of
 
 _ENTRY_FILE = "shoal_workers/actor.py"

@@ -28,16 +28,18 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
-from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
-from shoal_workers.contract.layout import Layout, ParallelismSpec, fully_sharded
-from shoal_workers.contract.messages import Assignment, ExitKind, ProofDemand, WorkerExit
-from shoal_workers.contract.placing import WorkerSpec
-from shoal_workers.contract.spec import ContinueFrom, JobSpec, plan_of
-from shoal_workers.contract.user_code import LoopSpec
-from shoal_workers.contract.worker_reports import (
+from shoal_workers.contract import (
+    Assignment,
+    ContinueFrom,
+    ElasticitySpec,
+    ExitKind,
     GroupFormed,
+    JobSpec,
+    Layout,
+    LoopSpec,
+    ParallelismSpec,
     PreemptionNotice,
+    ProofDemand,
     ReplayMismatch,
     ReplicaMismatch,
     ReplicasEqual,
@@ -48,8 +50,13 @@ from shoal_workers.contract.worker_reports import (
     StepReport,
     StepSkipped,
     ValidationReport,
+    WorkerExit,
     WorkerReport,
+    WorkerSpec,
+    fully_sharded,
+    plan_of,
 )
+from shoal_workers.contract.checks.legality import fixed_layout, loop_layout, violations
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.group.network_interface import address_towards
 from shoal_workers.engine.group.store.server import StoreServer

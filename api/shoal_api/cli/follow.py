@@ -20,7 +20,7 @@ from shoal_api.cli.render.progress import Screen
 from shoal_api.client import Disconnected, ServerError
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.views import EventView, JobView
-from shoal_workers.contract.job import EndReason
+from shoal_workers.contract import EndReason
 
 if TYPE_CHECKING:
     from shoal_api.client import Client

@@ -32,8 +32,7 @@ from typing import Any
 import yaml
 
 from shoal_api.cli.errors import CliError, ExitCode
-from shoal_workers.contract.placing import is_job_name
-from shoal_workers.contract.user_code import Launcher
+from shoal_workers.contract import Launcher, is_job_name
 
 _EXAMPLE = "for example: shoal submit train.py --workers 2:8 -- --lr 3e-4"
 _MAX_NAME = 63

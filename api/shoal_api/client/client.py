@@ -43,8 +43,7 @@ from shoal_service.views import (
     SweepRequest,
     TakeRequest,
 )
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec, JobState
 
 if TYPE_CHECKING:
     from shoal_service.control.planning import PlanAnswer
@@ -54,8 +53,8 @@ from urllib.parse import urlsplit
 
 from shoal_api.client.credentials import LOOPBACK
 from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_workers.contract import is_user
 from shoal_workers.contract.checks.places import absolute
-from shoal_workers.contract.placing import is_user
 
 DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0

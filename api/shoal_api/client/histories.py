@@ -42,8 +42,8 @@ from shoal_service.views import (
     VerificationView,
     WorkerView,
 )
+from shoal_workers.contract import Stacks
 from shoal_workers.contract.data_preview import DataPreview
-from shoal_workers.contract.messages import Stacks
 
 _STACKS_S = 35.0
 _DELETE_S = 125.0

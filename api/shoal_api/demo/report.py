@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.core.events.training import GenerationFormed
+from shoal_service.core.events import GenerationFormed
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, IncidentView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _PLOT_WIDTH = 64
 _PLOT_HEIGHT = 12

@@ -43,7 +43,7 @@ from shoal_api.demo.report import (
 from shoal_service.core.access import ADMIN_TOKEN_FILE
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CheckpointState, JobPatch, JobView
-from shoal_workers.contract.spec import StopSpec
+from shoal_workers.contract import StopSpec
 
 if TYPE_CHECKING:
     from types import FrameType

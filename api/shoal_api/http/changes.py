@@ -19,8 +19,7 @@ from contextlib import contextmanager
 
 from starlette.concurrency import run_in_threadpool
 
-from shoal_service.store import Store, histories
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store import Store, StoreUnavailable, histories
 
 CLUSTER = "cluster"
 """Notified, in the place of a job's id, when the nodes have changed."""

@@ -26,9 +26,8 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.store.many_curves import ManyCurves
 from shoal_service.views import JobView
+from shoal_workers.contract import JobSpec, Stacks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec
 
 
 class ClusterSource(Protocol):

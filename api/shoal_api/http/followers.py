@@ -28,7 +28,7 @@ from shoal_api.answers import EventPage, StreamEnd, log_source
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store, histories
 from shoal_service.views import LogView, SampleColumns
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _BATCH = 500
 POSITION = r"^([0-9]{1,18}\.[0-9]{1,18}\.[0-9]{1,18})?$"

@@ -48,14 +48,12 @@ from shoal_service.core.access import Permission, Principal
 from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSelector
 from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.problems import ServiceError
-from shoal_service.store.database import Transaction
+from shoal_service.store import Transaction
 from shoal_service.store.job_lists import JobOrder
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView
+from shoal_workers.contract import CLUSTER_PATTERN, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import CLUSTER_PATTERN
-from shoal_workers.contract.spec import JobSpec
 
 MAX_SEQ = 2**63 - 1
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"

@@ -27,7 +27,7 @@ from shoal_api.http.problems import (
 )
 from shoal_service.core.access import Permission
 from shoal_service.problems import ProblemKind, ServiceError, Unauthenticated, problem_kinds
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store import StoreUnavailable
 
 JSON = "application/json"
 _REF = "#/components/schemas/{model}"

@@ -21,7 +21,7 @@ from shoal_api.answers import Problem
 from shoal_api.http.page_files import served
 from shoal_service.control.code_archive import CodeArchiveError
 from shoal_service.problems import ProblemKind, ServiceError
-from shoal_service.store.errors import NotFound
+from shoal_service.store import NotFound
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
 PROBLEM_JSON = "application/problem+json"

@@ -20,7 +20,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.forkserver.orphans import parents
 
 GCS = "/gcs_server"

@@ -25,7 +25,7 @@ from shoal_service.core.nodes import Node
 from shoal_service.core.supervisor_starts import ProcessEnd
 from shoal_service.home import Home
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 
 class RayVerbs(Protocol):

@@ -20,10 +20,8 @@ from shoal_service.cluster.errors import ClusterError, ClusterUnreachable, RayCa
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.home import Home
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract import Frozen, LogSettings, check_labels
 from shoal_workers.contract.placing import CLUSTER_PATTERN as CLUSTER_PATTERN
-from shoal_workers.contract.placing import check_labels
 
 DEFAULT_CLUSTER = "default"
 MAX_ANSWERS = 500

@@ -25,9 +25,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Cordon, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
-from shoal_service.store import node_records
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
+from shoal_service.store import Lease, Store, node_records
 
 _log = logging.getLogger(__name__)
 READ_S = 1.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal_service.core.attempt.state.timeouts import AGENTS_FROM
+from shoal_service.core.attempt.state import AGENTS_FROM
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT
 from shoal_service.planner import HardwareProfile
-from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.snapshots import SnapshotScope
+from shoal_workers.contract import LogSettings, SnapshotScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from shoal_service.control.protocols import Clusters
 from shoal_service.control.submission import Pruner
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.attempt.state.parts import AvoidedNode
+from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
@@ -52,17 +52,11 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 from shoal_service.fleet_views import ClusterView, StartForecast
-from shoal_service.store import driving, queueing, reporting
+from shoal_service.store import REQUESTS, Lease, LeaseLost, Store, driving, queueing, reporting
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost
-from shoal_service.store.hub import REQUESTS
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
 from shoal_service.telemetry.tallies import PassTimes
 from shoal_service.views import JobView
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import EndReason, JobSpec, JobState, Stacks
 
 _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0

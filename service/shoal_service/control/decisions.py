@@ -15,10 +15,8 @@ from shoal_service.control.market.build import named_cluster
 from shoal_service.core.scheduling.decide import after
 from shoal_service.core.scheduling.explaining import HeldBack, held_back
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, Wait
-from shoal_service.store import driving, queueing
+from shoal_service.store import RequestConflict, Store, driving, queueing
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import RequestConflict
-from shoal_service.store.store import Store
 
 Change: TypeAlias = Start | Resize | Preempt
 _REFRESH_S = 10.0

@@ -33,23 +33,27 @@ from shoal_service.control.protocols import Cluster, Clusters
 from shoal_service.control.supervisor_reports import SupervisorLinks
 from shoal_service.core import supervisor_starts
 from shoal_service.core.access import new_attempt_token
-from shoal_service.core.attempt.state.parts import AvoidedNode
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import DriverFailed, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
+from shoal_service.core.attempt.state import AvoidedNode
+from shoal_service.core.events import DriverFailed, JobEvent, SupervisorMoved, SupervisorRekeyed, SupervisorStartFailed
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.home import Home
-from shoal_service.store import archives, checkpoint_rows, driving, reporting, supervisor_links
+from shoal_service.store import (
+    LeaseLost,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    Subscription,
+    archives,
+    checkpoint_rows,
+    driving,
+    reporting,
+    requests_of,
+    supervisor_links,
+)
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost, StoreError, StoreUnavailable
-from shoal_service.store.hub import Subscription, requests_of
-from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, StacksRequest, SupervisorConfig, checkpoint_root, with_origin
-from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.training_settings import settings_of
+from shoal_workers.contract import WIRE_VERSION, EndReason, JobSpec, Stacks, settings_of
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from shoal_service.cluster.errors import ClusterUnreachable
-from shoal_service.store.errors import LeaseLost
+from shoal_service.store import LeaseLost
 
 _log = logging.getLogger(__name__)
 

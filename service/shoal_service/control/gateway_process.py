@@ -18,7 +18,7 @@ from dataclasses import replace
 from shoal_service.cluster.isolation import Account
 from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.core.gateways import HangLimits, WatchedGateway, hangs, replaced, watched
-from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store import StoreUnavailable
 from shoal_workers.contract.backoff import backoff_s
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0

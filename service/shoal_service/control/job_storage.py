@@ -30,13 +30,11 @@ from shoal_service.views import JobView, VerificationState, VerificationView
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import index_name
 from shoal_workers.checkpoint.storage import Directory, open_job_directory
+from shoal_workers.contract import CheckpointName, MediaRecord, RecordName, counted, matcher, merged, name_of, spread
 from shoal_workers.contract.data_preview import DATA_FILE, MAX_FILE_BYTES, DataPreview
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
-from shoal_workers.contract.media import MediaRecord, RecordName, counted, spread
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
-from shoal_workers.contract.outputs import matcher, merged
-from shoal_workers.contract.profiles import FOLDER, name_of
+from shoal_workers.contract.profiles import FOLDER
 from shoal_workers.job_files.outputs import read_manifests
 
 T = TypeVar("T")

@@ -35,13 +35,10 @@ from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
 from shoal_service.clusters.verbs import BY_METHOD, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot
 from shoal_service.control.protocols import JoinedAs
-from shoal_service.store import cluster_links
+from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, cluster_links
 from shoal_service.store.cluster_links import reports_of
-from shoal_service.store.errors import ClusterNotFound, StoreUnavailable
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
 from shoal_service.telemetry.tallies import WaitTallies
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 STALE_S = 5.0
 """A gateway that has reported nothing for this long is away."""

@@ -40,16 +40,11 @@ from shoal_service.core.lost_clusters import OtherCluster, SilentJob, Verdict, d
 from shoal_service.core.scheduling.facts import facts_of
 from shoal_service.core.scheduling.market import ClusterState, MarketState, Policy, WorkerNeed
 from shoal_service.core.scheduling.room import Room
-from shoal_service.store import checkpoint_rows, driving
+from shoal_service.store import ClusterNotFound, JobNotFound, Lease, Store, checkpoint_rows, driving
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import ClusterNotFound, JobNotFound
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
 from shoal_service.supervisor.config import checkpoint_root
 from shoal_service.views import JobView
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.placing import ANY_CLUSTER
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import ANY_CLUSTER, EndReason, JobSpec, JobState
 
 _GOOD_S = 300.0
 _BAD_S = 15.0

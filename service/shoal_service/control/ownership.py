@@ -15,8 +15,7 @@ import socket
 from pathlib import Path
 
 from shoal_service.control.config import ControlConfig
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
+from shoal_service.store import Lease, Store
 
 _log = logging.getLogger(__name__)
 

@@ -40,10 +40,8 @@ from shoal_service.planner.correction import Observation, apply, correct
 from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.planning import profile_for
 from shoal_service.planner.report import predict_planned_step
-from shoal_workers.contract.base import Frozen, exactly_one_of
+from shoal_workers.contract import Frozen, JobSpec, Layout, Precision, exactly_one_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.spec import JobSpec, Precision
 
 MAX_RANKS = 65_536
 BUDGET_S = 20.0

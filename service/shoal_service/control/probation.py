@@ -17,9 +17,8 @@ from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.core.nodes import Node, next_test_delay_s, partner_for_test
-from shoal_service.store import node_records
+from shoal_service.store import Store, node_records
 from shoal_service.store.node_records import Suspicion
-from shoal_service.store.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -26,15 +26,23 @@ from shoal_service.control.protocols import Clusters, PackageStores
 from shoal_service.core.quantities import size_text
 from shoal_service.core.retention import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
 from shoal_service.fleet_views import DeletionView, GcView, RemovalView
-from shoal_service.store import access, archives, checkpoint_rows, job_deletion
-from shoal_service.store.errors import Conflict, LeaseLost, NotFound, StoreError
+from shoal_service.store import (
+    Conflict,
+    Lease,
+    LeaseLost,
+    NotFound,
+    Store,
+    StoreError,
+    access,
+    archives,
+    checkpoint_rows,
+    job_deletion,
+)
 from shoal_service.store.job_deletion import BEGINNING, DeletionRequest, Place
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.telemetry.tallies import RemovalTallies
 from shoal_workers.checkpoint.storage import open_job_directory
-from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract import CheckpointName
 from shoal_workers.contract.media import FOLDER as MEDIA
 from shoal_workers.contract.outputs import FOLDER as OUTPUTS
 from shoal_workers.contract.profiles import FOLDER as PROFILES

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.json_values import MAX_VALUES, YAML_NUMBERS, Link, path_of
-from shoal_workers.contract.spec import JobSpec
 
 MAX_SPEC_BYTES = 1 << 20
 MAX_DEPTH = 64

@@ -50,10 +50,10 @@ from shoal_service.problems import ProblemKind, ServiceError
 from shoal_service.store import JobNotFound, Store, access, archives, submissions, sweep_jobs
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import CodePatch, JobPatch, JobView, SweepRequest
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.checks.consistency import capacity_remark, remarks
 from shoal_workers.contract.checks.places import EVERYWHERE, AllowedPlaces, check_checkpoint_url, check_places
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
-from shoal_workers.contract.spec import JobSpec
 
 
 @dataclass(eq=False)

@@ -20,9 +20,7 @@ from dataclasses import dataclass
 
 from shoal_service.clock import Clock
 from shoal_service.home import MAX_WAIT_S, AttemptCaller, DirectiveAnswer, HomeReport, ReportReceipt
-from shoal_service.store import supervisor_links
-from shoal_service.store.errors import StoreUnavailable
-from shoal_service.store.store import Store
+from shoal_service.store import Store, StoreUnavailable, supervisor_links
 from shoal_service.store.supervisor_links import Arrived, AttemptKey, SupervisorLink, directives_of
 
 _REREAD_S = 1.0

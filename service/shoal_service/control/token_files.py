@@ -17,8 +17,7 @@ from pathlib import Path
 
 from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.core.access import ADMIN_TOKEN_FILE, BOOTSTRAP, GATEWAY_TOKEN_FILE, Role, id_of, new_token
-from shoal_service.store import access, cluster_links
-from shoal_service.store.store import Store
+from shoal_service.store import Store, access, cluster_links
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _NOT_VALID = "It was revoked: write another token into the file, and restart the server and the gateway that reads it."

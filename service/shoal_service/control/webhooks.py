@@ -35,8 +35,7 @@ import httpx
 from pydantic_core import to_json
 
 from shoal_service.clock import Clock, wait_for_any
-from shoal_service.core.events.base import Severity
-from shoal_service.core.events.service import WebhookGaveUp
+from shoal_service.core.events import Severity, WebhookGaveUp
 from shoal_service.core.webhooks import (
     OF_JOBS,
     Retries,
@@ -48,16 +47,12 @@ from shoal_service.core.webhooks import (
     selects,
     unknown_patterns,
 )
-from shoal_service.store import histories, webhook_lanes
-from shoal_service.store.errors import LeaseLost, StoreUnavailable
-from shoal_service.store.lease import Lease
-from shoal_service.store.store import Store
+from shoal_service.store import Lease, LeaseLost, Store, StoreUnavailable, histories, webhook_lanes
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
 from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
 from shoal_service.views import EventView
+from shoal_workers.contract import JobSpec, WebhookSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.webhooks import WebhookSpec
 
 _BASE64 = "whsec_"
 """Beginning of a secret in the form of Standard Webhooks: the rest is base64."""

@@ -16,13 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.faults import FAULTS, Blame
-from shoal_service.core.attempt.state.attempt import Incident
+from shoal_service.core.attempt.state import Incident
 from shoal_service.core.quantities import duration_text
 from shoal_service.core.stacks import place
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Phase, StackSource, WorkerExit, WorkerStack
-from shoal_workers.contract.suspects import Collective, Link, Resource, Suspect
-from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.contract import (
+    Collective,
+    IncidentCause,
+    Phase,
+    Resource,
+    StackSource,
+    StepReport,
+    Suspect,
+    WorkerExit,
+    WorkerStack,
+)
+from shoal_workers.contract.suspects import Link
 
 SLOW_FACTOR = 1.5
 """A step is slow if it takes this many times the median of normal steps."""

@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 _SHORTEST_S = 5.0
 _PER_AGE = 200

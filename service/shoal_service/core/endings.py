@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_service.core.quantities import count_text, ranks_text
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
+from shoal_workers.contract import EndReason, Frozen, IncidentCause, JobState, UserFailure
 
 
 class AttemptEnd(Frozen):

@@ -33,8 +33,7 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract import Frozen, IncidentCause
 
 
 class Category(StrEnum):

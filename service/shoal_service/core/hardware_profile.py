@@ -13,8 +13,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.spec import Precision
+from shoal_workers.contract import Frozen, Precision
 
 GIB = 1 << 30
 

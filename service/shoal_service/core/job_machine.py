@@ -19,7 +19,7 @@ from typing import TypeAlias, assert_never
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import ENDINGS
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract import EndReason, JobState
 
 ACTIVE = frozenset(
     {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.RESIZING, JobState.WAITING},

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal_service.core.hardware_profile import HardwareProfile, Racks
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import Frozen, JobSpec, Layout
 
 
 class HostNeed(Frozen):

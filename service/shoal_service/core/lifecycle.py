@@ -18,9 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import ContinueFrom, StopSpec
+from shoal_workers.contract import CheckpointName, ContinueFrom, JobState, StopSpec
 
 _SHOWN = 8
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 
 class Protection(StrEnum):

@@ -20,10 +20,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shoal_service.core.attempt.state.parts import AvoidedNode
+from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen, backoff_s
 
 MAX_TEST_DELAY_S = 6 * 3600.0
 FIRST_TEST_S = 30.0

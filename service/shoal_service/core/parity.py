@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import Frozen, JobSpec
 
 Losses = Iterable[tuple[int, float]]
 """Steps and their losses; the steps ascend."""

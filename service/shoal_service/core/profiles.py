@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from shoal_workers.contract.profiles import Profiled, ProfileRequest
+from shoal_workers.contract import Profiled, ProfileRequest
 
 WAIT_S = 120.0
 """How long a request waits for a group that trains."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract import CheckpointName
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_workers.contract.placing import is_job_name
+from shoal_workers.contract import is_job_name
 
 MAX_SELECTORS = 8
 """Selectors in one question, at most."""

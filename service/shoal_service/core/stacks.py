@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shoal_workers.contract.messages import Frame, Phase, StackCluster, Stacks, StackSource, WorkerStack
+from shoal_workers.contract import Phase, StackCluster, Stacks, StackSource, WorkerStack
+from shoal_workers.contract.messages import Frame
 
 _COLLECTIVES = {
     "all_reduce": "all-reduce",

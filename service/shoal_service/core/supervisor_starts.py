@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.job import EndReason
+from shoal_workers.contract import EndReason, backoff_s
 
 MAX_FAILED_STARTS = 5
 MAX_DRIVER_ERRORS, _MAX_PAUSE_S = 8, 30.0

@@ -14,8 +14,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import StepPart, WorkerUse
+from shoal_workers.contract import Frozen, StepPart, WorkerUse
 
 SHORTEST_S = 10.0
 """Seconds between two samples of a job with up to `_RANKS_AT_FULL_PACE` ranks; length of the finest buckets."""

@@ -24,9 +24,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from shoal_service.core.events.catalogue import CATALOGUE
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.placing import is_label
-from shoal_workers.contract.webhooks import WebhookSpec
+from shoal_workers.contract import WebhookSpec, backoff_s, is_label
 
 OF_JOBS = "jobs"
 """Name in metrics of the hooks of all specs together."""

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.clusters.verbs import VERBS, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot, Failure, Order
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 _THREADS = 32
 _KEPT_S = 30.0

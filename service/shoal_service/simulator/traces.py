@@ -24,7 +24,7 @@ from shoal_service.core.scheduling.market import (
     ThroughputCurve,
     WorkerNeed,
 )
-from shoal_workers.contract.placing import ANY_CLUSTER, CLUSTER_PATTERN
+from shoal_workers.contract import ANY_CLUSTER, CLUSTER_PATTERN
 
 WAIT_S = 1800.0
 """The default of `elasticity.wait_s`."""

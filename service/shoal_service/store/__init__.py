@@ -5,33 +5,52 @@ The control loop, the HTTP edge and `shoal doctor` call it. No other package use
 core/job_machine.py and core/endings.py do.
 """
 
+from shoal_service.store.database import Transaction
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import (
+    CheckpointConflict,
+    CheckpointKept,
+    CheckpointNotFound,
+    ClusterConflict,
+    ClusterNotFound,
     Conflict,
+    GatewayRefused,
     IdempotencyConflict,
     InvalidArchive,
     InvalidCursor,
     JobEnded,
     JobNotFound,
     LeaseLost,
+    MoveRefused,
     NotFound,
     PreconditionFailed,
+    ProfileNotFound,
+    ProfileOpen,
     ProjectConflict,
     ProjectNotFound,
     QueueFull,
     RequestConflict,
     StoreError,
     StoreUnavailable,
+    SweepConflict,
+    SweepNotFound,
     TokenNotFound,
     UserNotFound,
 )
-from shoal_service.store.hub import Subscription
+from shoal_service.store.hub import REQUESTS, Subscription, requests_of
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 
 __all__ = [
+    "REQUESTS",
+    "CheckpointConflict",
+    "CheckpointKept",
+    "CheckpointNotFound",
+    "ClusterConflict",
+    "ClusterNotFound",
     "Conflict",
     "DriveRow",
+    "GatewayRefused",
     "IdempotencyConflict",
     "InvalidArchive",
     "InvalidCursor",
@@ -39,8 +58,11 @@ __all__ = [
     "JobNotFound",
     "Lease",
     "LeaseLost",
+    "MoveRefused",
     "NotFound",
     "PreconditionFailed",
+    "ProfileNotFound",
+    "ProfileOpen",
     "ProjectConflict",
     "ProjectNotFound",
     "QueueFull",
@@ -49,6 +71,10 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Subscription",
+    "SweepConflict",
+    "SweepNotFound",
     "TokenNotFound",
+    "Transaction",
     "UserNotFound",
+    "requests_of",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, delete, insert, select
 
-from shoal_service.core.events.job import CodeRefused, CodeRolledBack
+from shoal_service.core.events import CodeRefused, CodeRolledBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.reports import PendingEvent
 from shoal_service.store.database import Transaction, insert_on_conflict, json_text
@@ -19,7 +19,7 @@ from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import InvalidArchive, RequestConflict
 from shoal_service.store.records import JobRecord, read_spec
 from shoal_service.store.tables import code_archives, job_specs
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec
 
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
 _TAKEN_BACK = (CodeRefused.type, CodeRolledBack.type)

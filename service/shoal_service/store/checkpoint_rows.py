@@ -14,12 +14,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select, update
 
-from shoal_service.core.events.training import (
-    CheckpointDamaged,
-    CheckpointDeleted,
-    CheckpointPinned,
-    CheckpointUnpinned,
-)
+from shoal_service.core.events import CheckpointDamaged, CheckpointDeleted, CheckpointPinned, CheckpointUnpinned
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.lifecycle import NoSuchCheckpoint, choose
 from shoal_service.core.retention import why_kept
@@ -35,10 +30,8 @@ from shoal_service.store.errors import (
 from shoal_service.store.records import JobRecord, load, load_spec, num_of, pins_of, read_status
 from shoal_service.store.tables import checkpoints, jobs, model_versions
 from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract import CheckpointName, ContinueFrom, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import ContinueFrom, JobSpec
 
 FILES = "files"
 """What a script holds of another one, in the place of a checkpoint's name: all that it has left."""

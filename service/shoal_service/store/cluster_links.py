@@ -32,7 +32,7 @@ from shoal_service.store import access
 from shoal_service.store.database import Transaction, insert_on_conflict
 from shoal_service.store.errors import ClusterConflict, ClusterNameTaken, ClusterNotFound, GatewayRefused
 from shoal_service.store.tables import attempt_tokens, cluster_orders, clusters, jobs, lease
-from shoal_workers.contract.placing import check_labels
+from shoal_workers.contract import check_labels
 
 
 def orders_of(cluster: str) -> str:

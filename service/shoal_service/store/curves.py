@@ -34,7 +34,7 @@ from shoal_service.store.database import Transaction, insert_on_conflict, upsert
 from shoal_service.store.tables import fleet_goodput, job_samples, job_specs, jobs, series_rollups
 from shoal_service.store.thinning import thin_steps
 from shoal_service.views import JobStatus, SampleColumns
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _MAX_ROWS = 4_000
 """At most this many rows of the coarsest level are read before means of them are made."""

@@ -52,7 +52,7 @@ from shoal_service.store.tables import events
 from shoal_service.telemetry.catalogue import DATABASE_SECONDS
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.tallies import Count, Durations
-from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract import IncidentCause
 
 _Ts = TypeVarTuple("_Ts")
 _Kind = TypeVar("_Kind", bound=StrEnum)

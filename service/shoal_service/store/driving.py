@@ -14,9 +14,14 @@ from sqlalchemy import Column, Row, bindparam, select
 
 from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined, JobStaysInCluster
-from shoal_service.core.events.service import DriverFailed
+from shoal_service.core.events import (
+    DriverFailed,
+    JobEvent,
+    JobGranted,
+    JobPreempted,
+    JobQuarantined,
+    JobStaysInCluster,
+)
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import WorkerFlow
@@ -37,8 +42,7 @@ from shoal_service.store.records import (
     why_quarantined,
 )
 from shoal_service.store.tables import jobs
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import EndReason, IncidentCause, JobSpec, JobState
 
 _CACHED_SPECS = 32_768
 

@@ -26,9 +26,8 @@ from sqlalchemy import Update, bindparam, delete, insert, update
 from shoal_service.core import goodput
 from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.endings import LostAttempt, after_end
-from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events import JobEvent, JobStateChanged
 from shoal_service.core.events.catalogue import describe
-from shoal_service.core.events.job import JobStateChanged
 from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.reports import PendingEvent, PendingLog
@@ -39,8 +38,7 @@ from shoal_service.store.records import JobRecord, document_of, load_spec, statu
 from shoal_service.store.tables import events, jobs, logs, queue_places
 from shoal_service.store.thinning import thin_events
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.messages import LogStream
+from shoal_workers.contract import EndReason, JobState, LogStream
 from shoal_workers.contract.plain_text import plain_text
 
 MAX_LOG_LINES = 20_000

@@ -48,7 +48,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_service.problems import ProblemKind, ServiceError, Unauthenticated
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 
 class StoreError(ServiceError):

@@ -42,8 +42,7 @@ from shoal_service.views import (
     SpecVersion,
     WorkerView,
 )
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec, JobState
 
 MAX_CHECKPOINTS = 50
 MAX_EVENTS = 100

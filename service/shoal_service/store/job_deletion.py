@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import Column, Exists, Row, Table, delete, exists, func, insert, select, tuple_, update
 
-from shoal_service.core.events.job import JobPruned
+from shoal_service.core.events import JobPruned
 from shoal_service.core.retention import EndedJob, Kind, best_names
 from shoal_service.fleet_views import DeletionView
 from shoal_service.store import checkpoint_rows, curves
@@ -27,7 +27,7 @@ from shoal_service.store.errors import JobNotEnded, JobNotFound
 from shoal_service.store.records import document_of, load, load_spec, pins_of, read_status
 from shoal_service.store.tables import checkpoints, deletions, events, jobs, logs, series, series_rollups
 from shoal_service.views import CheckpointState
-from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract import CheckpointName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.tables import job_labels, job_views, jobs, queue_places
 from shoal_service.views import JobSummary, Page
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _PLAIN = re.compile(rb"(jobs|sorted):([0-9]{1,18})")
 """What a cursor holds: the number of the last job of the page before; of a list with an order, how many jobs came

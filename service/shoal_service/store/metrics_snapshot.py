@@ -43,7 +43,7 @@ from shoal_service.telemetry.metric import (
     WorkerSample,
 )
 from shoal_service.views import CheckpointState, CheckpointView
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract import IncidentCause, JobState
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Column, Row, Select, delete, func, select, update
 
 from shoal_service.artifact_views import LineageJob, LineageParent, LineageView, ModelRequest, ModelVersion
-from shoal_service.core.events.training import GenerationData
+from shoal_service.core.events import GenerationData
 from shoal_service.store.checkpoint_rows import read_checkpoints
 from shoal_service.store.curves import point_of
 from shoal_service.store.database import Transaction, upsert
@@ -26,8 +26,7 @@ from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, J
 from shoal_service.store.records import load, load_spec
 from shoal_service.store.tables import checkpoints, events, jobs, model_aliases, model_versions, series
 from shoal_service.views import CheckpointState, CheckpointView
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import CheckpointName, JobSpec
 
 MAX_LINEAGE = 50
 """Jobs of a chain that are shown."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields
 
 from sqlalchemy import ColumnElement, delete, select, update
 
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import NodeCleared, NodeCordoned
+from shoal_service.core.events import JobEvent, NodeCleared, NodeCordoned
 from shoal_service.core.nodes import Cordon, Drain, DrainSource
 from shoal_service.store import driving
 from shoal_service.store.database import Transaction, insert_on_conflict, upsert
@@ -24,7 +23,7 @@ from shoal_service.store.tables import (
     node_drains,
     node_suspicions,
 )
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 MAX_REASON_CHARS = 500
 _MAX_JOBS = 16

@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, bindparam, delete, func, select
 
-from shoal_service.core.events.job import JobHeldBack
+from shoal_service.core.events import JobHeldBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT, DEFAULT_USER, Project, User, Wait
@@ -35,7 +35,7 @@ from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.errors import ProjectConflict, ProjectNotFound, QueueFull, UserNotFound
 from shoal_service.store.records import GROWTH_COLUMNS, PLACE_COLUMNS, growth_answer_of, place_of
 from shoal_service.store.tables import growth_answers, jobs, projects, queue_places, users
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _MAX_HOLDERS = 16
 MOST_PLACED = 5_000

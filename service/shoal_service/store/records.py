@@ -22,10 +22,8 @@ from shoal_service.store.database import Transaction
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import GrowthAnswer, JobStatus, JobSummary, JobView, QueuePlace, WorkerView
-from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract import JobSpec, JobState, ProfileRequest, UserFailure
 from shoal_workers.contract.plain_text import plain, plain_text
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 _ROUNDS = 50

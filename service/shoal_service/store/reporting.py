@@ -33,8 +33,7 @@ from shoal_service.store.sweep_jobs import PRUNED, why_pruned
 from shoal_service.store.tables import checkpoints, incidents, series
 from shoal_service.telemetry.metric import Exemplar, StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView
-from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract import ANY_CLUSTER, EndReason, IncidentCause
 
 MAX_TRACEBACK_CHARS = 65_536
 

@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Executable, delete, insert, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import (
+from shoal_service.core.events import (
     JobArchived,
     JobCreated,
+    JobEvent,
     JobExtended,
     JobMoveRequested,
     JobPatched,
@@ -50,12 +50,9 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import CheckpointState, DataPatch, JobPatch, JobStatus, JobView, WorkerPatch
+from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState, StopSpec, earliest_step, planned, weight_changes_of
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.mixture_weights import earliest_step, planned
-from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec, StopSpec
 from shoal_workers.contract.text_data import TEXT_TASKS
-from shoal_workers.contract.training_settings import weight_changes_of
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import Row, and_, bindparam, delete, func, select, update
 
 from shoal_service.core.access import hash_of
-from shoal_service.core.events.job import ProfileFailed, ProfileRequested, ProfileTaken
+from shoal_service.core.events import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.job_machine import ACTIVE, ATTEMPT_STATES
 from shoal_service.home import AttemptCaller, HomeReport, ReportReceipt
 from shoal_service.reports import StacksAnswer
@@ -36,7 +36,7 @@ from shoal_service.store.errors import (
 from shoal_service.store.records import JobRecord, load, load_all, num_of
 from shoal_service.store.tables import attempt_tokens, directives, jobs, profiles
 from shoal_service.views import ProfileBody, ProfileState, ProfileView
-from shoal_workers.contract.profiles import KEPT_PROFILES, Profiled, ProfileRequest
+from shoal_workers.contract import KEPT_PROFILES, Profiled, ProfileRequest
 
 AttemptKey: TypeAlias = tuple[str, int]
 """Job id, and number of the attempt."""

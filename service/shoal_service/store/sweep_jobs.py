@@ -21,8 +21,8 @@ from sqlalchemy import Select, Table, func, select, tuple_
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.downsampling import CHUNK
+from shoal_service.core.events import JobOutperformed, JobRequested
 from shoal_service.core.events.catalogue import describe
-from shoal_service.core.events.job import JobOutperformed, JobRequested
 from shoal_service.core.job_machine import ACTIVE, Requested, step
 from shoal_service.core.selection import LabelSelector
 from shoal_service.core.sweeps import (
@@ -52,8 +52,7 @@ from shoal_service.store.errors import (
 from shoal_service.store.records import load, load_spec
 from shoal_service.store.tables import events, job_labels, jobs, series, series_rollups
 from shoal_service.views import Page
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import SWEEP_LABEL, JobSpec
+from shoal_workers.contract import SWEEP_LABEL, JobSpec, JobState
 
 PRUNED = "pruned"
 """Reason of a job that was ended because others of its sweep are better."""

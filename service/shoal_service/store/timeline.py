@@ -14,9 +14,8 @@ from typing import Any
 
 from sqlalchemy import select
 
+from shoal_service.core.events import IncidentClosed, IncidentOpened, JobGranted, JobPreempted, JobStateChanged
 from shoal_service.core.events.catalogue import describe
-from shoal_service.core.events.job import JobGranted, JobPreempted, JobStateChanged
-from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
 from shoal_service.core.goodput import Category, Window, edges_of, recovering
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.worker_changes import Change, ChangeKind, connected
@@ -24,7 +23,7 @@ from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineCha
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import events, incidents, job_samples, jobs
 from shoal_service.views import IncidentView
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract import IncidentCause, JobState
 
 MAX_JOBS = 100
 MAX_COUNTED = 300

@@ -15,14 +15,14 @@ from typing import Any
 
 from sqlalchemy import Row, and_, case, delete, func, insert, select, update
 
-from shoal_service.core.events.service import WebhookGaveUp
+from shoal_service.core.events import WebhookGaveUp
 from shoal_service.core.webhooks import OF_JOBS, Retries, ServiceWebhook
 from shoal_service.store import driving
 from shoal_service.store.database import Transaction, upsert
 from shoal_service.store.records import load, load_spec
 from shoal_service.store.tables import events, jobs, webhook_cursors, webhooks
 from shoal_service.views import WebhookView
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec
 
 MAX_ERROR_CHARS = 300
 SERVICE, JOB = "service/", "job/"

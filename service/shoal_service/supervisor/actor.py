@@ -13,7 +13,7 @@ from shoal_service.clock import SystemClock
 from shoal_service.cluster.gcs import GcsKeyValueStore, ends_of
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.collector import collect_rarely
-from shoal_service.core.attempt.commands import Command
+from shoal_service.core.attempt.messages import Command
 from shoal_service.supervisor.checkpoints import CheckpointCatalog
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.dialer import HttpLink

@@ -24,17 +24,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shoal_service.core.attempt.checkpoints import what_is_missing
-from shoal_service.core.attempt.commands import FindCheckpoint
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
     Event,
+    FindCheckpoint,
     StorageAway,
 )
-from shoal_service.core.attempt.events import StorageUnusable as StorageIsUnusable
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.events.training import CheckpointRetentionFailed
+from shoal_service.core.attempt.messages import StorageUnusable as StorageIsUnusable
+from shoal_service.core.attempt.state import Attempt
+from shoal_service.core.events import CheckpointRetentionFailed
 from shoal_service.core.retention import best_names, choose_deletions
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import ANYBODY, Catalog, Deleter, Found, World
@@ -45,8 +45,7 @@ from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_
 from shoal_workers.checkpoint.errors import AttemptFollowed, DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_job_directory
-from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
-from shoal_workers.contract.worker_reports import SavedPart
+from shoal_workers.contract import MARKER_NAME, CheckpointName, CommitMarker, SavedPart
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.state.parts import AvoidedNode
-from shoal_service.core.attempt.state.timeouts import AGENTS_FROM, Timeouts
+from shoal_service.core.attempt.state import AGENTS_FROM, AvoidedNode, Timeouts
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import LostAttempt
 from shoal_service.core.goodput import Goodput
 from shoal_service.home import Home
 from shoal_service.planner import HardwareProfile
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.fault_tolerance import ElasticitySpec
-from shoal_workers.contract.layout import ParallelismSpec
-from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotScope
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.training_settings import TrainingSettings
-from shoal_workers.contract.validation import Standing
+from shoal_workers.contract import (
+    ElasticitySpec,
+    Frozen,
+    JobSpec,
+    LogSettings,
+    ParallelismSpec,
+    ProfileRequest,
+    SnapshotScope,
+    Standing,
+    TrainingSettings,
+)
 
 
 class SupervisorConfig(Frozen):

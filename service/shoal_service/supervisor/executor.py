@@ -23,39 +23,35 @@ from typing import Any, assert_never
 from shoal_service.clock import Clock, WallClockWatch
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
+    ClockJumped,
     Command,
     Commit,
     CompareModels,
+    Directed,
     Emit,
     End,
+    Event,
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    NodesAvoided,
+    NodesSilent,
     NoteCommit,
+    Reopened,
+    ReportArrived,
     RequestSnapshotParts,
     RequestYield,
     Run,
     ShowIncident,
     StartWorker,
     SuspectNode,
-)
-from shoal_service.core.attempt.events import (
-    ClockJumped,
-    Directed,
-    Event,
-    NodesAvoided,
-    NodesSilent,
-    Reopened,
-    ReportArrived,
     Tick,
     WorkerLost,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, essential
-from shoal_service.core.attempt.state.parts import AvoidedNode, Stage, Worker, silent_nodes
-from shoal_service.core.attempt.state.timeouts import later_s
-from shoal_service.core.events.service import SupervisorRestarted
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Worker, essential, later_s, silent_nodes
+from shoal_service.core.events import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -66,10 +62,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.workers.agent_pool import AgentPool
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
-from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.worker_reports import ValidationReport
+from shoal_workers.contract import WIRE_VERSION, IncidentCause, ValidationReport, worker_name
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25

@@ -28,10 +28,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, assert_never
 
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import Command, Emit, End, ShowIncident
-from shoal_service.core.attempt.events import Event, ReportArrived
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Stage
+from shoal_service.core.attempt.messages import Command, Emit, End, Event, ReportArrived, ShowIncident
+from shoal_service.core.attempt.state import Attempt, Stage
 from shoal_service.core.culprit import (
     Ends,
     Pace,
@@ -42,8 +40,7 @@ from shoal_service.core.culprit import (
     whose_link,
 )
 from shoal_service.core.endings import ENDINGS, Retry
-from shoal_service.core.events.service import MetricsHookFailed
-from shoal_service.core.events.workers import StacksTaken, StepsSlow, StragglerFound
+from shoal_service.core.events import MetricsHookFailed, StacksTaken, StepsSlow, StragglerFound
 from shoal_service.core.profiles import (
     GroupFacts,
     Looked,
@@ -59,11 +56,17 @@ from shoal_service.core.stacks import cluster, trimmed
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.messages import MetricsBatch, MetricsProgress, Stacks
-from shoal_workers.contract.profiles import Profiled, ProfileRequest
-from shoal_workers.contract.suspects import Suspect
-from shoal_workers.contract.worker_reports import StepReport
+from shoal_workers.contract import (
+    EndReason,
+    JobState,
+    MetricsBatch,
+    MetricsProgress,
+    Profiled,
+    ProfileRequest,
+    Stacks,
+    StepReport,
+    Suspect,
+)
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25

@@ -39,7 +39,7 @@ from typing import Protocol, TypeVar
 from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
     Command,
     Emit,
     End,
@@ -50,14 +50,13 @@ from shoal_service.core.attempt.commands import (
     SuspectNode,
     unanswered,
 )
-from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state import Attempt
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.journal_records import Records, replayed
 from shoal_service.views import CheckpointView, IncidentView
-from shoal_workers.contract.base import WIRE_VERSION, Frozen
-from shoal_workers.contract.profiles import Profiled
+from shoal_workers.contract import WIRE_VERSION, Frozen, Profiled
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)

@@ -12,28 +12,29 @@ from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.core.attempt.commands import Command, StartWorker
+from shoal_service.core.attempt.messages import Command, StartWorker
 from shoal_service.supervisor.journal import Beginning, JournalEntry
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
-from shoal_workers.contract.ids import life_of
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import (
+from shoal_workers.contract import (
     Assignment,
+    CheckpointName,
+    CommitMarker,
     ErrorReport,
+    IncidentCause,
     MetricsBatch,
     MetricsProgress,
+    ModelShape,
     NodePoll,
     PollRequest,
+    ProfileRequest,
+    SavedPart,
+    SnapshotPart,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
     WorkerStack,
+    life_of,
 )
-from shoal_workers.contract.model import ModelShape
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.contract.worker_reports import SavedPart
 
 Address = tuple[str, int]
 """Host and port of a socket."""

@@ -17,18 +17,19 @@ from itertools import pairwise
 from shoal_service.clock import Clock
 from shoal_service.core import goodput
 from shoal_service.core.attempt.incidents import open_after_loss
-from shoal_service.core.attempt.state.attempt import (
+from shoal_service.core.attempt.state import (
     Attempt,
     AttemptConfig,
     CheckpointIndex,
     Code,
     GroupProgress,
     History,
+    Opening,
+    Starting,
     Target,
 )
-from shoal_service.core.attempt.state.parts import Opening, Starting
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.service import JournalDamaged
+from shoal_service.core.events import JournalDamaged
 from shoal_service.core.supervisor_starts import ProcessEnd, lack_of_memory
 from shoal_service.planner import plan_ahead
 from shoal_service.reports import PendingEvent, StacksAnswer
@@ -38,7 +39,7 @@ from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.protocols import Journal, World
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_workers.contract.job import EndReason, UserFailure
+from shoal_workers.contract import EndReason, UserFailure
 
 _log = logging.getLogger(__name__)
 _SEQ_JUMP = 1 << 32

@@ -16,9 +16,7 @@ from functools import cache
 from shoal_service.core.system_metrics import busy_share
 from shoal_service.telemetry.metric import STEP_BOUNDS_S, Histogram, Kind, LiveJob, Metric, Values, WorkerSample
 from shoal_service.views import ConditionType, JobStatus
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import StepPart, WorkerUse
-from shoal_workers.contract.worker_reports import MAX_METRICS
+from shoal_workers.contract import MAX_METRICS, JobState, StepPart, WorkerUse
 
 _JOB = ("job_id",)
 _RANK = ("job_id", "rank")

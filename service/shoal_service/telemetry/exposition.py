@@ -41,9 +41,7 @@ from shoal_service.telemetry.catalogue import JOB_MFU, OF_JOBS
 from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, LiveJob, Metric, RecoveryPhase, Value
 from shoal_service.telemetry.tallies import PassTimes, RemovalTallies, RequestMetrics, WaitTallies, WebhookTallies
 from shoal_service.telemetry.text_format import OPENMETRICS, Exemplars, family, header, media_type_of, series
-from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.messages import WorkerUse
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import IncidentCause, JobSpec, JobState, WorkerUse
 
 ProfileOf = Callable[[JobSpec], HardwareProfile]
 """The profile with which the planner plans the job."""

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import WorkerUse
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec, JobState, WorkerUse
 
 Labels = tuple[str, ...]
 STEP_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from kit.contracts.fleet import eventually
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.protocols import AgentFailed, Fleet, PollAgents
 from shoal_workers.contract.messages import PollRequest, WorkerPoll
 

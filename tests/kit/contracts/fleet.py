@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.protocols import Fleet, WorkerDied
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.layout import fully_sharded

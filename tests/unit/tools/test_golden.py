@@ -9,7 +9,7 @@ from pydantic import BaseModel
 import golden
 from kit.cases import failed_cases
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.events import Tick
+from shoal_service.core.attempt.messages import Tick
 from shoal_service.planner import plan
 from shoal_service.supervisor.journal import JournalEntry
 from shoal_workers.contract.base import WIRE_VERSION

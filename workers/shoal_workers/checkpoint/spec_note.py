@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from shoal_workers.checkpoint.storage import Directory, open_directory
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec
 
 NAME = "spec.json"
 _DECISIVE = (

@@ -26,7 +26,7 @@ from typing import Any
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.data.documents import Position
 from shoal_workers.data.tokenizer import Lookahead, Split
 

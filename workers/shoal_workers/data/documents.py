@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from pydantic import Field
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.contract.text_data import BadRows, TextDataConfig, TextFormat
 from shoal_workers.data.errors import BadRowError, UndecodableTextError
 from shoal_workers.data.records import Fault, kind_of, listed, read_rows, value_at

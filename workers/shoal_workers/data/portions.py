@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.contract.text_data import TextDataConfig, TextFormat
 from shoal_workers.data.corpus import file_crc32, write_durably
 from shoal_workers.data.documents import Document, Place, Position, read_documents

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.outputs import OutputsSpec
+from shoal_workers.contract import Assignment, OutputsSpec
 from shoal_workers.job_files.directory import JobDirectory
 from shoal_workers.job_files.outputs import Note, Outputs, Writer
 

@@ -20,9 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.messages import HookJob, MetricPoint, MetricsBatch, MetricsProgress
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import HookJob, JobSpec, MetricPoint, MetricsBatch, MetricsProgress, backoff_s
 
 _log = logging.getLogger(__name__)
 _MOST_AT_ONCE = 500

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from shoal_workers.contract.messages import HookJob, MetricPoint
+from shoal_workers.contract import HookJob, MetricPoint
 
 _NICENESS = 10
 """The workers of the node come first."""

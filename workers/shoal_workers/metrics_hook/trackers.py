@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shoal_workers.contract.messages import HookJob
+from shoal_workers.contract import HookJob
 
 _TAG = "shoal.job_id"
 _MOST_AT_ONCE = 1000

@@ -21,16 +21,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_workers.contract.exception_causes import (
+from shoal_workers.contract import (
     ErrorClass,
+    ErrorReport,
+    ExitKind,
     FrameOwner,
-    Link,
+    Phase,
     error_class_of,
     is_broken_collective,
     is_collective_abort,
     unequal_sizes,
 )
-from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.exception_causes import Link
 from shoal_workers.engine.task.code_owner import line_in, owner_of
 from shoal_workers.exit_status import ExitStatus
 

@@ -17,10 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shoal_workers.contract.media import MediaRanks
-from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.user_code import Launcher
+from shoal_workers.contract import Assignment, JobSpec, Launcher, MediaRanks
 
 HOOK = "SHOAL_HOOK"
 """Address of the socket to which the package `shoal` sends what the script logs."""

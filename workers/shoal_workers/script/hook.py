@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.names import is_evaluation
-from shoal_workers.contract.messages import Assignment
-from shoal_workers.contract.worker_reports import (
+from shoal_workers.contract import (
     MAX_METRICS,
     MAX_NAME_CHARS,
+    Assignment,
     StepReport,
     ValidationReport,
     is_metric_name,

@@ -25,16 +25,27 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from shoal_workers.contract.exception_causes import REFUSED, ErrorClass
+from shoal_workers.contract import (
+    REFUSED,
+    Assignment,
+    Collective,
+    ContinueFrom,
+    ErrorClass,
+    ErrorReport,
+    ExitKind,
+    GroupFormed,
+    JobSpec,
+    Launcher,
+    ModelShape,
+    Phase,
+    ProfileRequest,
+    Progress,
+    ProgressSource,
+    WorkerExit,
+)
 from shoal_workers.contract.media import FOLDER as MEDIA
-from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, Phase, Progress, WorkerExit
-from shoal_workers.contract.model import ModelShape
 from shoal_workers.contract.plain_text import text_of
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.spec import ContinueFrom, JobSpec
-from shoal_workers.contract.suspects import Collective, Link
-from shoal_workers.contract.user_code import Launcher, ProgressSource
-from shoal_workers.contract.worker_reports import GroupFormed
+from shoal_workers.contract.suspects import Link
 from shoal_workers.engine.generation_ends import Fenced, FormFailed, TaskFailed
 from shoal_workers.engine.group.fence import Fence, GenerationFence
 from shoal_workers.engine.group.network_interface import address_towards, interface_of

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import ClassifierConfig
-from shoal_workers.tasks.pretrained import Network, PretrainedModel
+from shoal_workers.tasks.pretrained import Network
+from shoal_workers.tasks.rows import RowTask
 
 _DEFAULT_NUM = 2
 """That of transformers."""
 
 
-class Classifier(PretrainedModel):
+class Classifier(RowTask):
     """A model with a head for classes."""
 
     def __init__(self, settings: ClassifierConfig, names: Sequence[str]) -> None:

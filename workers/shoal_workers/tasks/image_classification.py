@@ -28,7 +28,7 @@ from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import BadRows, ImageClassModelConfig, ImagesConfig
 from shoal_workers.data.errors import BadRowError, MissingTextError
 from shoal_workers.data.images import SUFFIXES, PixelSettings, decoded, pixels_of, settings_of
-from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare, prepare_rows
+from shoal_workers.data.labelled import Labelled, prepare, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Split, split_of
 from shoal_workers.tasks.class_heads import Classifier, directories_in
@@ -51,7 +51,6 @@ class ImageClassification(Classifier):
         folder = self.images.folder
         super().__init__(self.settings, self.images.classes or (directories_in(folder) if folder else ()))
         self._seed = seed
-        self._examples: LabelledExamples | None = None
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """Find the images of the folders, or copy those of the rows, unless that was done before."""
@@ -119,11 +118,8 @@ class ImageClassification(Classifier):
         Raises:
             DataError: the images cannot be found, or there is none for training.
         """
-        if self._examples is None:
-            self.prepare(lambda _: None)
-        assert self._examples is not None
         pixels = self.pixel_settings()
-        samples = RowSamples(self._examples, split, lambda *sample: self._sample(pixels, *sample), str(pixels))
+        samples = RowSamples(self.examples(), split, lambda *sample: self._sample(pixels, *sample), str(pixels))
         return FlippedSamples(samples, self._seed) if self.images.flip and split == Split.TRAIN else samples
 
     def pixel_settings(self) -> PixelSettings:

@@ -1,5 +1,6 @@
 """The data half of tasks that learn from rows: examples on disk as samples, padded to one size.
 
+    RowTask                      --  prepare()              ->  examples on disk
     Examples (data/labelled.py)  --  read(payload, labels)  ->  sample, a dict of tensors
 
 Called by the tasks for pairs, labelled texts, images and speech.
@@ -22,8 +23,25 @@ from shoal_workers.contract.batch_partition import sample_at
 from shoal_workers.data.errors import BadRowError, CorpusTooSmallError
 from shoal_workers.data.labelled import LabelledExamples
 from shoal_workers.data.tokenizer import Split, Tokenizer
+from shoal_workers.tasks.pretrained import PretrainedModel
 
 NO_LABEL = -100
+
+
+class RowTask(PretrainedModel):
+    """A model of transformers that learns from rows. `prepare` of the task makes the examples."""
+
+    _examples: LabelledExamples | None = None
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        raise NotImplementedError
+
+    def examples(self) -> LabelledExamples:
+        """The examples, made if that was not done before. DataError: the files cannot be read."""
+        if self._examples is None:
+            self.prepare(lambda _: None)
+        assert self._examples is not None
+        return self._examples
 
 
 class RowSamples(Dataset[dict[str, Tensor]]):

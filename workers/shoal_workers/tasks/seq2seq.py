@@ -19,14 +19,36 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoal_workers.contract.text_data import PairsConfig, Seq2SeqModelConfig
-from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
+from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
-from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, text_of, tokens_of
+from shoal_workers.tasks.pretrained import Network, refuse_small_vocabulary
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, RowTask, padded, summed_cross_entropy, text_of, tokens_of
 
 
-class SequenceToSequence(PretrainedModel):
+class DecoderTask(RowTask):
+    """A model of transformers with a decoder, whose labels are the tokens of a text."""
+
+    tokenizer: str
+    _decoder: DecoderTokens | None = None
+
+    def build_model(self) -> nn.Module:
+        """See PretrainedModel. ValueError: the model has fewer tokens than the tokenizer, or its config does not say
+        what a decoder reads first."""
+        network = self.build_network()
+        refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
+        self._decoder = DecoderTokens(network.config)
+        return Network(network)
+
+    def cross_entropy(self, model: nn.Module, labels: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the cross entropies (nats) of labels (B, T), and the number of their tokens. `inputs`: those of
+        the encoder."""
+        assert self._decoder is not None, "build_model comes first"
+        logits = model(**inputs, decoder_input_ids=self._decoder.before(labels), use_cache=False)
+        return summed_cross_entropy(logits, labels)
+
+
+class SequenceToSequence(DecoderTask):
     """Targets of sources."""
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -36,8 +58,6 @@ class SequenceToSequence(PretrainedModel):
         super().__init__(self.settings)
         self.pairs = PairsConfig.model_validate(data)
         self.tokenizer = self.pairs.tokenizer or self.own_tokenizer()
-        self._examples: LabelledExamples | None = None
-        self._decoder: DecoderTokens | None = None
 
     @property
     def tokens_per_sample(self) -> int:
@@ -67,10 +87,7 @@ class SequenceToSequence(PretrainedModel):
         Raises:
             DataError: the files cannot be read, or have no sample for training.
         """
-        if self._examples is None:
-            self.prepare(lambda _: None)
-        assert self._examples is not None
-        return RowSamples(self._examples, split, self._sample)
+        return RowSamples(self.examples(), split, self._sample)
 
     def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
         tokens = np.frombuffer(payload, "<i4")
@@ -80,30 +97,15 @@ class SequenceToSequence(PretrainedModel):
             "labels": padded(labels, self.settings.target_len, NO_LABEL),
         }
 
-    def build_model(self) -> nn.Module:
-        """See PretrainedModel. ValueError: the model has fewer tokens than the tokenizer, or its config does not say
-        what a decoder reads first."""
-        network = self.build_network()
-        refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
-        self._decoder = DecoderTokens(network.config)
-        return Network(network)
-
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """See PretrainedModel."""
         files = self.tokenizer_files(self.tokenizer) | self.files_beside(("generation_config.json",))
         return self.described(model.network, files)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The sum of the cross entropies (nats) of a micro-batch's targets, and the number of their tokens: a step's
-        loss is the mean over all tokens of targets in it."""
-        assert self._decoder is not None, "build_model comes first"
-        logits = model(
-            input_ids=batch["tokens"],
-            attention_mask=batch["is_token"],
-            decoder_input_ids=self._decoder.before(batch["labels"]),
-            use_cache=False,
-        )
-        return summed_cross_entropy(logits, batch["labels"])
+        """See `cross_entropy`: a step's loss is the mean over all tokens of targets in it."""
+        tokens, is_token = batch["tokens"], batch["is_token"]
+        return self.cross_entropy(model, batch["labels"], input_ids=tokens, attention_mask=is_token)
 
 
 class DecoderTokens:

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from shoal_workers.contract.hugging_face import config_of
 from shoal_workers.contract.text_data import SpeechConfig, SpeechModelConfig
 from shoal_workers.data.audio import samples_of, stored_audio
-from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
+from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
-from shoal_workers.tasks.pretrained import Network, PretrainedModel, refuse_small_vocabulary
-from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, summed_cross_entropy, tokens_of
-from shoal_workers.tasks.seq2seq import DecoderTokens
+from shoal_workers.tasks.rows import NO_LABEL, RowSamples, padded, tokens_of
+from shoal_workers.tasks.seq2seq import DecoderTask
 
 _EXTRACTOR = "preprocessor_config.json"
 _KEPT = (_EXTRACTOR, "processor_config.json", "generation_config.json", "normalizer.json")
@@ -34,7 +33,7 @@ _POSITIONS_PER_S = 50
 """Whisper's encoder has a frame each 10 ms, and two frames become one position."""
 
 
-class SpeechToText(PretrainedModel):
+class SpeechToText(DecoderTask):
     """Transcripts of audio."""
 
     auto_class = "AutoModelForSpeechSeq2Seq"
@@ -44,8 +43,6 @@ class SpeechToText(PretrainedModel):
         super().__init__(self.settings)
         self.speech = SpeechConfig.model_validate(data)
         self.tokenizer = self.speech.tokenizer or self.own_tokenizer()
-        self._examples: LabelledExamples | None = None
-        self._decoder: DecoderTokens | None = None
 
     @property
     def tokens_per_sample(self) -> int:
@@ -80,9 +77,6 @@ class SpeechToText(PretrainedModel):
         Raises:
             DataError: the files cannot be read, or have no sample for training.
         """
-        if self._examples is None:
-            self.prepare(lambda _: None)
-        assert self._examples is not None
         extractor = self.extractor()
 
         def read(payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
@@ -91,7 +85,7 @@ class SpeechToText(PretrainedModel):
             features = extractor(audio, sampling_rate=rate, return_tensors="pt")["input_features"][0]
             return {"features": features, "labels": padded(labels, self.settings.target_len, NO_LABEL)}
 
-        return RowSamples(self._examples, split, read, extractor.to_json_string())
+        return RowSamples(self.examples(), split, read, extractor.to_json_string())
 
     def extractor(self) -> Any:
         """The feature extractor of transformers.
@@ -122,22 +116,10 @@ class SpeechToText(PretrainedModel):
             )
         return WhisperFeatureExtractor(feature_size=bins, chunk_length=positions // _POSITIONS_PER_S)
 
-    def build_model(self) -> nn.Module:
-        """See PretrainedModel. ValueError: the model has fewer tokens than the tokenizer, or its config does not say
-        what a decoder reads first."""
-        network = self.build_network()
-        refuse_small_vocabulary(network.config.vocab_size, self.tokenizer)
-        self._decoder = DecoderTokens(network.config)
-        return Network(network)
-
     def export_config(self, model: nn.Module) -> dict[str, Any]:
         """See PretrainedModel."""
         return self.described(model.network, self.tokenizer_files(self.tokenizer) | self.files_beside(_KEPT))
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The sum of the cross entropies (nats) of a micro-batch's transcripts, and the number of their tokens: a
-        step's loss is the mean over all tokens of transcripts in it."""
-        assert self._decoder is not None, "build_model comes first"
-        before = self._decoder.before(batch["labels"])
-        logits = model(input_features=batch["features"], decoder_input_ids=before, use_cache=False)
-        return summed_cross_entropy(logits, batch["labels"])
+        """See `cross_entropy`: a step's loss is the mean over all tokens of transcripts in it."""
+        return self.cross_entropy(model, batch["labels"], input_features=batch["features"])

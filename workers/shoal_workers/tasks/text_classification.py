@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoal_workers.contract.text_data import LabelledTextConfig, TextClassModelConfig
-from shoal_workers.data.labelled import Labelled, LabelledExamples, prepare_rows
+from shoal_workers.data.labelled import Labelled, prepare_rows
 from shoal_workers.data.records import Record
 from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 from shoal_workers.tasks.class_heads import Classifier
@@ -36,7 +36,6 @@ class TextClassification(Classifier):
         self.texts = LabelledTextConfig.model_validate(data)
         super().__init__(self.settings, self.texts.classes)
         self.tokenizer = self.texts.tokenizer or self.own_tokenizer()
-        self._examples: LabelledExamples | None = None
 
     @property
     def tokens_per_sample(self) -> int:
@@ -65,10 +64,7 @@ class TextClassification(Classifier):
         Raises:
             DataError: the files cannot be read, or have no sample for training.
         """
-        if self._examples is None:
-            self.prepare(lambda _: None)
-        assert self._examples is not None
-        return RowSamples(self._examples, split, self._sample)
+        return RowSamples(self.examples(), split, self._sample)
 
     def _sample(self, payload: bytes, labels: NDArray[Any]) -> dict[str, Tensor]:
         tokens = np.frombuffer(payload, "<i4")

@@ -23,7 +23,7 @@ from shoal_api.client import ApiError
 from shoal_service.control.code_archive import CodeArchiveError
 from shoal_service.core.quantities import size_text
 from shoal_service.views import CheckpointView, ElasticityPatch, JobPatch, JobView
-from shoal_workers.contract.layout import ParallelismSpec
+from shoal_workers.contract import ParallelismSpec
 
 _REPORT_EVERY_S = 5.0
 """Pause between two lines about the progress of a verification."""

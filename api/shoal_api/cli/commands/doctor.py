@@ -28,7 +28,7 @@ from shoal_api.cli.errors import ExitCode
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session, command
 from shoal_service.core.quantities import size_text
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 from shoal_workers.version import VERSION
 
 

@@ -22,8 +22,7 @@ from shoal_api.cli.session import Session, command
 from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import NodeView, ProjectRules, ProjectView, UserRules, UserView
 from shoal_service.views import JobPatch, JobView
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract import ANY_CLUSTER, JobState
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cluster; `shoal clusters` lists them.")]
 

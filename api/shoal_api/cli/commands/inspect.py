@@ -41,8 +41,7 @@ from shoal_service.core.goodput import Goodput
 from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import ClusterView
 from shoal_service.views import IncidentView, JobSummary, JobView, ProfileView
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import LogStream
+from shoal_workers.contract import JobState, LogStream
 
 _DEFAULT_LIMIT = 100
 """Jobs that are listed if no limit is given."""

@@ -19,7 +19,7 @@ from shoal_api.cli.session import Session, command
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.wire import COMMAND, GatewayConfig
 from shoal_service.home import Home
-from shoal_workers.contract.placing import check_labels
+from shoal_workers.contract import check_labels
 
 
 @command(url=False, json=False)

@@ -21,7 +21,7 @@ from shoal_api.client import ApiError, Client
 from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import DeletionView, RemovalView
 from shoal_service.views import JobView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 View = TypeVar("View")
 

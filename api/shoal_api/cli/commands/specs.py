@@ -31,12 +31,12 @@ from shoal_api.cli.trial import (
     with_workers,
 )
 from shoal_service.core.quantities import count_text
+from shoal_workers.contract import JobSpec
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
 from shoal_workers.contract.checks.consistency import remarks
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema, parse_spec
 from shoal_workers.contract.data_preview import DataPreview
 from shoal_workers.contract.language_model import LM_TASK
-from shoal_workers.contract.spec import JobSpec
 
 _PLACE = "MODEL_DIRECTORY"
 _ENDING = ".template"

@@ -20,9 +20,8 @@ from shoal_api.cli.render.queue import dry_run_page
 from shoal_api.cli.session import Session, command
 from shoal_api.cli.spec_file import apply_overrides, complete, load_spec
 from shoal_service.control.code_archive import CodeArchive
+from shoal_workers.contract import JobState, Launcher
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.user_code import Launcher
 
 
 @command()

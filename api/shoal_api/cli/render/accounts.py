@@ -24,8 +24,7 @@ from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.goodput import Category, Goodput, account, resume, show
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.views import IncidentView, JobView, ParityView, ProfileState, ProfileView
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract import JobState, Stacks
 from shoal_workers.contract.profiles import Category as StepCategory
 
 _WIDTH = 60

@@ -17,7 +17,7 @@ from shoal_api.cli.render.terminal import STATE_STYLE, clock, make_table, number
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import ClusterSummary, ClusterView, NodeView
 from shoal_service.views import JobSummary, WebhookView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 _ORDER = (
     JobState.RECOVERING,

@@ -40,10 +40,7 @@ from shoal_service.views import (
     VerificationView,
     WorkerView,
 )
-from shoal_workers.contract.job import JobState, UserFailure
-from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.placing import ANY_CLUSTER
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+from shoal_workers.contract import ANY_CLUSTER, JobState, LayoutProof, Phase, ProofOutcome, UserFailure
 
 _CHECKPOINT_STYLE = {
     CheckpointState.COMMITTED: "green",

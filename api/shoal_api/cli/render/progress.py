@@ -21,9 +21,8 @@ from shoal_api.cli.output import STYLES, Output
 from shoal_api.cli.render.jobs import goodput_text, is_silent, step_text, steps_lost_text, token_unit
 from shoal_api.cli.render.terminal import NOT_REPORTED, STATE_STYLE, clock, number, sparkline, worker_bar
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.core.events.base import Severity
+from shoal_service.core.events import IncidentClosed, IncidentOpened, Severity
 from shoal_service.core.events.catalogue import one_line
-from shoal_service.core.events.workers import IncidentClosed, IncidentOpened
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.views import EventView, JobView
 

@@ -19,8 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.user_code import ProgramFile, ScriptSpec
+from shoal_workers.contract import JobState, ProgramFile, ScriptSpec
 
 STATE_STYLE = {
     JobState.QUEUED: "dim",

@@ -46,9 +46,8 @@ from shoal_service.control.oidc import Issuer, JwtRefused
 from shoal_service.core.access import Permission, Principal, hash_of, id_of, is_attempt_token, refusal_of
 from shoal_service.home import AttemptCaller
 from shoal_service.problems import ServiceError, Unauthenticated
-from shoal_service.store import Store, access, job_deletion, supervisor_links
+from shoal_service.store import JobNotFound, Store, StoreUnavailable, access, job_deletion, supervisor_links
 from shoal_service.store.access import CURRENT, DONE, Deed
-from shoal_service.store.errors import JobNotFound, StoreUnavailable
 
 
 class Needs:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shoal_api.http.problems import Forbidden
 from shoal_service.core.access import Principal, Role
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec
 
 
 @dataclass(frozen=True, slots=True)

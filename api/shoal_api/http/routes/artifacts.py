@@ -29,14 +29,22 @@ from shoal_service.artifact_views import (
     OutputPage,
 )
 from shoal_service.core.access import Permission, Principal
-from shoal_service.store import Conflict, JobEnded, JobNotFound, NotFound, ProjectNotFound, checkpoint_rows, models
-from shoal_service.store.database import Transaction
-from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound
+from shoal_service.store import (
+    CheckpointConflict,
+    CheckpointKept,
+    CheckpointNotFound,
+    Conflict,
+    JobEnded,
+    JobNotFound,
+    NotFound,
+    ProjectNotFound,
+    Transaction,
+    checkpoint_rows,
+    models,
+)
 from shoal_service.views import CheckpointState, CheckpointView, Page, VerificationState, VerificationView
+from shoal_workers.contract import IMAGE_FILE, MAX_FILES, MEDIA_TYPES, CheckpointName, is_file_name
 from shoal_workers.contract.data_preview import DataPreview
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.media import IMAGE_FILE, MEDIA_TYPES
-from shoal_workers.contract.outputs import MAX_FILES, is_file_name
 
 _IMAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; sandbox; frame-ancestors 'none'",

@@ -34,10 +34,8 @@ from shoal_service.clusters.wire import MAX_ORDERS, ClusterReport, ClusterSnapsh
 from shoal_service.core.access import Permission
 from shoal_service.core.gateways import Incoming
 from shoal_service.home import MAX_WAIT_S
-from shoal_service.store import NotFound, archives, cluster_links
+from shoal_service.store import GatewayRefused, NotFound, Transaction, archives, cluster_links
 from shoal_service.store.cluster_links import StoredReport, orders_of
-from shoal_service.store.database import Transaction
-from shoal_service.store.errors import GatewayRefused
 from shoal_service.telemetry.tallies import Limit
 
 _RANGE = re.compile(r"bytes=(\d{1,12})-", re.ASCII)

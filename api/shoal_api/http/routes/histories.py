@@ -54,6 +54,8 @@ from shoal_service.problems import ServiceError
 from shoal_service.store import (
     JobEnded,
     JobNotFound,
+    ProfileNotFound,
+    ProfileOpen,
     RequestConflict,
     Store,
     checkpoint_rows,
@@ -61,7 +63,6 @@ from shoal_service.store import (
     supervisor_links,
     system_samples,
 )
-from shoal_service.store.errors import ProfileNotFound, ProfileOpen
 from shoal_service.views import (
     CheckpointView,
     IncidentView,
@@ -72,8 +73,7 @@ from shoal_service.views import (
     SystemColumns,
     WorkerView,
 )
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.profiles import TRACE_FILE
+from shoal_workers.contract import TRACE_FILE, Stacks
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
 _SSE_OR_TEXT = {"content": STREAMED[200]["content"] | {"text/plain": {"schema": {"type": "string"}}}}

@@ -54,11 +54,13 @@ from shoal_service.core.access import Permission
 from shoal_service.core.desired import Desired
 from shoal_service.fleet_views import DeletionView, DryRun, GcView
 from shoal_service.store import (
+    ClusterNotFound,
     Conflict,
     IdempotencyConflict,
     InvalidCursor,
     JobEnded,
     JobNotFound,
+    MoveRefused,
     PreconditionFailed,
     QueueFull,
     RequestConflict,
@@ -67,11 +69,10 @@ from shoal_service.store import (
     job_lists,
     submissions,
 )
-from shoal_service.store.errors import ClusterNotFound, MoveRefused
 from shoal_service.store.job_deletion import DeletionRequest
 from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ExtendRequest, JobPatch, JobSummary, JobView, MoveRequest, Page, TakeRequest
-from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract import ANY_CLUSTER
 
 IdempotencyKey = Annotated[
     str | None,

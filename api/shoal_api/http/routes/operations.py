@@ -42,17 +42,18 @@ from shoal_service.fleet_views import (
 )
 from shoal_service.problems import ProblemKind, problem_kinds
 from shoal_service.store import (
+    ClusterConflict,
+    ClusterNotFound,
     Conflict,
     JobNotFound,
     NotFound,
     StoreUnavailable,
+    Transaction,
     cluster_links,
     histories,
     node_records,
     webhook_lanes,
 )
-from shoal_service.store.database import Transaction
-from shoal_service.store.errors import ClusterConflict, ClusterNotFound
 from shoal_service.telemetry.text_format import compressed
 from shoal_service.views import Page, WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem

@@ -20,8 +20,7 @@ from shoal_api.http import page_files
 from shoal_api.http.access.authentication import LOGGED_IN, PUBLIC, Needs, require_visible
 from shoal_api.http.json_router import AppContext, JobId
 from shoal_api.http.page_files import LIBRARIES, Library
-from shoal_service.store import histories
-from shoal_service.store.errors import JobNotFound
+from shoal_service.store import JobNotFound, histories
 
 _STYLES_OF_PLOTLY = (
     "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='",

@@ -16,8 +16,7 @@ from starlette.responses import Response
 from shoal_api.http.json_router import USER_NAME, Caller, JsonRouter, ProjectName, Reading, Writing, body, json_response
 from shoal_service.core.access import Permission
 from shoal_service.fleet_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
-from shoal_service.store import queueing
-from shoal_service.store.errors import ProjectConflict, ProjectNotFound, UserNotFound
+from shoal_service.store import ProjectConflict, ProjectNotFound, UserNotFound, queueing
 from shoal_service.views import Page
 
 UserName = Annotated[

@@ -40,13 +40,20 @@ from shoal_service.control.submission import CodeUnknown, check_spec, specs_of, 
 from shoal_service.core.access import Permission, Principal
 from shoal_service.core.sweeps import InvalidGrid
 from shoal_service.fleet_views import SweepCurves, SweepSummary, SweepView
-from shoal_service.store import InvalidArchive, InvalidCursor, QueueFull, archives, sweep_jobs
-from shoal_service.store.errors import SweepConflict, SweepNotFound
+from shoal_service.store import (
+    InvalidArchive,
+    InvalidCursor,
+    QueueFull,
+    SweepConflict,
+    SweepNotFound,
+    archives,
+    sweep_jobs,
+)
 from shoal_service.store.measured_steps import newest_steps
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import Page, SweepRequest
+from shoal_workers.contract import SWEEP_NAME
 from shoal_workers.contract.checks.spec_errors import SpecError, job_spec_schema
-from shoal_workers.contract.spec import SWEEP_NAME
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}

@@ -33,9 +33,7 @@ from shoal_service.core.scheduling.market import (
 from shoal_service.planner import HardwareProfile, rank
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import ANY_CLUSTER, MARKET_TYPE_LABEL, SPOT, JobSpec, JobState
 
 _PREDICTIONS_PER_PASS = 8
 _NOTHING = WorkerNeed()

@@ -40,10 +40,7 @@ from shoal_service.fleet_views import StartForecast
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_service.views import JobStatus
-from shoal_workers.contract.ids import index_of_worker
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.placing import label_selector
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec, JobState, index_of_worker, label_selector
 
 MAX_WORKERS = 2_000
 """Most workers that are asked of a cluster at a time: Ray gets one entry per worker."""

@@ -22,28 +22,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shoal_service.core.attempt import forming
-from shoal_service.core.attempt.commands import Commit, ForgetDamaged, NoteCommit
-from shoal_service.core.attempt.events import CheckpointFound, StorageAway
 from shoal_service.core.attempt.memory_snapshots import best_source
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import FallingBack, Opening, Search, Stage, Starting
+from shoal_service.core.attempt.messages import CheckpointFound, Commit, ForgetDamaged, NoteCommit, StorageAway
+from shoal_service.core.attempt.state import Attempt, FallingBack, Opening, Search, Stage, Starting
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.training import (
-    CheckpointCommitted,
-    CheckpointDamaged,
-    CheckpointFailed,
-    CheckpointFallback,
-)
+from shoal_service.core.events import CheckpointCommitted, CheckpointDamaged, CheckpointFailed, CheckpointFallback
 from shoal_service.core.events.training import StorageAway as CheckpointStorageAway
 from shoal_service.core.persistent import IntMap
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.fault_tolerance import DamagePolicy
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.worker_reports import (
+from shoal_workers.contract import (
+    CheckpointName,
+    DamagePolicy,
+    EndReason,
     ReplicasEqual,
     SavedPart,
     SaveFailed,
+    backoff_s,
 )
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 15.0

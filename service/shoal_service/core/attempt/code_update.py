@@ -23,14 +23,12 @@ from dataclasses import replace
 from statistics import median
 
 from shoal_service.core.attempt import memory_snapshots
-from shoal_service.core.attempt.commands import CompareModels
-from shoal_service.core.attempt.state.attempt import Attempt, Code, CodeUpdate, Discarded, UpdatePhase, short
-from shoal_service.core.attempt.state.parts import Stage, Worker
+from shoal_service.core.attempt.messages import CompareModels
+from shoal_service.core.attempt.state import Attempt, Code, CodeUpdate, Discarded, Stage, UpdatePhase, Worker, short
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_service.core.events.job import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
+from shoal_service.core.events import CodeRefused, CodeRolledBack, CodeUpdated, CodeUpdating
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.ids import next_generation
-from shoal_workers.contract.worker_reports import StepReport, StepSkipped
+from shoal_workers.contract import StepReport, StepSkipped, next_generation
 
 
 def request(turn: Turn, version: str) -> None:

@@ -35,13 +35,14 @@ from enum import StrEnum
 from typing import Any, TypeVar, assert_never
 
 from shoal_service.core.attempt import checkpoints, hangs, losses, memory_snapshots, outcome, reports
-from shoal_service.core.attempt.state.attempt import Attempt, ProgressStamp
-from shoal_service.core.attempt.state.parts import (
+from shoal_service.core.attempt.state import (
+    Attempt,
     AvoidedNode,
     Committing,
     FallingBack,
     Forming,
     Opening,
+    ProgressStamp,
     Quiescing,
     Running,
     Stage,
@@ -49,13 +50,12 @@ from shoal_service.core.attempt.state.parts import (
     Switching,
     Waiting,
     Worker,
+    later_s,
 )
-from shoal_service.core.attempt.state.timeouts import later_s
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.persistent import IntMap, Table
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.messages import Phase, later_to_form_s
+from shoal_workers.contract import EndReason, IncidentCause, Phase, later_to_form_s
 
 T = TypeVar("T")
 Move = Callable[[str, float], float]

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract import ExitKind, IncidentCause
 
 
 class Action(StrEnum):

@@ -9,27 +9,41 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from shoal_service.core.attempt import code_update, hangs, memory_snapshots, placement
-from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.memory_snapshots import best_source
+from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
 from shoal_service.core.attempt.scripts import find_rules
-from shoal_service.core.attempt.state.attempt import Attempt, Group, GroupAfter
-from shoal_service.core.attempt.state.parts import AvoidedNode, Forming, Stage, Waiting, Worker
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Forming, Group, GroupAfter, Stage, Waiting, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_service.core.events.job import JobWaiting
-from shoal_service.core.events.training import GenerationForming, LayoutProven, LayoutRefused
-from shoal_service.core.events.workers import WorkerLeaving, WorkerStarted, WorkerStartFailed
+from shoal_service.core.events import (
+    GenerationForming,
+    JobWaiting,
+    LayoutProven,
+    LayoutRefused,
+    WorkerLeaving,
+    WorkerStarted,
+    WorkerStartFailed,
+)
 from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.exception_causes import ErrorClass, Origin
-from shoal_workers.contract.ids import next_generation
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.layout import Layout, ParallelismSpec
-from shoal_workers.contract.messages import Assignment, ErrorReport, ProofDemand, WorkerInfo
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, proof_for
-from shoal_workers.contract.training_settings import changes
-from shoal_workers.contract.worker_reports import PreemptionNotice
+from shoal_workers.contract import (
+    Assignment,
+    EndReason,
+    ErrorClass,
+    ErrorReport,
+    Layout,
+    LayoutProof,
+    Origin,
+    ParallelismSpec,
+    PreemptionNotice,
+    ProofDemand,
+    ProofOutcome,
+    WorkerInfo,
+    backoff_s,
+    changes,
+    next_generation,
+    proof_for,
+)
 
 
 def consider(turn: Turn) -> None:

@@ -19,11 +19,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.state.attempt import Attempt, GroupProgress, Hang, ProgressStamp
-from shoal_service.core.attempt.state.parts import Stage
-from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
+from shoal_service.core.attempt.state import Attempt, GroupProgress, Hang, ProgressStamp, Stage, later_s, poll_wait_s
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_workers.contract.messages import Phase, Progress
+from shoal_workers.contract import Phase, Progress
 
 MEDIAN_OF = 32
 """Number of the last steps whose durations count for the median."""

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from shoal_service.core.attempt.commands import ShowIncident
 from shoal_service.core.attempt.faults import FAULTS, Blame, Memory
+from shoal_service.core.attempt.messages import ShowIncident
 from shoal_service.core.attempt.placement import lonely_ranks
-from shoal_service.core.attempt.state.attempt import Attempt, ClosedIncident, GroupBefore, Incident
-from shoal_service.core.attempt.state.parts import Worker
+from shoal_service.core.attempt.state import Attempt, ClosedIncident, GroupBefore, Incident, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.endings import LostAttempt
-from shoal_service.core.events.workers import IncidentClosed, IncidentOpened, WorkerExited
+from shoal_service.core.events import IncidentClosed, IncidentOpened, WorkerExited
 from shoal_service.core.node_loss import NodeLossBound, Protection, WorkerLossBound
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ExitKind
-from shoal_workers.contract.worker_reports import SnapshotCost
+from shoal_workers.contract import ExitKind, IncidentCause, SnapshotCost
 
 _KEPT_EXITS = 64
 

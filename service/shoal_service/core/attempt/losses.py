@@ -35,18 +35,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal_service.core.attempt import checkpoints, forming, incidents, memory_snapshots, placement
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.faults import CAUSE_OF_EXIT, FAULTS, Memory, Probation
+from shoal_service.core.attempt.messages import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.scripts import CRASH
-from shoal_service.core.attempt.state.attempt import Attempt, Crash, Death, NodeLoss
-from shoal_service.core.attempt.state.parts import LeftOut, Quiescing, Stage, Switching, Worker
-from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
+from shoal_service.core.attempt.state import (
+    Attempt,
+    Crash,
+    Death,
+    LeftOut,
+    NodeLoss,
+    Quiescing,
+    Stage,
+    Switching,
+    Worker,
+    later_s,
+    poll_wait_s,
+)
 from shoal_service.core.attempt.turn import Decision, Turn
-from shoal_service.core.events.training import CheckpointFailed
-from shoal_service.core.events.workers import NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost
+from shoal_service.core.events import CheckpointFailed, NodeAnswers, NodeSilent, WarmMemoryOff, WorkerLost
 from shoal_service.core.quantities import count_text, ranks_text
-from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
-from shoal_workers.contract.messages import ExitKind, WorkerExit
+from shoal_workers.contract import EndReason, ExitKind, IncidentCause, UserFailure, WorkerExit
 
 _MARGIN_S = 0.25
 _MAY_BE_RAISED_BY_OTHERS = (ExitKind.USER_ERROR, ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR)

@@ -49,16 +49,18 @@ from shoal_service.core.attempt import (
     reports,
     switching,
 )
-from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident, still_due
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
+    Command,
     CommitFailed,
     DeathDated,
     DeathExplained,
     Directed,
+    Emit,
     Event,
+    FindCheckpoint,
     InterruptAcknowledged,
     ModelsCompared,
     NodesAvoided,
@@ -67,6 +69,7 @@ from shoal_service.core.attempt.events import (
     Reopened,
     ReportArrived,
     RunReturned,
+    ShowIncident,
     SnapshotPartsReported,
     StorageAway,
     StorageUnusable,
@@ -76,14 +79,13 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
     WorkerUnreachable,
     WorkerWarm,
+    still_due,
 )
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Stage, Worker
+from shoal_service.core.attempt.state import Attempt, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.goodput import Category, Ledger
 from shoal_service.core.layout_plan import PlanLayout
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
+from shoal_workers.contract import EndReason, SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _STORAGE_ANSWERS = (CheckpointFound, CheckpointCommitted, CommitFailed, StorageAway, StorageUnusable)
 """Answers of the storage, which may start the next group. They are handled after what the workers have reported in the

@@ -23,19 +23,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.faults import FAULTS, Memory
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Stage, Waiting, Worker
+from shoal_service.core.attempt.messages import RequestSnapshotParts
+from shoal_service.core.attempt.state import Attempt, Stage, Waiting, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.workers import SnapshotsLacking, SnapshotsRecovering
+from shoal_service.core.events import SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.persistent import IntMap
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.ids import life_of
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.contract.worker_reports import SnapshotsStopped
+from shoal_workers.contract import (
+    IncidentCause,
+    SnapshotPart,
+    SnapshotServer,
+    SnapshotSource,
+    SnapshotsStopped,
+    life_of,
+)
 
 _BEFORE_FORMING = (Stage.QUIESCING, Stage.WAITING, Stage.FALLING_BACK)
 _UNLESS_REOPENED = (Stage.STARTING, Stage.COMMITTING)

@@ -22,26 +22,38 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from shoal_service.core.attempt import checkpoints, code_update, forming, incidents, losses, memory_snapshots
-from shoal_service.core.attempt.commands import ForgetDamaged
 from shoal_service.core.attempt.faults import FAULTS, Budget
+from shoal_service.core.attempt.messages import ForgetDamaged
 from shoal_service.core.attempt.scripts import find_rules, most_frequent
-from shoal_service.core.attempt.state.attempt import Attempt, Crash, RaisedFault
-from shoal_service.core.attempt.state.parts import AvoidedNode, Committing, FallingBack, Quiescing, Stage, Switching
+from shoal_service.core.attempt.state import (
+    Attempt,
+    AvoidedNode,
+    Committing,
+    Crash,
+    FallingBack,
+    Quiescing,
+    RaisedFault,
+    Stage,
+    Switching,
+)
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.training import (
-    CheckpointDamaged,
-    CheckpointRetried,
-    NonFiniteStepRolledBack,
-    SwitchLossy,
-)
+from shoal_service.core.events import CheckpointDamaged, CheckpointRetried, NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.backoff import backoff_s
-from shoal_workers.contract.exception_causes import LAYOUT_REFUSED, ErrorClass, Origin
-from shoal_workers.contract.fault_tolerance import NonFinitePolicy
-from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ErrorReport, ExitKind, WorkerExit
+from shoal_workers.contract import (
+    LAYOUT_REFUSED,
+    CheckpointName,
+    EndReason,
+    ErrorClass,
+    ErrorReport,
+    ExitKind,
+    IncidentCause,
+    NonFinitePolicy,
+    Origin,
+    UserFailure,
+    WorkerExit,
+    backoff_s,
+)
 
 _FRUITLESS_LIMIT = 6
 _FRUITLESS_STORAGE_LIMIT = 3

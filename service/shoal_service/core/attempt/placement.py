@@ -66,15 +66,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import AvoidedNode, Stage, Worker
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Worker
 from shoal_service.core.hardware_profile import GIB, Racks
 from shoal_service.core.layout_plan import HostNeed, Plan, PlanLayout
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import WorkerInfo
-from shoal_workers.contract.placing import Placement
-from shoal_workers.contract.snapshots import SnapshotServer
+from shoal_workers.contract import Layout, Placement, SnapshotServer, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,24 +35,24 @@ from typing import assert_never
 
 from shoal_service.core.attempt import checkpoints, code_update, forming, hangs, incidents, losses, memory_snapshots
 from shoal_service.core.attempt.faults import FAULTS
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Running, Stage, Worker
+from shoal_service.core.attempt.state import Attempt, Running, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.events.training import (
+from shoal_service.core.events import (
     GenerationData,
     GenerationFormed,
     GenerationSettings,
     NonFiniteStepSkipped,
     StoppedEarly,
+    StragglerFound,
+    StragglerKept,
     ValidationNotJudged,
 )
-from shoal_service.core.events.workers import StragglerFound, StragglerKept
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.profiles import Profiled
-from shoal_workers.contract.validation import LOSS, is_exhausted, judge, why_exhausted
-from shoal_workers.contract.worker_reports import (
+from shoal_workers.contract import (
+    LOSS,
     GroupFormed,
+    IncidentCause,
     PreemptionNotice,
+    Profiled,
     ReplayMismatch,
     ReplicaMismatch,
     ReplicasEqual,
@@ -64,6 +64,9 @@ from shoal_workers.contract.worker_reports import (
     StepSkipped,
     ValidationReport,
     WorkerReport,
+    is_exhausted,
+    judge,
+    why_exhausted,
 )
 
 

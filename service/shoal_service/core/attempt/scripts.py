@@ -17,13 +17,20 @@ from __future__ import annotations
 
 import re
 
-from shoal_service.core.attempt.state.attempt import LONG_S, Attempt, Crash
+from shoal_service.core.attempt.state import LONG_S, Attempt, Crash
 from shoal_service.core.endings import REPEATED, sentence_with_ranks
 from shoal_service.core.quantities import count_text, ranks_text
-from shoal_workers.contract.job import IncidentCause, StateSource, UserFailure
-from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
-from shoal_workers.contract.snapshots import SnapshotSource
-from shoal_workers.contract.validation import is_exhausted, why_exhausted
+from shoal_workers.contract import (
+    ExitKind,
+    IncidentCause,
+    Phase,
+    SnapshotSource,
+    StateSource,
+    UserFailure,
+    WorkerExit,
+    is_exhausted,
+    why_exhausted,
+)
 
 TIMES = 3
 """Groups in a row that may end in the same way without progress."""

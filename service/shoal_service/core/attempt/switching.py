@@ -21,19 +21,16 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from shoal_service.core.attempt import code_update, placement
-from shoal_service.core.attempt.commands import RequestYield
-from shoal_service.core.attempt.events import Directed
 from shoal_service.core.attempt.hangs import MEDIAN_OF
+from shoal_service.core.attempt.messages import Directed, RequestYield
 from shoal_service.core.attempt.placement import choose, is_settled, next_workers
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import AvoidedNode, PlanInputs, Running, Stage, Switching, Worker
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, PlanInputs, Running, Stage, Switching, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.training import GenerationSwitching, LayoutMeasured
+from shoal_service.core.events import GenerationSwitching, LayoutMeasured
 from shoal_service.core.layout_plan import PlanLayout
 from shoal_service.core.quantities import count_text
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.training_settings import changes
+from shoal_workers.contract import EndReason, changes
 
 _WORTH_STEPS = 20 * MEDIAN_OF
 """Least number of steps that must remain. With fewer, trying the other levels costs more than it could save."""

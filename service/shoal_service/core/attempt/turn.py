@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
     Command,
     Emit,
     End,
@@ -20,15 +20,12 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
 )
 from shoal_service.core.attempt.scripts import find_rules
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import TRANSITIONS, CurrentStage, Ended, Stage, Worker, WorkerPool
+from shoal_service.core.attempt.state import TRANSITIONS, Attempt, CurrentStage, Ended, Stage, Worker, WorkerPool
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.workers import WorkerReleased
+from shoal_service.core.events import JobEvent, WorkerReleased
 from shoal_service.core.layout_plan import PlanLayout
-from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import EndReason, UserFailure
+from shoal_workers.contract import EndReason, UserFailure, worker_name
 
 
 @dataclass(frozen=True, slots=True)

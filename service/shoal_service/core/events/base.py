@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract import Frozen
 
 
 class Severity(StrEnum):

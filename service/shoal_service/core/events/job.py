@@ -10,9 +10,7 @@ from typing import ClassVar, Literal
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_workers.contract.job import JobState
-from shoal_workers.contract.layout import ParallelismSpec
-from shoal_workers.contract.placing import ANY_CLUSTER
+from shoal_workers.contract import ANY_CLUSTER, JobState, ParallelismSpec
 
 _SEVERITY_OF_STATE = {
     JobState.SUCCEEDED: Severity.SUCCESS,

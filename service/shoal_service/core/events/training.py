@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_workers.contract.job import StateSource
+from shoal_workers.contract import StateSource
 
 
 class GenerationForming(JobEvent):

@@ -7,9 +7,7 @@ from typing import ClassVar
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_workers.contract.job import IncidentCause, StateSource
-from shoal_workers.contract.messages import Stacks
-from shoal_workers.contract.suspects import Suspect
+from shoal_workers.contract import IncidentCause, Stacks, StateSource, Suspect
 
 
 class WorkerStarted(JobEvent):

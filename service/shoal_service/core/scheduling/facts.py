@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.market import MarketJob, Segment, hull
-from shoal_workers.contract.placing import CapacityKind, Placement
+from shoal_workers.contract import CapacityKind, Placement
 
 PRIORITY_DOUBLES = 50.0
 """This many points of priority double a job's weight. A priority is about who starts. If it weighed more on what is

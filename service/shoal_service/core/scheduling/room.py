@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from shoal_service.core.scheduling.facts import Facts, ShapeKey
 from shoal_service.core.scheduling.market import MarketJob, MarketNode, WorkerNeed
-from shoal_workers.contract.placing import CapacityKind, Placement
+from shoal_workers.contract import CapacityKind, Placement
 
 EPSILON = 1e-9
 """Tolerance in comparisons of resources. Ray counts them in fixed point, and a rounding error in a sum of floats must

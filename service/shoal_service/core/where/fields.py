@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract import JobSpec
 
 
 class Source(StrEnum):

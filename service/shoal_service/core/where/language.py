@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from shoal_service.core.where.fields import Field, Kind, Source, UnknownName, field_named, series_field
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract import JobState
 
 MAX_LENGTH = 2000
 """Letters of a condition, at most."""

@@ -16,8 +16,7 @@ from shoal_service.core.system_metrics import SystemSample
 from shoal_service.reports import PendingEvent, PendingLog, StacksAnswer, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, WorkerView
-from shoal_workers.contract.base import WIRE_VERSION
-from shoal_workers.contract.profiles import Profiled
+from shoal_workers.contract import WIRE_VERSION, Profiled
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000

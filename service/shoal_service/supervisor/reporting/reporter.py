@@ -25,13 +25,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, assert_never
 
 from shoal_service.clock import Clock
-from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state.attempt import Attempt, Incident
+from shoal_service.core.attempt.messages import Emit, End, ShowIncident, SuspectNode
+from shoal_service.core.attempt.state import Attempt, Incident
 from shoal_service.core.downsampling import SeriesPoint
-from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.service import NodeSuspected
-from shoal_service.core.events.training import CheckpointCommitted, CheckpointFailed, GenerationForming, Validated
-from shoal_service.core.events.workers import IncidentSuspected
+from shoal_service.core.events import (
+    CheckpointCommitted,
+    CheckpointFailed,
+    GenerationForming,
+    IncidentSuspected,
+    JobEvent,
+    NodeSuspected,
+    Validated,
+)
 from shoal_service.core.system_metrics import SystemSample, pace_s, sample_of
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
@@ -40,11 +45,21 @@ from shoal_service.supervisor.reporting.status import Readings, incident_view, s
 from shoal_service.views import CheckpointView, Condition
 from shoal_workers.checkpoint.local import LocalDirectory
 from shoal_workers.checkpoint.storage import open_job_directory
-from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import LogStream, MetricPoint, Stacks, WorkerPoll, WorkerUse
-from shoal_workers.contract.profiles import Profiled
-from shoal_workers.contract.suspects import Suspect
-from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
+from shoal_workers.contract import (
+    EndReason,
+    GroupFormed,
+    LogStream,
+    MetricPoint,
+    Profiled,
+    SnapshotCost,
+    Stacks,
+    StepReport,
+    Suspect,
+    ValidationReport,
+    WorkerPoll,
+    WorkerReport,
+    WorkerUse,
+)
 
 _MOST_PER_SAMPLE = 64
 """Measurements of a rank that one sample is the mean of; further ones are dropped."""

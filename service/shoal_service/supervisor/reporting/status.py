@@ -17,15 +17,21 @@ from shoal_service.core.attempt.forming import readiness
 from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
 from shoal_service.core.attempt.memory_snapshots import waiting_until
 from shoal_service.core.attempt.placement import next_workers
-from shoal_service.core.attempt.state.attempt import Attempt, Incident, short
-from shoal_service.core.attempt.state.parts import Running, Stage, Waiting, Worker
+from shoal_service.core.attempt.state import Attempt, Incident, Running, Stage, Waiting, Worker, short
 from shoal_service.core.desired import Desired
 from shoal_service.core.quantities import count_text
 from shoal_service.views import CodeView, Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
-from shoal_workers.contract.job import EndReason, JobState
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Phase, Progress, WorkerUse
-from shoal_workers.contract.worker_reports import SnapshotCost, StepReport, ValidationReport
+from shoal_workers.contract import (
+    CheckpointName,
+    EndReason,
+    JobState,
+    Phase,
+    Progress,
+    SnapshotCost,
+    StepReport,
+    ValidationReport,
+    WorkerUse,
+)
 
 _EMA = 0.1
 _DATA_WINDOW_S = 1.0

@@ -32,8 +32,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.parts import Stage, silent_nodes
+from shoal_service.core.attempt.state import Attempt, Stage, silent_nodes
 from shoal_service.supervisor.protocols import AgentFailed, PollAgents
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerPolling
 from shoal_workers.contract.backoff import backoff_s

@@ -21,8 +21,7 @@ from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import AgentFailed
 from shoal_service.supervisor.workers.processes import agent_environment
 from shoal_service.supervisor.workers.ray_fleet import first_line
-from shoal_workers.contract.ids import NAMESPACE, agent_name
-from shoal_workers.contract.messages import NodePoll, PollRequest, Refused
+from shoal_workers.contract import NAMESPACE, NodePoll, PollRequest, Refused, agent_name
 from shoal_workers.poll_agent.agent import PollAgent
 
 _NODE_ID = "ray.io/node-id"

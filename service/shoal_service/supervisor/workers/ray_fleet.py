@@ -40,9 +40,9 @@ from ray.exceptions import (
 import ray
 from shoal_service.cluster import gcs
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.core.attempt.placement import NodeRoom, choose_node
-from shoal_service.core.attempt.state.timeouts import later_s
+from shoal_service.core.attempt.state import later_s
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.copies import CodePackage
@@ -51,27 +51,28 @@ from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, Work
 from shoal_service.supervisor.workers.processes import worker_environment
 from shoal_workers import exit_status, ray_internals, stacks
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
-from shoal_workers.contract.ids import NAMESPACE
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import (
+from shoal_workers.contract import (
+    NAMESPACE,
     Assignment,
     ErrorReport,
-    Frame,
+    IncidentCause,
+    JobSpec,
     MetricsBatch,
     MetricsProgress,
+    ModelShape,
+    Placement,
+    ProfileRequest,
     Refused,
+    SnapshotPart,
     StackSource,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
     WorkerStack,
+    label_selector,
 )
-from shoal_workers.contract.model import ModelShape
-from shoal_workers.contract.placing import Placement, label_selector
-from shoal_workers.contract.profiles import ProfileRequest
-from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.messages import Frame
 from shoal_workers.stacks import is_worker_process
 from shoal_workers.version import VERSION
 

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from shoal_service.clock import Clock
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import CompareModels, RequestSnapshotParts, StartWorker
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
+    CompareModels,
     DeathDated,
     DeathExplained,
     Event,
@@ -28,30 +28,31 @@ from shoal_service.core.attempt.events import (
     ModelsCompared,
     ProgressReported,
     ReportArrived,
+    RequestSnapshotParts,
     RunReturned,
     SnapshotPartsReported,
+    StartWorker,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.timeouts import poll_wait_s
+from shoal_service.core.attempt.state import Attempt, poll_wait_s
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import (
+from shoal_workers.contract import (
     Assignment,
     ErrorReport,
+    IncidentCause,
     Phase,
     PollRequest,
     Progress,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
+    difference,
 )
-from shoal_workers.contract.model import difference
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

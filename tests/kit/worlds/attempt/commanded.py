@@ -21,36 +21,34 @@ from kit.worlds.attempt.parts import (
 )
 from kit.worlds.attempt.watch import Watch
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
+    CheckpointCommitted,
+    CheckpointFound,
     Command,
     Commit,
     CompareModels,
     Emit,
     End,
+    Event,
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
+    InterruptAcknowledged,
     KillWorker,
+    ModelsCompared,
     NoteCommit,
     Order,
+    Reopened,
     RequestSnapshotParts,
     RequestYield,
     Run,
     ShowIncident,
+    SnapshotPartsReported,
     StartWorker,
     SuspectNode,
-    unanswered,
-)
-from shoal_service.core.attempt.events import (
-    CheckpointCommitted,
-    CheckpointFound,
-    Event,
-    InterruptAcknowledged,
-    ModelsCompared,
-    Reopened,
-    SnapshotPartsReported,
     Tick,
     WorkerLost,
+    unanswered,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.parts import Stage

@@ -12,8 +12,7 @@ from typing import Any
 from kit.worlds.attempt.parts import from_journal
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import Order, Run
-from shoal_service.core.attempt.events import Event, RunReturned, Tick, WorkerLost
+from shoal_service.core.attempt.messages import Event, Order, Run, RunReturned, Tick, WorkerLost
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.parts import Worker
 from shoal_service.planner import plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal_service.core.attempt.events import Directed
+from shoal_service.core.attempt.messages import Directed
 from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt, Target
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kit.worlds.attempt.lives import Entry, Zombie, entry_of, reorder_answers, restart_from
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.commands import Run
+from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.state.parts import Stage
 
 

@@ -11,11 +11,9 @@ from kit.worlds.attempt.parts import (
     ROOT,
     name_of,
 )
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.messages import (
     Emit,
     Run,
-)
-from shoal_service.core.attempt.events import (
     RunReturned,
 )
 from shoal_service.core.attempt.state.attempt import Attempt

@@ -16,18 +16,16 @@ from kit.worlds.attempt.parts import (
     step_report,
 )
 from shoal_service.core.attempt.checkpoints import what_is_missing
-from shoal_service.core.attempt.commands import (
-    Emit,
-    End,
-    ShowIncident,
-)
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
+    Emit,
+    End,
     ProgressReported,
     ReportArrived,
     RunReturned,
+    ShowIncident,
     StorageAway,
     WorkerFailedToStart,
     WorkerLost,

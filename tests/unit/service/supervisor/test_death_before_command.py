@@ -11,7 +11,7 @@ import pytest
 
 from doubles.event_loop import run, settle
 from doubles.supervisor_bench import SPEC, SupervisorBench
-from shoal_service.core.attempt.commands import Command, Emit, End, ShowIncident, SuspectNode
+from shoal_service.core.attempt.messages import Command, Emit, End, ShowIncident, SuspectNode
 from shoal_service.supervisor.executor import TICK_S
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind

@@ -6,8 +6,7 @@ from typing import Any
 from doubles.fake_clock import FakeClock
 from doubles.supervisor_bench import SPEC, SupervisorBench
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import Run
-from shoal_service.core.attempt.events import InterruptAcknowledged
+from shoal_service.core.attempt.messages import InterruptAcknowledged, Run
 from shoal_service.core.attempt.state.timeouts import later_s, poll_wait_s
 from shoal_service.supervisor.executor import Pace
 from shoal_service.supervisor.journal import UnansweredOrders

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import FindCheckpoint
-from shoal_service.core.attempt.events import CheckpointFound, StorageAway
+from shoal_service.core.attempt.messages import CheckpointFound, FindCheckpoint, StorageAway
 from shoal_service.supervisor.checkpoints import CheckpointCatalog, CheckpointCoordinator, _is_final
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.spec_note import NAME, SpecChanged, differences, note_spec

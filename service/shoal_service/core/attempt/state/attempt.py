@@ -21,17 +21,30 @@ from shoal_service.core.goodput import Ledger
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.persistent import IntMap
-from shoal_workers.contract.exception_causes import ErrorClass
-from shoal_workers.contract.job import IncidentCause, StateSource
-from shoal_workers.contract.layout import Layout, ParallelismSpec
-from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ExitKind, Phase, WorkerExit
-from shoal_workers.contract.proofs import LayoutProof, ProofOutcome, kind_of
-from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
-from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.training_settings import TrainingSettings, settings_of, with_settings
-from shoal_workers.contract.validation import Standing
-from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, SnapshotsStopped
+from shoal_workers.contract import (
+    CheckpointName,
+    ErrorClass,
+    ExitKind,
+    IncidentCause,
+    JobSpec,
+    Layout,
+    LayoutProof,
+    ParallelismSpec,
+    Phase,
+    ProofOutcome,
+    SavedPart,
+    SnapshotCost,
+    SnapshotPart,
+    SnapshotSource,
+    SnapshotsStopped,
+    Standing,
+    StateSource,
+    TrainingSettings,
+    WorkerExit,
+    kind_of,
+    settings_of,
+    with_settings,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

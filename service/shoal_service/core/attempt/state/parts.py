@@ -13,9 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from shoal_service.core.persistent import Table
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.layout import ParallelismSpec
-from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract import Frozen, ParallelismSpec, WorkerInfo
 
 
 class AvoidedNode(Frozen):

@@ -12,8 +12,7 @@ only a limited number of answers a second.
 
 from __future__ import annotations
 
-from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.fault_tolerance import TimeoutsSpec
+from shoal_workers.contract import Frozen, TimeoutsSpec
 
 AGENTS_FROM = 64
 """Workers of a job from which on agents poll them (supervisor/workers/agent_pool.py), unless set otherwise."""

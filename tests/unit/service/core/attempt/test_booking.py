@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kit.worlds.attempt.parts import from_journal
 from shoal_service.core import goodput
-from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.messages import ReportArrived
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired

@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import KillWorker, SuspectNode
-from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
+from shoal_service.core.attempt.messages import (
+    DeathDated,
+    InterruptAcknowledged,
+    KillWorker,
+    SuspectNode,
+    WorkerUnreachable,
+)
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause

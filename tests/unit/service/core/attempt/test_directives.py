@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.worlds.attempt.parts import directed
-from shoal_service.core.attempt.commands import KillWorker, StartWorker
+from shoal_service.core.attempt.messages import KillWorker, StartWorker
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.fault_tolerance import ElasticitySpec

@@ -10,14 +10,14 @@ import pytest
 from kit.worlds.attempt.new_world import make_world
 from kit.worlds.attempt.parts import copy_of, directed, error_of, from_journal
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import End
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     CheckpointCommitted,
     CheckpointFound,
     ClockJumped,
     CommitFailed,
     DeathDated,
     DeathExplained,
+    End,
     Event,
     InterruptAcknowledged,
     ModelsCompared,

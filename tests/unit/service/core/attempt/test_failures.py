@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillWorker
-from shoal_service.core.attempt.events import DeathExplained
+from shoal_service.core.attempt.messages import DeathExplained, Interrupt, KillWorker
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 

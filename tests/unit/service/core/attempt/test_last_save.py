@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.messages import ReportArrived
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import Commit, NoteCommit, StartWorker, unanswered
-from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.messages import Commit, NoteCommit, ReportArrived, StartWorker, unanswered
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind

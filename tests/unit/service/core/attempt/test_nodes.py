@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillWorker, RequestYield, StartWorker, SuspectNode
-from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
+from shoal_service.core.attempt.messages import (
+    KillWorker,
+    NodesAvoided,
+    ReportArrived,
+    RequestYield,
+    StartWorker,
+    SuspectNode,
+)
 from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import PreemptionNotice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import Run
+from shoal_service.core.attempt.messages import Run
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.supervisor.reporting.status import Readings, status_of
 from shoal_workers.contract.exception_causes import LAYOUT_REFUSED

@@ -29,7 +29,7 @@ from kit.worlds.attempt.code_rules import CodeRules
 from kit.worlds.attempt.setback_rules import SetbackRules
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.checkpoints import reads_storage
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     NodesAvoided,
     NodesSilent,
     ReportArrived,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kit.worlds.attempt.lives import entry_of, restart_from
-from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
+from shoal_service.core.attempt.messages import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 

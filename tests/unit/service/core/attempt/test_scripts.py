@@ -10,10 +10,18 @@ import pytest
 
 from kit.worlds.attempt.parts import step_report
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import Commit, CompareModels, FindCheckpoint, RequestYield, Run, StartWorker
 from shoal_service.core.attempt.deadlines import Deadline, find_wait
-from shoal_service.core.attempt.events import Directed, NodesAvoided
 from shoal_service.core.attempt.machine import open_attempt
+from shoal_service.core.attempt.messages import (
+    Commit,
+    CompareModels,
+    Directed,
+    FindCheckpoint,
+    NodesAvoided,
+    RequestYield,
+    Run,
+    StartWorker,
+)
 from shoal_service.core.attempt.state.attempt import LONG_S, UpdatePhase
 from shoal_service.core.attempt.state.parts import AvoidedNode, Stage
 from shoal_service.core.desired import Desired

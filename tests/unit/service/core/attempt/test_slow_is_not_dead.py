@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.deadlines import Deadline, find_wait
-from shoal_service.core.attempt.events import ProgressReported
+from shoal_service.core.attempt.messages import ProgressReported
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.desired import Desired

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.events import ReportArrived, RunReturned, WorkerFailedToStart, WorkerLost, WorkerWarm
+from shoal_service.core.attempt.messages import ReportArrived, RunReturned, WorkerFailedToStart, WorkerLost, WorkerWarm
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Phase

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartWorker
-from shoal_service.core.attempt.events import StorageAway, StorageUnusable
+from shoal_service.core.attempt.messages import FindCheckpoint, Run, StartWorker, StorageAway, StorageUnusable
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Phase

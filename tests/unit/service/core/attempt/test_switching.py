@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Commit, KillWorker, RequestYield, Run
+from shoal_service.core.attempt.messages import Commit, KillWorker, RequestYield, Run
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import job_state

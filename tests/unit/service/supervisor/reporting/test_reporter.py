@@ -9,8 +9,7 @@ import pytest
 
 from kit.worlds.attempt.new_world import make_world
 from shoal_service.clock import SystemClock
-from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.events import NodesSilent
+from shoal_service.core.attempt.messages import Emit, End, NodesSilent, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import (
     Attempt,
     AttemptConfig,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from shoal_service.cluster.errors import GcsUnavailable
-from shoal_service.core.attempt.commands import StartWorker
+from shoal_service.core.attempt.messages import StartWorker
 from shoal_service.supervisor.workers.ray_fleet import FreeNode, NodePreference
 from shoal_workers.contract.placing import CapacityKind, Placement, label_selector
 

@@ -14,16 +14,17 @@ from doubles.fake_workers import FakeWorker, FakeWorkers
 from kit.contracts.fleet import assignment
 from kit.contracts.journal import CONFIG
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import RequestSnapshotParts, StartWorker
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
     DeathDated,
     DeathExplained,
     Event,
     InterruptAcknowledged,
     ProgressReported,
     ReportArrived,
+    RequestSnapshotParts,
     RunReturned,
     SnapshotPartsReported,
+    StartWorker,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,

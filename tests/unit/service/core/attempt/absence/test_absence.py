@@ -10,11 +10,13 @@ import pytest
 
 from kit.worlds.attempt.parts import error_of
 from shoal_service.core.attempt import deadlines, hangs, losses
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, SuspectNode
 from shoal_service.core.attempt.deadlines import find_wait
-from shoal_service.core.attempt.events import (
+from shoal_service.core.attempt.messages import (
+    Interrupt,
+    KillWorker,
     NodesSilent,
     Reopened,
+    SuspectNode,
     Tick,
     WorkerUnreachable,
 )

@@ -8,8 +8,7 @@ import pytest
 
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt.code_update import TRIAL_S, TRIAL_STEPS
-from shoal_service.core.attempt.commands import Commit
-from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.messages import Commit, ReportArrived
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import IncidentCause

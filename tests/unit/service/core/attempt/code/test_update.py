@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kit.worlds.attempt.world import World
-from shoal_service.core.attempt.commands import CompareModels, StartWorker
-from shoal_service.core.attempt.events import ModelsCompared
+from shoal_service.core.attempt.messages import CompareModels, ModelsCompared, StartWorker
 from shoal_service.core.attempt.state.parts import Stage
 
 NewWorld = Callable[..., World]

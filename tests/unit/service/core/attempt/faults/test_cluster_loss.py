@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.commands import ShowIncident
+from shoal_service.core.attempt.messages import ShowIncident
 from shoal_service.core.endings import LostAttempt, after_end
 from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.job import EndReason, IncidentCause, StateSource

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.events import DeathExplained
+from shoal_service.core.attempt.messages import DeathExplained
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason
 

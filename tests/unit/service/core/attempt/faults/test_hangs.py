@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt import hangs
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
+from shoal_service.core.attempt.messages import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.state.attempt import GroupProgress, essential
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts

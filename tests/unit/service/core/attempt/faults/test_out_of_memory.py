@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.events import DeathExplained, WorkerLost
 from shoal_service.core.attempt.losses import is_out_of_memory
+from shoal_service.core.attempt.messages import DeathExplained, StartWorker, WorkerLost
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import KillWorker, SuspectNode
-from shoal_service.core.attempt.events import WorkerFailedToStart
+from shoal_service.core.attempt.messages import KillWorker, SuspectNode, WorkerFailedToStart
 from shoal_workers.contract.exception_causes import ErrorClass, Origin
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase

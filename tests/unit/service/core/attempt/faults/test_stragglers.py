@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillWorker, StartWorker, SuspectNode
+from shoal_service.core.attempt.messages import KillWorker, StartWorker, SuspectNode
 from shoal_service.core.attempt.state.parts import Stage
 
 NewWorld = Callable[..., Any]

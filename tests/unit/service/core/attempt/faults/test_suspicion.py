@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import SuspectNode
-from shoal_service.core.attempt.events import DeathExplained
+from shoal_service.core.attempt.messages import DeathExplained, SuspectNode
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause

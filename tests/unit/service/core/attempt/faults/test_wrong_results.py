@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
-from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.messages import KillWorker, ReportArrived, Run, SuspectNode
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase

@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from shoal_service.core.attempt.checkpoints import describe_search
-from shoal_service.core.attempt.commands import (
+from shoal_service.core.attempt.machine import step
+from shoal_service.core.attempt.messages import (
+    CheckpointFound,
     Commit,
     FindCheckpoint,
     ForgetDamaged,
+    ReportArrived,
     RequestSnapshotParts,
     Run,
+    SnapshotPartsReported,
     StartWorker,
+    WorkerWarm,
 )
-from shoal_service.core.attempt.events import CheckpointFound, ReportArrived, SnapshotPartsReported, WorkerWarm
-from shoal_service.core.attempt.machine import step
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason, IncidentCause

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Emit
-from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.incidents import node_loss_bound, worker_loss_bound
+from shoal_service.core.attempt.messages import Emit, ReportArrived
 from shoal_service.core.attempt.placement import lonely_ranks
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.events.workers import IncidentOpened

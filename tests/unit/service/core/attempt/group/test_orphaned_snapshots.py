@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillWorker, StartWorker
-from shoal_service.core.attempt.events import WorkerLost
+from shoal_service.core.attempt.messages import KillWorker, StartWorker, WorkerLost
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.supervisor.reporting.status import job_state
 from shoal_workers.contract.job import IncidentCause, JobState

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillWorker, StartWorker, SuspectNode
-from shoal_service.core.attempt.events import NodesSilent, WorkerUnreachable
+from shoal_service.core.attempt.messages import (
+    Interrupt,
+    KillWorker,
+    NodesSilent,
+    StartWorker,
+    SuspectNode,
+    WorkerUnreachable,
+)
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
-from shoal_service.core.attempt.events import ProgressReported, WorkerUnreachable
 from shoal_service.core.attempt.memory_snapshots import newest_reported_step
+from shoal_service.core.attempt.messages import (
+    KillWorker,
+    ProgressReported,
+    RequestSnapshotParts,
+    RequestYield,
+    Run,
+    WorkerUnreachable,
+)
 from shoal_service.core.attempt.state.attempt import Discarded, SnapshotIndex
 from shoal_service.core.attempt.state.parts import Stage
 from shoal_service.core.desired import Desired

@@ -9,7 +9,7 @@ import pytest
 
 from kit.worlds.attempt.parts import directed, from_journal
 from shoal_service.core.attempt import machine, switching
-from shoal_service.core.attempt.events import Event, Tick
+from shoal_service.core.attempt.messages import Event, Tick
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.parts import PlanInputs, Running, Stage
 from shoal_service.core.hardware_profile import HardwareProfile, Racks

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 
 from shoal_service.core.attempt.deadlines import is_time, moved
-from shoal_service.core.attempt.events import ClockJumped, ReportArrived
+from shoal_service.core.attempt.messages import ClockJumped, ReportArrived
 from shoal_service.core.attempt.placement import is_due
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.parts import Stage
