@@ -99,6 +99,15 @@ def test_an_address_without_a_server_raises_disconnected_with_a_hint() -> None:
             list(client.events("job-1", follow=True))
 
 
+def test_without_an_address_the_one_of_the_environment_counts(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SHOAL_URL", raising=False)
+    with Client() as client:
+        assert client.base_url == "http://127.0.0.1:8470"
+    monkeypatch.setenv("SHOAL_URL", service.url)
+    with Client() as client, service.client as named:
+        assert list(client.jobs()) == list(named.jobs())
+
+
 def test_errors_carry_the_problem_and_survive_pickling(service: Any) -> None:
     with pytest.raises(NotFound) as caught:
         service.client.job("job-unknown")

@@ -67,7 +67,7 @@ class TorchTrainer:
             return trainer.fit()
         from shoal_api.client import Client
 
-        with Client(os.environ.get("SHOAL_URL", "http://127.0.0.1:8470")) as client:
+        with Client() as client:
             job = client.submit(self._document(trainer))
             sys.stderr.write(f"{job.id} {job.name}: shoal watch {job.id}\n")
             for event in client.events(job.id, follow=True):

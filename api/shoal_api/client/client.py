@@ -14,6 +14,7 @@ client knows the user's working directory, login name and files. The server vali
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -91,16 +92,18 @@ class Client(Histories, Fleet, Artifacts):
 
     def __init__(
         self,
-        base_url: str = DEFAULT_URL,
+        base_url: str | None = None,
         *,
         token: str | None = None,
         ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        """`token`: None for the one that `credentials.find_token` finds for this address, now or at a later call.
+        """`base_url`: None for SHOAL_URL, else a server of this machine.
+        `token`: None for the one that `credentials.find_token` finds for this address, now or at a later call.
         `ca_file`: the certificates, in PEM, of authorities that the server's may come from; None for SHOAL_CA_FILE,
         else the usual ones."""
+        base_url = base_url or os.environ.get("SHOAL_URL", DEFAULT_URL)
         find = (lambda: token) if token else partial(find_token, base_url)
         credentials = Credentials(find, Path(ca_file) if ca_file is not None else find_ca_file())
         super().__init__(Transport(base_url, timeout_s, retry, credentials))
