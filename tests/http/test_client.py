@@ -104,8 +104,8 @@ def test_without_an_address_the_one_of_the_environment_counts(service: Any, monk
     with Client() as client:
         assert client.base_url == "http://127.0.0.1:8470"
     monkeypatch.setenv("SHOAL_URL", service.url)
-    with Client() as client, service.client as named:
-        assert list(client.jobs()) == list(named.jobs())
+    with Client() as client:
+        assert list(client.jobs()) == list(service.client.jobs())
 
 
 def test_errors_carry_the_problem_and_survive_pickling(service: Any) -> None:
