@@ -23,13 +23,17 @@ SPEC: dict[str, Any] = {
 FAULTY = 1
 
 
-def job_with(make_job: Any, fault: str) -> Any:
-    return make_job(**SPEC, data={"fault": fault, "rank": FAULTY, "step": 4})
+def job_with(make_job: Any, fault: str) -> tuple[Any, list[Any]]:
+    """A job, and its three workers: one of them has the fault in the fourth step."""
+    job = make_job(**SPEC, data={"fault": fault})
+    workers = job.workers(3)
+    workers[FAULTY].strike("forward", 3, "fault")
+    workers[FAULTY].strike("forward", 4, "no fault")
+    return job, workers
 
 
 def test_a_rank_that_calls_another_collective_names_itself_and_no_other_does(make_job: Any) -> None:
-    job = job_with(make_job, "diverge")
-    workers = job.workers(3)
+    job, workers = job_with(make_job, "diverge")
     job.start(workers)
     deadline = time.monotonic() + PATIENCE_S
     while (newest := workers[FAULTY].call("signs")[0]) is None or not newest.deviation:
@@ -42,15 +46,13 @@ def test_a_rank_that_calls_another_collective_names_itself_and_no_other_does(mak
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_that_ranks(make_job: Any) -> None:
-    job = job_with(make_job, "nan")
-    workers = job.workers(3)
+    job, workers = job_with(make_job, "nan")
     job.finish(workers)
     assert [(one.step, one.ranks) for one in job.reported(workers, StepSkipped)] == [(4, (FAULTY,))]
 
 
 def test_each_report_has_the_times_of_all_ranks_and_slow_data_is_seen_on_its_rank_only(make_job: Any) -> None:
-    job = job_with(make_job, "slow")
-    workers = job.workers(3)
+    job, workers = job_with(make_job, "slow")
     job.run(workers)
     reports = {one.step: one for one in job.reported(workers, StepReport)}
     slow = reports[4]
@@ -61,8 +63,7 @@ def test_each_report_has_the_times_of_all_ranks_and_slow_data_is_seen_on_its_ran
 
 
 def test_the_rank_that_is_slowed_is_the_busiest_and_its_clock_of_phases_says_with_what(make_job: Any) -> None:
-    job = job_with(make_job, "slow")
-    workers = job.workers(3)
+    job, workers = job_with(make_job, "slow")
     job.run(workers)
     spent = [worker.call("part_seconds") for worker in workers]
     uses = {rank: [WorkerUse(at=1.0, phases=_shares(seconds))] for rank, seconds in enumerate(spent)}

@@ -75,6 +75,10 @@ class WorkerProcess:
             self.flip_a_bit_of_the_exponent()
         elif action is not None and action.startswith("flip in "):
             self.flip_a_bit(action.removeprefix("flip in "))
+        elif action == "fault":
+            os.environ["SHOALTEST_FAULT"] = "on"
+        elif action == "no fault":
+            del os.environ["SHOALTEST_FAULT"]
         elif action == "report":
             self.send("reached", key)
         if phase == Phase.CONNECTING:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
 from torch.nn import functional as F
@@ -233,46 +232,40 @@ class Lying(Counting):
 
 
 _OTHER_COLLECTIVES = compile(
-    "dist.broadcast(torch.zeros(5), src=dist.get_rank()); dist.barrier()", torch.distributed.fsdp.__file__, "exec"
+    "torch.distributed.broadcast(torch.zeros(5), src=torch.distributed.get_rank()); torch.distributed.barrier()",
+    torch.distributed.fsdp.__file__,
+    "exec",
 )
 """As a fault of FSDP would call them: a task's own are refused."""
 
 
 class Faulty(Counting):
-    """One rank has a fault in one step; a step has one micro-batch on each rank."""
-
-    def __init__(self, model, data, seed):
-        super().__init__(model, data, seed)
-        self.step = 0
+    """A rank has a fault while the environment says so: a counter of its own would count the steps of a proof, too."""
 
     def build_dataset(self, split):
         sequences = super().build_dataset(split)
         return sequences if split != "train" else SlowSequences(sequences, self)
 
-    def is_struck(self, fault, times=1):
-        is_rank = dist.is_initialized() and dist.get_rank() == self.data["rank"]
-        return self.data["fault"] == fault and 0 <= self.step - self.data["step"] < times and is_rank
+    def is_struck(self, fault):
+        return self.data["fault"] == fault and "SHOALTEST_FAULT" in os.environ
 
     def loss(self, model, batch):
         loss = super().loss(model, batch)
         if self.is_struck("diverge"):
             exec(_OTHER_COLLECTIVES)
-        if self.is_struck("nan", times=3):  # it is computed twice again, to see whether a computation was wrong
+        if self.is_struck("nan"):
             loss = loss * math.nan
         return loss
 
 
 class SlowSequences(torch.utils.data.Dataset):
     def __init__(self, sequences, task):
-        self.sequences, self.task, self.read = sequences, task, 0
+        self.sequences, self.task = sequences, task
 
     def __len__(self):
         return len(self.sequences)
 
     def __getitem__(self, index):
-        self.read += 1
-        if self.read % 2:  # the first sample of a micro-batch of two
-            self.task.step += 1
-            if self.task.is_struck("slow"):
-                time.sleep(SLOW_S)
+        if self.task.is_struck("slow"):
+            time.sleep(SLOW_S / 2)  # a micro-batch has two samples
         return self.sequences[index]
