@@ -11,7 +11,7 @@ What only a log reads is none of them. Called by `Run` on the training thread, b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -40,9 +40,11 @@ _SHOAL = f"{PACKAGE.parent / 'shoal'}{os.sep}"
 class Carried:
     """The names of one loop, in one generation."""
 
-    def __init__(self, known: Mapping[int, object]) -> None:
-        """`known`: what is tracked, and the run, by id."""
+    def __init__(self, known: Mapping[int, object], modules: Collection[nn.Module]) -> None:
+        """`known`: what is tracked, and the run, by id. `modules`: all that are tracked; what is registered in them
+        may be another tensor in a forward pass, as FSDP has it."""
         self._known = dict(known)
+        self._modules = {id(module): module for module in modules}
         self._step = -1
         self._num_steps = 0
         self._seen: dict[str, Values] = {}
@@ -122,13 +124,16 @@ class Carried:
 
     def _resolved(self, name: str, scope: Mapping[str, Any]) -> tuple[str, Any]:
         """The name and its value; of what is inside of a number, a tensor, a container or something known, that itself.
-        None: it is not there."""
+        None: it is not there, or part of what is tracked."""
         first, *keys = name.split(".")
         value, path = scope.get(first), first
         for key in keys:
             is_known = id(value) in self._known and path != "self"  # whose own forward pass is read
             if is_known or isinstance(value, _VALUES) or is_generator(value) or hasattr(type(value), "__next__"):
                 break
+            module = self._modules.get(id(value))
+            if module is not None and _is_registered(module, key):
+                return path, None
             try:
                 value, path = getattr(value, key), f"{path}.{key}"
             except Exception:  # a property of the program

@@ -255,7 +255,8 @@ class Run:
         tracked.unmarked = self._buffers.paths
         self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
         inner = [part for module in tracked.modules().values() for part in (*module.parameters(), *module.buffers())]
-        self._carried = Carried({id(one): one for one in (self, *objects.values(), *inner)})
+        modules = [part for module in tracked.modules().values() for part in module.modules()]
+        self._carried = Carried({id(one): one for one in (self, *objects.values(), *inner)}, modules)
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
