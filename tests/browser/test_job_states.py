@@ -159,7 +159,13 @@ def test_a_failed_job_says_its_error_once_with_the_last_lines_of_the_rank(reader
     job = written.add_job(name="square", retry={"max_failures": 0})
     written.train(job)
     failure = UserFailure(
-        type="KeyError", message="'square'", traceback="File shapes.py, line 66", phase="forward", ranks=(1,), step=12
+        type="KeyError",
+        message="'square'",
+        traceback="File shapes.py, line 66",
+        phase="forward",
+        ranks=(1,),
+        step=12,
+        line="shapes.py:66 in loss()",
     )
     message = "KeyError: 'square' (shapes.py:66 in loss())"
     written.report(job, RUNNING, end=AttemptEnd(reason=EndReason.USER_ERROR, message=message, step=12, failure=failure))
