@@ -110,8 +110,7 @@ function detail() {
 }
 
 function controls() {
-  if (typing !== null) state.where = $("where").value.trim();  // typed, and its pause is not over
-  for (const name of ["where", "axis", "smoothing", "group", "band", "limit"]) if (document.activeElement !== $(name)) $(name).value = state[name];
+  for (const name of ["where", "axis", "smoothing", "group", "band", "limit"]) if (document.activeElement !== $(name) && !(name === "where" && typing !== null)) $(name).value = state[name];
   if (state.project && ![...$("project").options].some(({ value }) => value === state.project)) $("project").append(new Option(state.project, state.project));
   $("project").value = state.project; $("of-band").hidden = !state.group;
   $("log-x").checked = state.log_x; $("unzoom").disabled = !state.zoom;
