@@ -187,6 +187,27 @@ def test_what_shoal_does_not_answer_is_refused_in_words(text: str, words: str, b
     assert words in end.error.message
 
 
+@pytest.mark.parametrize("reporting", [0, 1])
+def test_a_report_on_one_rank_alone_names_the_ranks(bench: Bench, reporting: int) -> None:
+    text = f"""
+def train():
+    if ray.train.get_context().get_world_rank() == {reporting}:
+        ray.train.report({{"loss": 1.0}})
+
+
+TorchTrainer(train).fit()
+"""
+    runners = bench(_HEAD + text, 2, script=RAY_TRAIN)
+    runners.prepare()
+    runners.start()
+    end = runners.exit_of(0)
+    runners.runners[1].interrupt(runners.generation)  # as the supervisor does
+    assert runners.exit_of(1).kind is ExitKind.INTERRUPTED
+    assert end.kind is ExitKind.USER_ERROR and end.error is not None
+    words = f"has returned on rank {1 - reporting}, and rank {reporting} is in ray.train.report()"
+    assert words in end.error.message and "on every rank" in end.error.message
+
+
 def test_what_the_job_decides_is_said(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     text = """
 from ray.train import FailureConfig

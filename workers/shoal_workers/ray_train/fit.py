@@ -190,7 +190,7 @@ def train(plan: Plan, group: Group) -> tuple[Answers, Any]:
     answers = Answers(group, plan.name, plan.directory, plan.retention, plan.manifest, plan.positions, shards)
     answer_for_ray_train(answers)
     value = plan.train(plan.config or {}) if _takes_config(plan.train) else plan.train()
-    group.exchange(b"", lambda _: b"")  # nobody leaves while others are in a collective
+    group.leave()
     answer_for_ray_train(None)
     gc.collect()  # torch 2.13 may lock itself up if a DDP model is the last that holds the group
     if dist.is_initialized():

@@ -6,13 +6,14 @@ own process groups, so it also carries the function that rank 0 sends before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 _FOREVER = timedelta(days=3650)
 """Whoever waits is ended by its worker when the group ends."""
+_LEAVES = b"leaves"
 
 
 class Group:
@@ -55,11 +56,29 @@ class Group:
         if self.rank == 0:
             names = [f"{call}/{rank}" for rank in range(self.world_size)]
             self._store.wait(names, _FOREVER)
-            self._set(call, decide([bytes(self._store.get(name)) for name in names]))
+            values = [bytes(self._store.get(name)) for name in names]
+            _check_that_all_leave(values)
+            self._set(call, decide(values))
             # Every rank has come, so each has read the answer before.
             for name in [*names, f"call/{self._number_of_call - 1}"]:
                 self._store.delete_key(name)
         return self.awaited(call)
 
+    def leave(self) -> None:
+        """Wait for all ranks after the training function: nobody leaves while others are in a collective."""
+        self.exchange(_LEAVES, lambda _: _LEAVES)
+
     def _set(self, name: str, value: bytes) -> None:
         self._store.set(name, value)  # type: ignore[arg-type]  # bytes are accepted, and come back as they are
+
+
+def _check_that_all_leave(values: Sequence[bytes]) -> None:
+    """Raise if some ranks leave, and others do not."""
+    leaving = [rank for rank, value in enumerate(values) if value == _LEAVES]
+    if leaving and len(leaving) < len(values):
+        staying = [rank for rank in range(len(values)) if rank not in leaving]
+        raise RuntimeError(
+            f"the training function has returned on rank {', '.join(map(str, leaving))}, and rank "
+            f"{', '.join(map(str, staying))} is in ray.train.report(), or in another call of ray.train for all ranks. "
+            "Make these calls on every rank, as often as on the others."
+        )
