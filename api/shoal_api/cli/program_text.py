@@ -32,7 +32,7 @@ class Call:
     keywords: dict[str, ast.expr]
     args: tuple[ast.expr, ...]
     side: str = ""
-    """`rank 0` if the call stands below `if rank == 0`, `others` if in its else; empty: all ranks make it."""
+    """Which ranks make the call: `rank 0` below `if rank == 0`, `others` in its else, and empty for all ranks."""
 
 
 @dataclass
@@ -287,8 +287,8 @@ class _Visitor(ast.NodeVisitor):
         return of_body or ("others" if of_else else ""), of_else or ("others" if of_body else "")
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """A definition below `if rank == 0` does not say which ranks call the function. Code after
-        `if rank != 0: return` runs on rank 0 alone, to the end of the function."""
+        """Visit the body for all ranks: a definition below `if rank == 0` does not say who calls it. Within the body,
+        only rank 0 runs what follows `if rank != 0: return`."""
         before, self._side = (self._side, self._function), ""
         parameters = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         self._function = function = Function(parameters)

@@ -86,7 +86,7 @@ class Script:
 
     spec: dict[str, Any]
     layouts: tuple[str, ...]
-    """Expected layouts in this order; others may lie between them. Empty: any layouts."""
+    """Layouts that the job must have, in this order, with any others in between. Empty: no layout is checked."""
 
 
 def make_script(scenario: Scenario, steps: int | None = None) -> Script:

@@ -82,7 +82,7 @@ def version(session: Session) -> None:
 GIB = 1024**3
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
-"""The newest one of which docs/install.md has a result."""
+"""The newest release that has been tested: docs/install.md has the result."""
 _WANTED = {"torch": ("2.13", "2.14", "2.15"), "ray": ("2.57", "2.58", "2.59", "2.60")}
 """The releases with which `make test-versions` has passed; pyproject.toml has the same ranges."""
 _IMPORT_TIMEOUT_S = 120.0

@@ -51,7 +51,7 @@ from shoal_service.store.access import CURRENT, DONE, Deed
 
 
 class Needs:
-    """A dependency of a route. `permission` None: anyone may ask.
+    """What a route asks of its caller, as a dependency. Without a `permission`, anyone may call it.
 
     `is_audited` False: a program of the service calls the route again and again. What it reports is no deed of a
     person, and would fill the audit.

@@ -92,7 +92,7 @@ class Carried:
             if isinstance(function, FunctionType):
                 yield from self._of_function(function, value, name, depth)
             elif isinstance(value, nn.Module):
-                if not isinstance(scope.get("self"), nn.Module):  # else it is one of those inside
+                if not isinstance(scope.get("self"), nn.Module):  # else it is read with the outer module
                     yield from self._of_module(value, name, line_in(file, line, ""), depth)
             elif value is not None and not callable(value) and not isinstance(value, ModuleType):
                 yield name, value, line_in(file, line, "")

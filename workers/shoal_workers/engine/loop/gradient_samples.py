@@ -95,7 +95,7 @@ class GradientSamples:
 
 def _places(parameters: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Some parameters, the first and the last among them, each with numbers of some of its elements."""
-    trained = [one for one in parameters if one.requires_grad and one.numel() and one.is_floating_point()]
+    trained = [p for p in parameters if p.requires_grad and p.numel() and p.is_floating_point()]
     for number in _spread(len(trained), _NUM_PARAMETERS).tolist():
         yield trained[number], _spread(trained[number].numel(), _NUM_ELEMENTS).to(trained[number].device)
 

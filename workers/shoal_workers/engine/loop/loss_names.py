@@ -41,8 +41,8 @@ def read_by_loss(
     parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _spans(node, line)]
     calls = [node for node in calls if is_call or (isinstance(node.func, ast.Attribute) and node.func.attr == _SINK)]
-    arguments = [one for call in calls for one in (*call.args, *(keyword.value for keyword in call.keywords))]
-    wanted = {name for one in (*arguments, *_tests(calls, parents)) for name in _names(one)}
+    arguments = [argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
+    wanted = {name for read in (*arguments, *_tests(calls, parents)) for name in _names(read)}
     if not is_call:
         written = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.AugAssign)]
         wanted |= {name for node in written if _writes_groups(node) for name in _names(node.value)}
@@ -68,13 +68,13 @@ def _is_new(name: str, value: ast.expr) -> bool:
 
 def _gives_batches(value: ast.expr) -> bool:
     """Return whether run.batches() is in it."""
-    return any(isinstance(one, ast.Attribute) and one.attr in _BATCHES for one in ast.walk(value))
+    return any(isinstance(node, ast.Attribute) and node.attr in _BATCHES for node in ast.walk(value))
 
 
 def _is_of_steps(loop: _Loop, batches: set[str]) -> bool:
     """Return whether each iteration is another micro-batch or step, and not a part of one."""
     if isinstance(loop, ast.While):
-        return any(isinstance(one, ast.Attribute) and one.attr == "step" for one in ast.walk(loop.test)) or (
+        return any(isinstance(node, ast.Attribute) and node.attr == "step" for node in ast.walk(loop.test)) or (
             isinstance(loop.test, ast.Constant)
         )
     return _gives_batches(loop.iter) or not batches.isdisjoint(_names(loop.iter))
@@ -89,7 +89,7 @@ def read_by_result(file: str, first_line: int) -> dict[str, int]:
     parents = {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)}
     results = [node for node in ast.walk(function) if isinstance(node, ast.Return | ast.Yield) and node.value]
     values = [node.value for node in results if node.value is not None]
-    wanted = {name for one in (*values, *_tests(results, parents)) for name in _names(one)}
+    wanted = {name for read in (*values, *_tests(results, parents)) for name in _names(read)}
     return _read_first(function.body, _sliced(function, wanted, parents), _parameters(function))
 
 
@@ -99,9 +99,14 @@ def _functions(file: str) -> dict[int, _Function]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {}
-    found = [node for node in ast.walk(tree) if isinstance(node, _Function)]
-    decorators = {id(node): getattr(node, "decorator_list", []) for node in found}
-    return {min([node.lineno, *(one.lineno for one in decorators[id(node)])]): node for node in reversed(found)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, _Function)]
+    return {_first_line(node): node for node in reversed(functions)}
+
+
+def _first_line(function: _Function) -> int:
+    """Return the line with which its code object begins: that of its first decorator, if it has any."""
+    decorators = [] if isinstance(function, ast.Lambda) else function.decorator_list
+    return min([function.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _function_at(file: str, first_line: int) -> _Function | None:
@@ -111,7 +116,7 @@ def _function_at(file: str, first_line: int) -> _Function | None:
 def _parameters(function: _Function) -> set[str]:
     given = function.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
-    return {one.arg for one in every if one.arg != "self"}
+    return {parameter.arg for parameter in every if parameter.arg != "self"}
 
 
 def _spans(node: ast.expr, line: int) -> bool:
@@ -126,13 +131,13 @@ def _above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
 
 def _tests(nodes: Iterable[ast.AST], parents: dict[ast.AST, ast.AST]) -> list[ast.expr]:
     """Conditions of what is executed."""
-    above = (one for node in nodes for one in _above(node, parents))
-    return [one.test for one in above if isinstance(one, ast.If | ast.While | ast.IfExp)]
+    above = (outer for node in nodes for outer in _above(node, parents))
+    return [outer.test for outer in above if isinstance(outer, ast.If | ast.While | ast.IfExp)]
 
 
 def _writes_groups(node: ast.Assign | ast.AugAssign) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return any(isinstance(one, ast.Attribute) and one.attr == _GROUPS for top in targets for one in ast.walk(top))
+    return any(isinstance(part, ast.Attribute) and part.attr == _GROUPS for top in targets for part in ast.walk(top))
 
 
 def _name(node: ast.AST) -> str:
@@ -188,7 +193,7 @@ def _sliced(function: _Function, wanted: set[str], parents: dict[ast.AST, ast.AS
             if any(_covers(target, name) or _covers(name, target) for target, _ in targets for name in wanted):
                 value = node.iter if isinstance(node, ast.For | ast.AsyncFor) else getattr(node, "value", None)
                 values = [item.context_expr for item in node.items] if isinstance(node, ast.With) else [value]
-                found |= {name for one in (*values, *_tests([node], parents)) if one for name in _names(one)}
+                found |= {name for read in (*values, *_tests([node], parents)) if read for name in _names(read)}
         if found == wanted:
             return wanted
         wanted = found
@@ -200,7 +205,7 @@ def _read_first(body: Iterable[ast.stmt], wanted: set[str], assigned: set[str]) 
 
     def read(node: ast.AST | None, known: set[str]) -> None:
         for name in _names(node) if node is not None else ():
-            if name in wanted and not any(_covers(one, name) for one in known):
+            if name in wanted and not any(_covers(other, name) for other in known):
                 found.setdefault(name, getattr(node, "lineno", 0))
 
     def scan(statements: Iterable[ast.stmt], known: set[str]) -> bool:
@@ -209,7 +214,7 @@ def _read_first(body: Iterable[ast.stmt], wanted: set[str], assigned: set[str]) 
             if isinstance(node, ast.If):
                 read(node.test, known)
                 branches = [(set(known), part) for part in (node.body, node.orelse)]
-                reached = [one for one, part in branches if scan(part, one)]
+                reached = [assigned_there for assigned_there, part in branches if scan(part, assigned_there)]
                 if not reached:
                     return False
                 known |= set.intersection(*reached)
