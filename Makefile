@@ -59,10 +59,11 @@ faults: N = 40
 faults: setup    ## N=40 small faults from SEED=1 over the product: which tests catch each; after make faults-map; continues
 	@$(BIN)/python tools/inject_faults.py --num $(N) --seed $(SEED) --out build/faults.jsonl
 
-lint: setup types ## ruff, mypy strict, import-linter
+lint: setup types ## ruff, mypy strict, import-linter, prettier
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@sh tools/set_pages.sh
 
 types: setup     ## mypy, strict for what is shipped; both runs at once
 	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped

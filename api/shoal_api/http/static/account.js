@@ -5,37 +5,71 @@ import { request } from "./api.js";
 import { ask } from "./dialog.js";
 import { moment } from "./format.js";
 
-const DAY_S = 86400, ROLES = ["scraper", "viewer", "operator", "admin"];
-const MAKES = "Your tokens may do no more than you, and end with the token that you have logged in with. Programs use them: they make no others.";
-const MAKES_NONE = "The token of this session was made for a program, so it makes no other tokens. An admin makes one for a person: on this page, or with shoal token create NAME --personal.";
-let me = null, tokens = [];
+const DAY_S = 86400,
+  ROLES = ["scraper", "viewer", "operator", "admin"];
+const MAKES =
+  "Your tokens may do no more than you, and end with the token that you have logged in with. Programs use them: they make no others.";
+const MAKES_NONE =
+  "The token of this session was made for a program, so it makes no other tokens. An admin makes one for a person: on this page, or with shoal token create NAME --personal.";
+let me = null,
+  tokens = [];
 
-$("log-out").addEventListener("click", async () => { await request("/v1/session", { method: "DELETE" }); location.href = "/login"; });
+$("log-out").addEventListener("click", async () => {
+  await request("/v1/session", { method: "DELETE" });
+  location.href = "/login";
+});
 for (const name of ["mine", "ended"]) $(name).addEventListener("change", show);
 $("make").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const days = $("token-expires").value, projects = $("token-projects").value.split(/[\s,]+/).filter(Boolean);
+  const days = $("token-expires").value,
+    projects = $("token-projects")
+      .value.split(/[\s,]+/)
+      .filter(Boolean);
   $("token-error").textContent = "";
   try {
-    const made = await request("/v1/tokens", { method: "POST", body: { name: $("token-name").value.trim(), role: $("token-role").value, projects: projects.length ? projects : null, expires_in_s: days ? Number(days) * DAY_S : null, personal: manages() && $("token-personal").checked } });
+    const made = await request("/v1/tokens", {
+      method: "POST",
+      body: {
+        name: $("token-name").value.trim(),
+        role: $("token-role").value,
+        projects: projects.length ? projects : null,
+        expires_in_s: days ? Number(days) * DAY_S : null,
+        personal: manages() && $("token-personal").checked,
+      },
+    });
     $("secret").textContent = made.token;
     $("made").hidden = false;
     $("token-name").value = "";
     $("token-personal").checked = false;
     await read();
-  } catch (error) { $("token-error").textContent = error.message; }
+  } catch (error) {
+    $("token-error").textContent = error.message;
+  }
 });
 
 request("/v1/whoami").then((found) => {
   me = found;
-  $("me").replaceChildren(...facts([["Name", me.name], ["Role", me.role], ["Projects", me.projects ? me.projects.join(", ") : "all"], ["Jobs run as", me.user || "user in the spec"], ["Token", me.token_id || "of the OIDC issuer"], ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)]]));
+  $("me").replaceChildren(
+    ...facts([
+      ["Name", me.name],
+      ["Role", me.role],
+      ["Projects", me.projects ? me.projects.join(", ") : "all"],
+      ["Jobs run as", me.user || "user in the spec"],
+      ["Token", me.token_id || "of the OIDC issuer"],
+      ["It expires", me.expires_at === null ? "never" : moment(me.expires_at)],
+    ]),
+  );
   $("permissions").replaceChildren(...me.permissions.map((name) => element("li", element("code", name))));
   const has = me.permissions.includes("tokens:own");
   $("tokens-part").hidden = !has;
   $("make").hidden = !me.makes_tokens;
   $("personal-part").hidden = $("mine-part").hidden = !manages();
   $("tokens-words").hidden = manages();
-  $("tokens-words").textContent = !has ? "This token reads metrics and has no others." : me.makes_tokens ? MAKES : MAKES_NONE;
+  $("tokens-words").textContent = !has
+    ? "This token reads metrics and has no others."
+    : me.makes_tokens
+      ? MAKES
+      : MAKES_NONE;
   for (const one of [...$("token-role").options]) if (ROLES.indexOf(one.value) > ROLES.indexOf(me.role)) one.remove();
   if (me.projects) $("token-projects").placeholder = me.projects.join(", ");
   if (has) read();
@@ -43,21 +77,68 @@ request("/v1/whoami").then((found) => {
 
 const manages = () => me.permissions.includes("tokens:manage");
 
-async function read() { tokens = (await request("/v1/tokens")).items; show(); }
+async function read() {
+  tokens = (await request("/v1/tokens")).items;
+  show();
+}
 
-const isOver = (token) => token.revoked_at !== null || (token.expires_at !== null && token.expires_at * 1000 < Date.now());
-const isMine = (token) => !manages() || token.created_by === me.name || token.id === me.token_id || token.name === me.name;
+const isOver = (token) =>
+  token.revoked_at !== null || (token.expires_at !== null && token.expires_at * 1000 < Date.now());
+const isMine = (token) =>
+  !manages() || token.created_by === me.name || token.id === me.token_id || token.name === me.name;
 
 function show() {
-  const shown = tokens.filter((token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)));
+  const shown = tokens.filter(
+    (token) => ($("ended").checked || !isOver(token)) && (!$("mine").checked || isMine(token)),
+  );
   $("tokenless").hidden = shown.length > 0;
-  fill("tokens", shown.map((token) => row([element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], { class: "title" }), element("code", token.id), token.role, token.projects ? token.projects.join(", ") : "all", moment(token.created_at), token.created_by, moment(token.last_used_at),
-    token.revoked_at !== null ? `revoked ${moment(token.revoked_at)}` : token.expires_at === null ? "never" : moment(token.expires_at),
-    isOver(token) ? "" : element("button", "Revoke", { type: "button", class: "danger", "data-token": token.id, "aria-label": `Revoke the token ${token.name}`, click: () => revoke(token) })])));
+  fill(
+    "tokens",
+    shown.map((token) =>
+      row([
+        element("td", [token.name, ...(token.personal ? [" ", element("span", "personal", { class: "badge" })] : [])], {
+          class: "title",
+        }),
+        element("code", token.id),
+        token.role,
+        token.projects ? token.projects.join(", ") : "all",
+        moment(token.created_at),
+        token.created_by,
+        moment(token.last_used_at),
+        token.revoked_at !== null
+          ? `revoked ${moment(token.revoked_at)}`
+          : token.expires_at === null
+            ? "never"
+            : moment(token.expires_at),
+        isOver(token)
+          ? ""
+          : element("button", "Revoke", {
+              type: "button",
+              class: "danger",
+              "data-token": token.id,
+              "aria-label": `Revoke the token ${token.name}`,
+              click: () => revoke(token),
+            }),
+      ]),
+    ),
+  );
 }
 
 function revoke(token) {
-  const isOwn = token.id === me.token_id, own = isOwn ? " It is the token of this session: you are logged out." : token.personal ? " The tokens that were made with it end too." : "";
-  ask({ title: `Revoke the token ${token.name}`, confirm: "Revoke", words: async () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
-    send: async () => { await request(`/v1/tokens/${token.id}`, { method: "DELETE" }); if (isOwn) location.href = "/login"; else await read(); } });
+  const isOwn = token.id === me.token_id,
+    own = isOwn
+      ? " It is the token of this session: you are logged out."
+      : token.personal
+        ? " The tokens that were made with it end too."
+        : "";
+  ask({
+    title: `Revoke the token ${token.name}`,
+    confirm: "Revoke",
+    words: async () => `Requests with it are refused from now on, and its sessions end.${own} This cannot be undone.`,
+    send: async () => {
+      await request(`/v1/tokens/${token.id}`, { method: "DELETE" });
+      if (isOwn) location.href = "/login";
+      else await read();
+    },
+  });
 }

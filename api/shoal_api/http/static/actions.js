@@ -15,47 +15,203 @@ export function showActions(state) {
   shown = state;
   if ($("actions").dataset.about !== `${now} ${workers}`) refresh();
   $("actions").dataset.about = `${now} ${workers}`;
-  const usable = [...(ENDED.has(now) ? [...(now === "FAILED" ? ["retry"] : []), ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]), "again", ...(isScript() ? [] : ["export"]), "delete"] : ["scale", ...(isScript() ? [] : ["relayout"]), "priority", ...(state.clusters.length > 1 ? ["move"] : []), now === "PAUSED" || now === "PAUSING" ? "resume" : "pause", ...(RUNNING.has(now) && !isScript() ? ["profile"] : []), "cancel"])];
+  const usable = [
+    ...(ENDED.has(now)
+      ? [
+          ...(now === "FAILED" ? ["retry"] : []),
+          ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]),
+          "again",
+          ...(isScript() ? [] : ["export"]),
+          "delete",
+        ]
+      : [
+          "scale",
+          ...(isScript() ? [] : ["relayout"]),
+          "priority",
+          ...(state.clusters.length > 1 ? ["move"] : []),
+          now === "PAUSED" || now === "PAUSING" ? "resume" : "pause",
+          ...(RUNNING.has(now) && !isScript() ? ["profile"] : []),
+          "cancel",
+        ]),
+  ];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
-  fill("actions", usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "", "data-action": name, click: () => open(name) })));
+  fill(
+    "actions",
+    usable.map((name) =>
+      element("button", ACTIONS[name].title, {
+        type: "button",
+        class: HARMFUL.has(name) ? "danger" : ENDED.has(now) && name === usable[0] ? "primary" : "",
+        "data-action": name,
+        click: () => open(name),
+      }),
+    ),
+  );
 }
 
 const HARMFUL = new Set(["cancel", "delete"]);
 const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);
 const field = (attributes) => element("input", null, { id: "dialog-value", ...attributes });
 const ACTIONS = {
-  scale: { title: "Scale", confirm: "Scale", input: ({ spec }) => [element("label", ["Workers, at most ", field({ type: "number", min: 1, value: spec.elasticity.max_workers })])], words: scaleWords,
-    send: (value) => patch({ elasticity: { max_workers: Number(value), ...(Number(value) < shown.job.spec.elasticity.min_workers ? { min_workers: Number(value) } : {}) } }) },
-  relayout: { title: "Change layout", confirm: "Change layout", input: () => [element("label", ["auto, or degrees such as tp=2 pp=1 ", field({ value: "auto" })])], words: relayoutWords,
-    send: (value) => patch({ parallelism: degrees(value) }) },
-  priority: { title: "Priority", confirm: "Set priority", input: ({ spec }) => [element("label", ["Priority, -1000 to 1000 ", field({ type: "number", min: -1000, max: 1000, value: spec.priority })])],
-    words: async (value) => `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
-    send: (value) => patch({ priority: Number(value) }) },
-  profile: { title: "Profile", confirm: "Profile", input: () => [element("label", ["Rank ", field({ type: "number", min: 0, value: 0 })]), element("label", ["Steps ", element("input", null, { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 })])],
-    words: async (value) => `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
-    send: (value) => request(`${jobPath(shown.job.id)}/profiles`, { method: "POST", body: { rank: Number(value), steps: Number($("profile-steps").value) } }) },
-  move: { title: "Move", confirm: "Move", input: ({ spec }) => [element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })])], words: moveWords,
-    send: (value) => request(`${jobPath(shown.job.id)}/move`, { method: "POST", body: { to: value } }) },
-  pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => isScript() ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
-    : `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
-    send: () => post("pause") },
-  resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => isScript() ? "The job returns to the queue. Its script is started again, as soon as there are workers for it." : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
-  cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => isScript() ? `The job ends and cannot go on. ${stops()} This cannot be undone.` : `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
-  retry: { title: "Retry", confirm: "Retry", input: () => [], words: async () => `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`, send: () => reopen("retry") },
-  extend: { title: "Extend", confirm: "Extend", input: ({ status }) => [element("label", ["Total steps ", field({ type: "number", min: status.step + 1, value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100 })])], words: extendWords,
-    send: (value) => reopen("extend", { steps: Number(value) }) },
-  again: { title: "Run again", confirm: "Submit a new job", input: ({ spec }) => form(submittable(spec)), words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job with the same spec is submitted, and its page is shown."), send: submitNew },
-  continue: { title: "Continue in a new job", confirm: "Submit a new job", input: () => form(continued(shown.job, committed().step)),
-    words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job is submitted."), send: submitNew },
+  scale: {
+    title: "Scale",
+    confirm: "Scale",
+    input: ({ spec }) => [
+      element("label", ["Workers, at most ", field({ type: "number", min: 1, value: spec.elasticity.max_workers })]),
+    ],
+    words: scaleWords,
+    send: (value) =>
+      patch({
+        elasticity: {
+          max_workers: Number(value),
+          ...(Number(value) < shown.job.spec.elasticity.min_workers ? { min_workers: Number(value) } : {}),
+        },
+      }),
+  },
+  relayout: {
+    title: "Change layout",
+    confirm: "Change layout",
+    input: () => [element("label", ["auto, or degrees such as tp=2 pp=1 ", field({ value: "auto" })])],
+    words: relayoutWords,
+    send: (value) => patch({ parallelism: degrees(value) }),
+  },
+  priority: {
+    title: "Priority",
+    confirm: "Set priority",
+    input: ({ spec }) => [
+      element("label", [
+        "Priority, -1000 to 1000 ",
+        field({ type: "number", min: -1000, max: 1000, value: spec.priority }),
+      ]),
+    ],
+    words: async (value) =>
+      `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
+    send: (value) => patch({ priority: Number(value) }),
+  },
+  profile: {
+    title: "Profile",
+    confirm: "Profile",
+    input: () => [
+      element("label", ["Rank ", field({ type: "number", min: 0, value: 0 })]),
+      element("label", [
+        "Steps ",
+        element("input", null, { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 }),
+      ]),
+    ],
+    words: async (value) =>
+      `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
+    send: (value) =>
+      request(`${jobPath(shown.job.id)}/profiles`, {
+        method: "POST",
+        body: { rank: Number(value), steps: Number($("profile-steps").value) },
+      }),
+  },
+  move: {
+    title: "Move",
+    confirm: "Move",
+    input: ({ spec }) => [
+      element("label", ["Cluster ", element("select", destinations(spec.worker.cluster), { id: "dialog-value" })]),
+    ],
+    words: moveWords,
+    send: (value) => request(`${jobPath(shown.job.id)}/move`, { method: "POST", body: { to: value } }),
+  },
+  pause: {
+    title: "Pause",
+    confirm: "Pause",
+    input: () => [],
+    words: async () =>
+      isScript()
+        ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
+        : `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
+    send: () => post("pause"),
+  },
+  resume: {
+    title: "Resume",
+    confirm: "Resume",
+    input: () => [],
+    words: async () =>
+      isScript()
+        ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
+        : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`,
+    send: () => post("resume"),
+  },
+  cancel: {
+    title: "Cancel",
+    confirm: "Cancel the job",
+    input: () => [],
+    words: async () =>
+      isScript()
+        ? `The job ends and cannot go on. ${stops()} This cannot be undone.`
+        : `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`,
+    send: () => post("cancel"),
+  },
+  retry: {
+    title: "Retry",
+    confirm: "Retry",
+    input: () => [],
+    words: async () =>
+      `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`,
+    send: () => reopen("retry"),
+  },
+  extend: {
+    title: "Extend",
+    confirm: "Extend",
+    input: ({ status }) => [
+      element("label", [
+        "Total steps ",
+        field({
+          type: "number",
+          min: status.step + 1,
+          value: 2 * Math.max(status.step, status.total_steps ?? 0) || 100,
+        }),
+      ]),
+    ],
+    words: extendWords,
+    send: (value) => reopen("extend", { steps: Number(value) }),
+  },
+  again: {
+    title: "Run again",
+    confirm: "Submit a new job",
+    input: ({ spec }) => form(submittable(spec)),
+    words: (text) =>
+      newJobWords(
+        text,
+        submittable(shown.job.spec),
+        "A new job with the same spec is submitted, and its page is shown.",
+      ),
+    send: submitNew,
+  },
+  continue: {
+    title: "Continue in a new job",
+    confirm: "Submit a new job",
+    input: () => form(continued(shown.job, committed().step)),
+    words: (text) => newJobWords(text, submittable(shown.job.spec), "A new job is submitted."),
+    send: submitNew,
+  },
   export: { title: "Export", dialog: () => exporting(shown.job, wholeOnes(), shown.checkpoints.length) },
-  delete: { title: "Delete", confirm: "Delete the job", input: () => [element("label", ["Its checkpoints and profiles ", element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], { id: "dialog-value" })])], words: deleteWords,
-    send: async (value) => { await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" }); location.href = "/"; } },
+  delete: {
+    title: "Delete",
+    confirm: "Delete the job",
+    input: () => [
+      element("label", [
+        "Its checkpoints and profiles ",
+        element("select", [new Option("are deleted too", "true"), new Option("stay in the storage", "false")], {
+          id: "dialog-value",
+        }),
+      ]),
+    ],
+    words: deleteWords,
+    send: async (value) => {
+      await request(`${jobPath(shown.job.id)}?checkpoints=${value}`, { method: "DELETE" });
+      location.href = "/";
+    },
+  },
 };
 
 const isScript = () => Boolean(shown.job.spec.script);
 // What becomes of the processes of a script whose group ends.
-const stops = () => `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
+const stops = () =>
+  `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
 const open = (name) => ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
 
@@ -69,57 +225,97 @@ async function reopen(verb, body) {
 }
 
 async function extendWords(value) {
-  const steps = Number(value), { step } = shown.job.status;
+  const steps = Number(value),
+    { step } = shown.job.status;
   if (!Number.isInteger(steps) || steps <= step) return `More than the ${plural(step, "step")} that are done.`;
   return `The same job returns to the queue and ${goesOn()} to step ${whole(steps)}. Its learning rate follows the schedule to the new end, unless schedule.steps says otherwise.`;
 }
 
 async function deleteWords(value) {
   const pinned = shown.checkpoints.filter((one) => one.pinned).length;
-  const files = value === "false" ? "Its files stay in the storage, and nothing lists them any more." : pinned ? `${plural(pinned, "pinned checkpoint")} ${pinned === 1 ? "stays" : "stay"} in the storage.` : "Nothing of its model is left.";
+  const files =
+    value === "false"
+      ? "Its files stay in the storage, and nothing lists them any more."
+      : pinned
+        ? `${plural(pinned, "pinned checkpoint")} ${pinned === 1 ? "stays" : "stay"} in the storage.`
+        : "Nothing of its model is left.";
   return `The job is deleted with its log, events and curves. ${files} This cannot be undone.`;
 }
 
-const goesOn = () => { if (isScript()) return "its script is started again"; const last = committed(); return last ? `goes on from its checkpoint of step ${whole(last.step)}` : "begins with its first step: it has no checkpoint"; };
-const destinations = (wanted) => ["any", ...shown.clusters.map((one) => one.name)].map((name) => new Option(name, name, name === wanted, name === wanted));
+const goesOn = () => {
+  if (isScript()) return "its script is started again";
+  const last = committed();
+  return last
+    ? `goes on from its checkpoint of step ${whole(last.step)}`
+    : "begins with its first step: it has no checkpoint";
+};
+const destinations = (wanted) =>
+  ["any", ...shown.clusters.map((one) => one.name)].map(
+    (name) => new Option(name, name, name === wanted, name === wanted),
+  );
 
 async function moveWords(value) {
-  const { status, spec } = shown.job, there = shown.clusters.find((one) => one.name === value);
+  const { status, spec } = shown.job,
+    there = shown.clusters.find((one) => one.name === value);
   if (value === spec.worker.cluster) return "That is what the spec says now.";
-  if (value === "any") return status.workers ? "The scheduler may choose the cluster of the next attempt. This one goes on where it is." : "The scheduler chooses the cluster.";
+  if (value === "any")
+    return status.workers
+      ? "The scheduler may choose the cluster of the next attempt. This one goes on where it is."
+      : "The scheduler chooses the cluster.";
   if (value === status.cluster && status.workers) return "It runs there, and stays.";
-  if (isScript()) return `${status.workers ? `${stops()} ` : ""}The job waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}. ${value}: ${about(there)}.`;
-  const leaves = status.workers ? `The job saves a checkpoint after its current step${lastSave()} and ends its ${plural(status.workers, "worker")} in ${status.cluster || "its cluster"}. ` : "";
+  if (isScript())
+    return `${status.workers ? `${stops()} ` : ""}The job waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}. ${value}: ${about(there)}.`;
+  const leaves = status.workers
+    ? `The job saves a checkpoint after its current step${lastSave()} and ends its ${plural(status.workers, "worker")} in ${status.cluster || "its cluster"}. `
+    : "";
   return `${leaves}It waits in the queue until ${value} has room for ${plural(spec.elasticity.min_workers, "worker")}, and goes on there without losing a step. ${value}: ${about(there)}.`;
 }
 
 async function scaleWords(value) {
-  const workers = Number(value), { status, spec } = shown.job;
+  const workers = Number(value),
+    { status, spec } = shown.job;
   if (!Number.isInteger(workers) || workers < 1) return "A number of workers, 1 or more.";
   if (workers === spec.elasticity.max_workers) return "That is the present number.";
-  if (isScript()) return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}. ${status.workers ? stops() : ""}`;
+  if (isScript())
+    return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}. ${status.workers ? stops() : ""}`;
   const found = await request("/v1/plans", { method: "POST", body: { spec: plain(spec), workers, top: 1 } });
   const idle = found.choice.num_idle ? ` ${plural(found.choice.num_idle, "worker")} would be idle.` : "";
   const less = workers < spec.elasticity.min_workers ? ` min_workers becomes ${workers}, too.` : "";
   const best = found.ranking.predictions[0];
-  return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}, as ${found.choice.name}${best ? `: predicted ${seconds(best.step_s)} per step, ${number(best.tokens_per_s, 3)} tokens/s` : ""}.${idle}${less} `
-    + `The group ${status.workers ? "switches at its next step boundary; no step is lost" : "forms so when it starts"}${lastSwitch()}. If the cluster has fewer free, the job gets what there is.`;
+  return (
+    `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}, as ${found.choice.name}${best ? `: predicted ${seconds(best.step_s)} per step, ${number(best.tokens_per_s, 3)} tokens/s` : ""}.${idle}${less} ` +
+    `The group ${status.workers ? "switches at its next step boundary; no step is lost" : "forms so when it starts"}${lastSwitch()}. If the cluster has fewer free, the job gets what there is.`
+  );
 }
 
 async function relayoutWords(value) {
-  const parallelism = degrees(value), { status, spec } = shown.job;
+  const parallelism = degrees(value),
+    { status, spec } = shown.job;
   const workers = status.workers || spec.elasticity.max_workers;
-  const found = await request("/v1/plans", { method: "POST", body: { spec: { ...plain(spec), parallelism }, workers, top: 1 } });
+  const found = await request("/v1/plans", {
+    method: "POST",
+    body: { spec: { ...plain(spec), parallelism }, workers, top: 1 },
+  });
   return `${status.layout || "The group"} becomes ${found.choice.name} with ${plural(workers, "worker")}. ${found.choice.reason} The state is resharded in memory at the next step boundary; no step is lost${lastSwitch()}.`;
 }
 
 // The planner sets the number of workers itself, and a deadline or a code archive means nothing to it.
-const plain = (spec) => { const { elasticity, code, finish_by: deadline, ...rest } = spec; return rest; };
+const plain = (spec) => {
+  const { elasticity, code, finish_by: deadline, ...rest } = spec;
+  return rest;
+};
 
 function degrees(text) {
   if (text.trim() === "auto") return "auto";
-  const found = Object.fromEntries(text.trim().split(/[\s,]+/).map((pair) => pair.split("=")).map(([name, degree]) => [name, Number(degree)]));
-  if (Object.values(found).some((degree) => !Number.isInteger(degree) || degree < 1)) throw new Error("Use auto, or degrees such as: tp=2 pp=1");
+  const found = Object.fromEntries(
+    text
+      .trim()
+      .split(/[\s,]+/)
+      .map((pair) => pair.split("="))
+      .map(([name, degree]) => [name, Number(degree)]),
+  );
+  if (Object.values(found).some((degree) => !Number.isInteger(degree) || degree < 1))
+    throw new Error("Use auto, or degrees such as: tp=2 pp=1");
   return found;
 }
 
@@ -136,7 +332,10 @@ function lastSwitch() {
 
 const wholeOnes = () => shown.checkpoints.filter((one) => one.state === "committed").reverse();
 const committed = () => wholeOnes()[0];
-const lastSave = () => { const last = committed(); return last ? ` (the last one took ${seconds(last.seconds)})` : ""; };
+const lastSave = () => {
+  const last = committed();
+  return last ? ` (the last one took ${seconds(last.seconds)})` : "";
+};
 function kept() {
   const last = committed();
   if (!last) return "It has no checkpoint: nothing of it is kept.";

@@ -2,7 +2,10 @@
 // it comes from this page; who is not logged in any more is sent to the login page.
 let csrf = null;
 
-export async function request(path, { method = "GET", body, type = "application/json", anonymous = false, ifMatch } = {}) {
+export async function request(
+  path,
+  { method = "GET", body, type = "application/json", anonymous = false, ifMatch } = {},
+) {
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = type;
   if (ifMatch !== undefined) headers["If-Match"] = ifMatch;
@@ -13,20 +16,32 @@ export async function request(path, { method = "GET", body, type = "application/
   if (!answer.ok) {
     if (answer.status === 401 && !anonymous && location.pathname !== "/login") toLogin();
     const errors = (document?.errors || []).map((one) => `${one.path || "spec"}: ${one.message}`);
-    throw Object.assign(new Error([document?.detail || `status ${answer.status}`, ...errors].join("\n")), { status: answer.status });
+    throw Object.assign(new Error([document?.detail || `status ${answer.status}`, ...errors].join("\n")), {
+      status: answer.status,
+    });
   }
   return document;
 }
 
 export function csrfToken() {
-  csrf ??= request("/v1/whoami").then((me) => me.csrf_token, (error) => { csrf = null; throw error; });
+  csrf ??= request("/v1/whoami").then(
+    (me) => me.csrf_token,
+    (error) => {
+      csrf = null;
+      throw error;
+    },
+  );
   return csrf;
 }
 
-export function toLogin() { location.href = `/login#next=${encodeURIComponent(location.pathname + location.search)}`; }
+export function toLogin() {
+  location.href = `/login#next=${encodeURIComponent(location.pathname + location.search)}`;
+}
 export const jobPath = (id) => `/v1/jobs/${encodeURIComponent(id)}`;
 export const jobPage = (id) => `/jobs/${encodeURIComponent(id)}`;
 // The row of a checkpoint on its job's page; the page of a version, by number or alias.
-export const stepPage = (id, step) => `${jobPage(id)}#${new URLSearchParams({ tab: "checkpoints", ...(Number.isInteger(step) ? { step } : {}) })}`;
+export const stepPage = (id, step) =>
+  `${jobPage(id)}#${new URLSearchParams({ tab: "checkpoints", ...(Number.isInteger(step) ? { step } : {}) })}`;
 export const modelPath = (one) => `/v1/models/${encodeURIComponent(one.project)}/${encodeURIComponent(one.name)}`;
-export const modelPage = (one, which = one.version) => `/models#${new URLSearchParams({ project: one.project, model: one.name, version: which })}`;
+export const modelPage = (one, which = one.version) =>
+  `/models#${new URLSearchParams({ project: one.project, model: one.name, version: which })}`;

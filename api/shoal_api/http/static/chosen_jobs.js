@@ -5,25 +5,59 @@ import { jobPath, request } from "./api.js";
 import { plural } from "./format.js";
 import { everyJob } from "./job_query.js";
 
-const chosen = new Map();  // id -> name
-let shown = [], last = null, changed = () => {};
+const chosen = new Map(); // id -> name
+let shown = [],
+  last = null,
+  changed = () => {};
 
 const post = (verb) => (id) => request(`${jobPath(id)}/${verb}`, { method: "POST" });
 const DEEDS = [
-  { title: "Pause", words: "Each saves a checkpoint and releases its workers. No step is lost.", send: () => post("pause") },
-  { title: "Resume", words: "Paused jobs return to the queue and go on from their checkpoints.", send: () => post("resume") },
-  { title: "Cancel", words: "They end. This cannot be undone; their checkpoints are kept.", send: () => post("cancel"), danger: true },
-  { title: "Archive", words: "Lists leave them out, unless archived jobs are asked for. Nothing is deleted. Only jobs that have ended can be archived.", send: () => post("archive") },
+  {
+    title: "Pause",
+    words: "Each saves a checkpoint and releases its workers. No step is lost.",
+    send: () => post("pause"),
+  },
+  {
+    title: "Resume",
+    words: "Paused jobs return to the queue and go on from their checkpoints.",
+    send: () => post("resume"),
+  },
+  {
+    title: "Cancel",
+    words: "They end. This cannot be undone; their checkpoints are kept.",
+    send: () => post("cancel"),
+    danger: true,
+  },
+  {
+    title: "Archive",
+    words:
+      "Lists leave them out, unless archived jobs are asked for. Nothing is deleted. Only jobs that have ended can be archived.",
+    send: () => post("archive"),
+  },
   { title: "Unarchive", words: "They are in the lists again.", send: () => post("unarchive") },
-  { title: "Label", words: "NAME=VALUE sets a label, NAME= a tag without a value, NAME- removes it. Separate several by spaces.", input: true, send: (text) => labelling(text) },
-  { title: "Delete", words: "Their histories and checkpoints are deleted. This cannot be undone. Only jobs that have ended can be deleted; pinned checkpoints stay.", danger: true,
-    send: () => (id) => request(jobPath(id), { method: "DELETE" }) },
+  {
+    title: "Label",
+    words: "NAME=VALUE sets a label, NAME= a tag without a value, NAME- removes it. Separate several by spaces.",
+    input: true,
+    send: (text) => labelling(text),
+  },
+  {
+    title: "Delete",
+    words:
+      "Their histories and checkpoints are deleted. This cannot be undone. Only jobs that have ended can be deleted; pinned checkpoints stay.",
+    danger: true,
+    send: () => (id) => request(jobPath(id), { method: "DELETE" }),
+  },
 ];
 
 function labelling(text) {
   const labels = {};
   for (const word of text.split(/\s+/).filter(Boolean)) {
-    const [, name, value] = /^([^=]+)=(.*)$/.exec(word) ?? [null, word.replace(/-$/, ""), word.endsWith("-") ? null : undefined];
+    const [, name, value] = /^([^=]+)=(.*)$/.exec(word) ?? [
+      null,
+      word.replace(/-$/, ""),
+      word.endsWith("-") ? null : undefined,
+    ];
     if (value === undefined) throw new Error(`${word} changes nothing: write ${word}=VALUE, or ${word}- to remove it.`);
     labels[name] = value;
   }
@@ -33,25 +67,53 @@ function labelling(text) {
 
 // One after the other. Those that are refused stay chosen, and the dialog says why.
 async function each(deed, value) {
-  const change = deed.send(value), refused = [];
+  const change = deed.send(value),
+    refused = [];
   for (const [id, name] of [...chosen]) {
-    try { await change(id); choose(id, name, false); } catch (error) { refused.push(`${name}: ${error.message}`); }
+    try {
+      await change(id);
+      choose(id, name, false);
+    } catch (error) {
+      refused.push(`${name}: ${error.message}`);
+    }
   }
   refresh();
-  if (refused.length) throw new Error(`${refused.slice(0, 5).join("\n")}${refused.length > 5 ? `\nand ${refused.length - 5} more` : ""}`);
+  if (refused.length)
+    throw new Error(`${refused.slice(0, 5).join("\n")}${refused.length > 5 ? `\nand ${refused.length - 5} more` : ""}`);
 }
 
 function open(deed) {
-  const field = deed.input ? element("input", null, { id: "dialog-value", "aria-label": "Labels", size: 40, placeholder: "team=speech draft-" }) : null;
+  const field = deed.input
+    ? element("input", null, {
+        id: "dialog-value",
+        "aria-label": "Labels",
+        size: 40,
+        placeholder: "team=speech draft-",
+      })
+    : null;
   const names = [...chosen.values()];
-  const listed = element("p", `${names.slice(0, 8).join(", ")}${names.length > 8 ? ` and ${names.length - 8} more` : ""}`, { class: "dim small" });
-  ask({ title: `${deed.title} ${plural(chosen.size, "job")}`, confirm: `${deed.title} ${chosen.size}`, input: [listed, ...(field ? [field] : [])], words: async () => deed.words, send: (value) => each(deed, value) });
+  const listed = element(
+    "p",
+    `${names.slice(0, 8).join(", ")}${names.length > 8 ? ` and ${names.length - 8} more` : ""}`,
+    { class: "dim small" },
+  );
+  ask({
+    title: `${deed.title} ${plural(chosen.size, "job")}`,
+    confirm: `${deed.title} ${chosen.size}`,
+    input: [listed, ...(field ? [field] : [])],
+    words: async () => deed.words,
+    send: (value) => each(deed, value),
+  });
 }
 
-function choose(id, name, is) { if (is) chosen.set(id, name); else chosen.delete(id); }
+function choose(id, name, is) {
+  if (is) chosen.set(id, name);
+  else chosen.delete(id);
+}
 
 function refresh() {
-  for (const box of document.querySelectorAll("#jobs td.pick input")) box.checked = chosen.has(box.closest("tr").dataset.id);
+  for (const box of document.querySelectorAll("#jobs td.pick input"))
+    box.checked = chosen.has(box.closest("tr").dataset.id);
   $("num-chosen").textContent = `${chosen.size} chosen`;
   if (!chosen.size && $("chosen-bar").contains(document.activeElement)) $("choose-here").focus();
   $("chosen-bar").hidden = chosen.size === 0;
@@ -62,30 +124,64 @@ function refresh() {
 
 // The box of a row. With the shift key all rows between it and the last one are chosen too.
 export function box(job) {
-  const made = element("input", null, { type: "checkbox", "aria-label": `Choose ${job.name}`, click: (event) => {
-    const ids = shown.map((one) => one.id), from = event.shiftKey && ids.includes(last) ? ids.indexOf(last) : ids.indexOf(job.id), to = ids.indexOf(job.id);
-    for (const one of shown.slice(Math.min(from, to), Math.max(from, to) + 1)) choose(one.id, one.name, made.checked);
-    last = job.id;
-    refresh();
-  } });
+  const made = element("input", null, {
+    type: "checkbox",
+    "aria-label": `Choose ${job.name}`,
+    click: (event) => {
+      const ids = shown.map((one) => one.id),
+        from = event.shiftKey && ids.includes(last) ? ids.indexOf(last) : ids.indexOf(job.id),
+        to = ids.indexOf(job.id);
+      for (const one of shown.slice(Math.min(from, to), Math.max(from, to) + 1)) choose(one.id, one.name, made.checked);
+      last = job.id;
+      refresh();
+    },
+  });
   made.checked = chosen.has(job.id);
   return made;
 }
 
-export function showChosen(items) { shown = items; refresh(); }
+export function showChosen(items) {
+  shown = items;
+  refresh();
+}
 
 export const chosenIds = () => [...chosen.keys()];
 
 // `onChange` is called after each choice.
 export function setUpChosen(view, onChange) {
   changed = onChange;
-  fill("deeds", DEEDS.map((deed) => element("button", deed.title, { type: "button", class: deed.danger ? "danger" : "", "data-deed": deed.title.toLowerCase(), click: () => open(deed) })));
-  $("choose-here").addEventListener("click", () => { for (const one of shown) choose(one.id, one.name, true); refresh(); });
-  $("choose-none").addEventListener("click", () => { chosen.clear(); refresh(); $("choose-here").focus(); });
+  fill(
+    "deeds",
+    DEEDS.map((deed) =>
+      element("button", deed.title, {
+        type: "button",
+        class: deed.danger ? "danger" : "",
+        "data-deed": deed.title.toLowerCase(),
+        click: () => open(deed),
+      }),
+    ),
+  );
+  $("choose-here").addEventListener("click", () => {
+    for (const one of shown) choose(one.id, one.name, true);
+    refresh();
+  });
+  $("choose-none").addEventListener("click", () => {
+    chosen.clear();
+    refresh();
+    $("choose-here").focus();
+  });
   $("choose-all").addEventListener("click", async () => {
     $("choose-all").disabled = true;
-    try { for (const one of await everyJob(view)) choose(one.id, one.name, true); } finally { $("choose-all").disabled = false; refresh(); $("choose-all").focus(); }
+    try {
+      for (const one of await everyJob(view)) choose(one.id, one.name, true);
+    } finally {
+      $("choose-all").disabled = false;
+      refresh();
+      $("choose-all").focus();
+    }
   });
-  $("compare").addEventListener("click", () => { location.href = `/compare?jobs=${[...chosen.keys()].join(",")}`; });
+  $("compare").addEventListener("click", () => {
+    location.href = `/compare?jobs=${[...chosen.keys()].join(",")}`;
+  });
   refresh();
 }

@@ -12,8 +12,18 @@ export function about(cluster) {
 
 // The head over the nodes of a cluster.
 export function head(cluster) {
-  const labels = Object.entries(cluster.labels).map(([key, value]) => `${key}=${value}`).join(" ");
-  return element("div", [element("b", cluster.name), " ", element("span", about(cluster), { class: `small ${cluster.connected ? "dim" : "bad"}` }),
-    ...(labels ? [" ", element("span", labels, { class: "dim small" })] : []),
-    ...(cluster.cordon ? [element("div", `cordoned: ${cluster.cordon.reason}`, { class: "small warn" })] : [])], { class: "cluster", "data-cluster": cluster.name });
+  const labels = Object.entries(cluster.labels)
+    .map(([key, value]) => `${key}=${value}`)
+    .join(" ");
+  return element(
+    "div",
+    [
+      element("b", cluster.name),
+      " ",
+      element("span", about(cluster), { class: `small ${cluster.connected ? "dim" : "bad"}` }),
+      ...(labels ? [" ", element("span", labels, { class: "dim small" })] : []),
+      ...(cluster.cordon ? [element("div", `cordoned: ${cluster.cordon.reason}`, { class: "small warn" })] : []),
+    ],
+    { class: "cluster", "data-cluster": cluster.name },
+  );
 }

@@ -11,17 +11,25 @@ export function append(known, { replace, columns }, key) {
 }
 
 function join(known, columns, kept, added, gap = 0) {
-  return Object.fromEntries(Object.keys({ ...known, ...columns }).map((name) => {
-    const before = known[name], after = columns[name];
-    if (!Array.isArray(before ?? after)) return [name, join(before ?? {}, after ?? {}, kept, added, name === "seconds" ? 0 : null)];
-    return [name, [...(before ? before.slice(0, kept) : Array(kept).fill(gap)), ...(after ?? Array(added).fill(gap))]];
-  }));
+  return Object.fromEntries(
+    Object.keys({ ...known, ...columns }).map((name) => {
+      const before = known[name],
+        after = columns[name];
+      if (!Array.isArray(before ?? after))
+        return [name, join(before ?? {}, after ?? {}, kept, added, name === "seconds" ? 0 : null)];
+      return [
+        name,
+        [...(before ? before.slice(0, kept) : Array(kept).fill(gap)), ...(after ?? Array(added).fill(gap))],
+      ];
+    }),
+  );
 }
 
 // Exponential moving average that starts at the first value; gaps stay gaps.
 export function smooth(values, weight) {
   if (!weight) return values;
-  let mean = null, norm = 0;
+  let mean = null,
+    norm = 0;
   return values.map((value) => {
     if (value === null) return null;
     mean = (mean ?? 0) * weight + (1 - weight) * value;
@@ -38,20 +46,35 @@ export function positions(axis, columns, tokensPerStep) {
 
 // The step after which something happened, from the series.
 export function stepAt(series, at) {
-  let low = 0, high = series.at.length;
-  while (low < high) { const middle = (low + high) >> 1; if (series.at[middle] < at) low = middle + 1; else high = middle; }
+  let low = 0,
+    high = series.at.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (series.at[middle] < at) low = middle + 1;
+    else high = middle;
+  }
   return series.step[Math.min(low, series.step.length - 1)] ?? 0;
 }
 
 // Shares of the worker-seconds of each interval between two samples, by category.
 export function shares(samples) {
   const names = Object.keys(samples.seconds);
-  const totals = samples.at.map((_, index) => names.reduce((sum, name) => sum + samples.seconds[name][index] - (index ? samples.seconds[name][index - 1] : 0), 0));
-  return Object.fromEntries(names.map((name) => [name, samples.seconds[name].map((value, index) =>
-    totals[index] > 0 ? Math.max(0, (value - (index ? samples.seconds[name][index - 1] : 0)) / totals[index]) : 0)]));
+  const totals = samples.at.map((_, index) =>
+    names.reduce((sum, name) => sum + samples.seconds[name][index] - (index ? samples.seconds[name][index - 1] : 0), 0),
+  );
+  return Object.fromEntries(
+    names.map((name) => [
+      name,
+      samples.seconds[name].map((value, index) =>
+        totals[index] > 0 ? Math.max(0, (value - (index ? samples.seconds[name][index - 1] : 0)) / totals[index]) : 0,
+      ),
+    ]),
+  );
 }
 
-const BEFORE = 20, FEWEST = 5, FAR = 3;
+const BEFORE = 20,
+  FEWEST = 5,
+  FAR = 3;
 
 export function lastValue(values, index) {
   let at = index;
@@ -61,10 +84,17 @@ export function lastValue(values, index) {
 
 // Indexes of the first of each run of values that are missing after a value, and of values above FAR times the median before them.
 export function anomalies(values) {
-  const gaps = [], spikes = [];
+  const gaps = [],
+    spikes = [];
   values.forEach((value, index) => {
-    if (value === null) { if (index && values[index - 1] !== null) gaps.push(index); return; }
-    const before = values.slice(Math.max(0, index - BEFORE), index).filter((one) => one !== null).sort((a, b) => a - b);
+    if (value === null) {
+      if (index && values[index - 1] !== null) gaps.push(index);
+      return;
+    }
+    const before = values
+      .slice(Math.max(0, index - BEFORE), index)
+      .filter((one) => one !== null)
+      .sort((a, b) => a - b);
     if (before.length >= FEWEST && before[0] > 0 && value > FAR * before[before.length >> 1]) spikes.push(index);
   });
   return { gaps, spikes };

@@ -9,13 +9,33 @@ import { plot } from "./plot.js";
 import { flat } from "./differences.js";
 import { colours, onThemeChange, PALETTE } from "./theme.js";
 
-const ROWS = [["loss", "loss", 0.42], ["val_loss", "validation", 0.2], ["grad_norm", "gradient norm", 0.14], ["lr", "learning rate", 0.1], ["tokens_per_s", "tokens/s", 0.18], ["world_size", "world size", 0.14]];
+const ROWS = [
+  ["loss", "loss", 0.42],
+  ["val_loss", "validation", 0.2],
+  ["grad_norm", "gradient norm", 0.14],
+  ["lr", "learning rate", 0.1],
+  ["tokens_per_s", "tokens/s", 0.18],
+  ["world_size", "world size", 0.14],
+];
 const address = new URLSearchParams(location.search);
-const ids = [...new Set((address.get("jobs") || "").split(",").map((id) => id.trim()).filter(Boolean))];
-const found = new Map();  // id -> overview
-const judged = new Map();  // id and number of ended jobs -> words of a comparison with the first job
+const ids = [
+  ...new Set(
+    (address.get("jobs") || "")
+      .split(",")
+      .map((id) => id.trim())
+      .filter(Boolean),
+  ),
+];
+const found = new Map(); // id -> overview
+const judged = new Map(); // id and number of ended jobs -> words of a comparison with the first job
 $("ids").value = ids.join(", ");
-$("pick").addEventListener("submit", (event) => { event.preventDefault(); location.search = `?jobs=${$("ids").value.split(/[\s,]+/).filter(Boolean).join(",")}`; });
+$("pick").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.search = `?jobs=${$("ids")
+    .value.split(/[\s,]+/)
+    .filter(Boolean)
+    .join(",")}`;
+});
 for (const name of ["axis", "smoothing", "log"]) {
   if (address.has(name)) $(name)[name === "log" ? "checked" : "value"] = address.get(name);
   $(name).addEventListener("input", () => {
@@ -24,72 +44,183 @@ for (const name of ["axis", "smoothing", "log"]) {
     draw();
   });
 }
-$("in-workspace").href = `/workspace?where=${encodeURIComponent(`id in (${ids.map((id) => JSON.stringify(id)).join(", ")})`)}`;
+$("in-workspace").href =
+  `/workspace?where=${encodeURIComponent(`id in (${ids.map((id) => JSON.stringify(id)).join(", ")})`)}`;
 onThemeChange(draw);
 
 // One stream for all jobs says which of them has changed; only the curves of that job are read again.
-const live = new Live({ async fleet(fleet) {
-  const changed = fleet.items.filter((job) => !found.has(job.id) || found.get(job.id).job.updated_at < job.updated_at);
-  try { await Promise.all(changed.map(async ({ id }) => { found.set(id, await request(`${jobPath(id)}/overview`)); })); }
-  catch (error) { if (error.status) throw error; return; }  // the service is away: its stream sends all jobs again when it is back
-  const missing = ids.filter((id) => !found.has(id));
-  $("problem").textContent = missing.length ? `There is no job ${missing.join(", ")}.` : "";
-  show();
-  if (fleet.items.every((job) => ENDED.has(job.state))) { live.close(); $("live").textContent = "ended"; }
-} });
-if (ids.length >= 2 && ids.length <= 10) live.open(`/v1/overview?limit=10&${ids.map((id) => `job=${encodeURIComponent(id)}`).join("&")}`);
-else { $("result").hidden = $("list").hidden = true; $("problem").textContent = ids.length ? `Choose 2 to 10 jobs, not ${ids.length}.` : ""; }
+const live = new Live({
+  async fleet(fleet) {
+    const changed = fleet.items.filter(
+      (job) => !found.has(job.id) || found.get(job.id).job.updated_at < job.updated_at,
+    );
+    try {
+      await Promise.all(
+        changed.map(async ({ id }) => {
+          found.set(id, await request(`${jobPath(id)}/overview`));
+        }),
+      );
+    } catch (error) {
+      if (error.status) throw error;
+      return;
+    } // the service is away: its stream sends all jobs again when it is back
+    const missing = ids.filter((id) => !found.has(id));
+    $("problem").textContent = missing.length ? `There is no job ${missing.join(", ")}.` : "";
+    show();
+    if (fleet.items.every((job) => ENDED.has(job.state))) {
+      live.close();
+      $("live").textContent = "ended";
+    }
+  },
+});
+if (ids.length >= 2 && ids.length <= 10)
+  live.open(`/v1/overview?limit=10&${ids.map((id) => `job=${encodeURIComponent(id)}`).join("&")}`);
+else {
+  $("result").hidden = $("list").hidden = true;
+  $("problem").textContent = ids.length ? `Choose 2 to 10 jobs, not ${ids.length}.` : "";
+}
 
 const chosen = () => ids.filter((id) => found.has(id)).map((id) => found.get(id));
 
 function show() {
-  fill("jobs", chosen().map(({ job }, index) => {
-    const { status } = job, parity = element("td", said(index ? "…" : "reference"));
-    if (index) judge(job.id, ids[0], parity);
-    return row([element("td", swatch(index), { class: "pick" }), element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), status.tokens_per_s === null ? "–" : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`, grant(status),
-      status.goodput ? percent(status.goodput.ratio) : "–", whole(status.incidents), whole(status.steps_lost), seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null), parity]);
-  }));
+  fill(
+    "jobs",
+    chosen().map(({ job }, index) => {
+      const { status } = job,
+        parity = element("td", said(index ? "…" : "reference"));
+      if (index) judge(job.id, ids[0], parity);
+      return row([
+        element("td", swatch(index), { class: "pick" }),
+        element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
+        badge(status.state),
+        steps(status),
+        number(status.loss),
+        number(status.val_loss),
+        status.tokens_per_s === null
+          ? "–"
+          : `${number(status.tokens_per_s)}${unitOf(job) === "tokens" ? "" : " samples/s"}`,
+        grant(status),
+        status.goodput ? percent(status.goodput.ratio) : "–",
+        whole(status.incidents),
+        whole(status.steps_lost),
+        seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null),
+        parity,
+      ]);
+    }),
+  );
   showSpecs();
   draw();
 }
 
-const swatch = (index) => { const made = element("span", "", { class: "swatch" }); made.style.background = PALETTE[index]; return made; };
+const swatch = (index) => {
+  const made = element("span", "", { class: "swatch" });
+  made.style.background = PALETTE[index];
+  return made;
+};
 
 // Parity reads every step of both jobs, so it is asked for once, and again when a job has ended.
 async function judge(id, against, cell) {
-  const ended = [id, against].filter((one) => ENDED.has(found.get(one)?.job.status.state)).length, key = `${id} ${ended}`;
-  if (!judged.has(key)) judged.set(key, request(`${jobPath(id)}/parity?against=${encodeURIComponent(against)}`).then(verdict, (error) => error.message));
+  const ended = [id, against].filter((one) => ENDED.has(found.get(one)?.job.status.state)).length,
+    key = `${id} ${ended}`;
+  if (!judged.has(key))
+    judged.set(
+      key,
+      request(`${jobPath(id)}/parity?against=${encodeURIComponent(against)}`).then(verdict, (error) => error.message),
+    );
   cell.firstChild.textContent = await judged.get(key);
 }
 
-const verdict = (parity) => !parity.steps_compared ? "no step in common" : parity.bit_identical ? `the same bits in ${whole(parity.steps_compared)} steps`
-  : !parity.within_tolerance && !parity.steps_over_tolerance ? `equal in ${whole(parity.steps_compared)} steps, and ${whole(parity.steps_only_in_job + parity.steps_only_in_against)} only one has`
-  : `${parity.within_tolerance ? "parity" : "different"}: by ${number(parity.max_rel_diff, 2)} at most, in ${whole(parity.steps_compared)} steps`;
+const verdict = (parity) =>
+  !parity.steps_compared
+    ? "no step in common"
+    : parity.bit_identical
+      ? `the same bits in ${whole(parity.steps_compared)} steps`
+      : !parity.within_tolerance && !parity.steps_over_tolerance
+        ? `equal in ${whole(parity.steps_compared)} steps, and ${whole(parity.steps_only_in_job + parity.steps_only_in_against)} only one has`
+        : `${parity.within_tolerance ? "parity" : "different"}: by ${number(parity.max_rel_diff, 2)} at most, in ${whole(parity.steps_compared)} steps`;
 
 function showSpecs() {
-  const all = chosen(), flats = all.map(({ job }) => flat(job.spec));
-  const paths = [...new Set(flats.flatMap(Object.keys))].sort().filter((path) => path !== "name" && new Set(flats.map((one) => one[path])).size > 1);
+  const all = chosen(),
+    flats = all.map(({ job }) => flat(job.spec));
+  const paths = [...new Set(flats.flatMap(Object.keys))]
+    .sort()
+    .filter((path) => path !== "name" && new Set(flats.map((one) => one[path])).size > 1);
   fill("spec-heads", [element("th", "Key"), ...all.map(({ job }, index) => element("th", [swatch(index), job.name]))]);
-  fill("specs", paths.map((path) => row([element("td", element("code", said(path, "long")), { class: "title" }), ...flats.map((one) => said(one[path] ?? "–"))])));
+  fill(
+    "specs",
+    paths.map((path) =>
+      row([
+        element("td", element("code", said(path, "long")), { class: "title" }),
+        ...flats.map((one) => said(one[path] ?? "–")),
+      ]),
+    ),
+  );
   $("equal").hidden = paths.length > 0 || all.length < 2;
 }
 
 function draw() {
-  const all = chosen(), axis = $("axis").value, weight = Number($("smoothing").value), colour = colours();
+  const all = chosen(),
+    axis = $("axis").value,
+    weight = Number($("smoothing").value),
+    colour = colours();
   if (!all.length) return;
-  const own = [...new Set(all.flatMap(({ series }) => ["metrics", "val_metrics"].flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`))))].sort();
-  const rows = [...ROWS, ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14])], whole = rows.reduce((sum, [, , share]) => sum + share, 0);
+  const own = [
+    ...new Set(
+      all.flatMap(({ series }) =>
+        ["metrics", "val_metrics"].flatMap((kind) => Object.keys(series[kind]).map((name) => `${kind}.${name}`)),
+      ),
+    ),
+  ].sort();
+  const rows = [
+      ...ROWS,
+      ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14]),
+    ],
+    whole = rows.reduce((sum, [, , share]) => sum + share, 0);
   const traces = all.flatMap(({ job, series }, index) => {
-    const perStep = job.status.step ? job.status.tokens / job.status.step : 1, start = job.started_at ?? job.created_at;
+    const perStep = job.status.step ? job.status.tokens / job.status.step : 1,
+      start = job.started_at ?? job.created_at;
     const x = axis === "time" ? series.at.map((at) => at - start) : positions(axis, series, perStep);
-    return rows.map(([name, title], place) => ({ type: "scatter", mode: name === "val_loss" ? "lines+markers" : "lines", name: `${job.name} ${title}`, x, yaxis: place ? `y${place + 1}` : "y",
-      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : columnOf(series, name), connectgaps: true, marker: { size: 4 }, line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" }, hovertemplate: "%{y:.5g}" }));
+    return rows.map(([name, title], place) => ({
+      type: "scatter",
+      mode: name === "val_loss" ? "lines+markers" : "lines",
+      name: `${job.name} ${title}`,
+      x,
+      yaxis: place ? `y${place + 1}` : "y",
+      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : columnOf(series, name),
+      connectgaps: true,
+      marker: { size: 4 },
+      line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" },
+      hovertemplate: "%{y:.5g}",
+    }));
   });
-  const layout = { height: 760 * whole, showlegend: false, hovermode: "x", hoversubplots: "axis",
-    uirevision: axis, xaxis: { title: { text: axis === "time" ? "seconds since the start" : axis }, anchor: `y${rows.length}`, gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: colour.dim, spikedash: "solid" } };
+  const layout = {
+    height: 760 * whole,
+    showlegend: false,
+    hovermode: "x",
+    hoversubplots: "axis",
+    uirevision: axis,
+    xaxis: {
+      title: { text: axis === "time" ? "seconds since the start" : axis },
+      anchor: `y${rows.length}`,
+      gridcolor: colour.line,
+      zeroline: false,
+      showspikes: true,
+      spikemode: "across",
+      spikesnap: "cursor",
+      spikethickness: 1,
+      spikecolor: colour.dim,
+      spikedash: "solid",
+    },
+  };
   let top = 1;
   rows.forEach(([, title, share], place) => {
-    layout[`yaxis${place ? place + 1 : ""}`] = { domain: [Math.max(0, top - 0.95 * share / whole), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: $("log").checked && place < 2 ? "log" : "linear" };
+    layout[`yaxis${place ? place + 1 : ""}`] = {
+      domain: [Math.max(0, top - (0.95 * share) / whole), top],
+      title: { text: title, font: { size: 10 } },
+      gridcolor: colour.line,
+      zeroline: false,
+      type: $("log").checked && place < 2 ? "log" : "linear",
+    };
     top -= share / whole;
   });
   plot("chart", traces, layout);
@@ -98,5 +229,5 @@ function draw() {
 // Of the task's metrics the names are "metrics.NAME" and "val_metrics.NAME".
 function columnOf(series, name) {
   const [kind, ...rest] = name.split(".");
-  return rest.length ? series[kind][rest.join(".")] ?? [] : series[name];
+  return rest.length ? (series[kind][rest.join(".")] ?? []) : series[name];
 }

@@ -9,38 +9,104 @@ const TITLES = { train: "Training", validation: "Validation" };
 // Resolves to false while nothing is known.
 export async function showPreview(id) {
   const { remarks, splits } = await request(`${jobPath(id)}/data`);
-  const notes = remarks.length ? [element("div", remarks.map((text) => element("p", text)), { class: "notice" })] : [];
-  $("data-preview").replaceChildren(...notes, ...Object.entries(splits).flatMap(([name, split]) => splitOf(TITLES[name] ?? name, split)));
+  const notes = remarks.length
+    ? [
+        element(
+          "div",
+          remarks.map((text) => element("p", text)),
+          { class: "notice" },
+        ),
+      ]
+    : [];
+  $("data-preview").replaceChildren(
+    ...notes,
+    ...Object.entries(splits).flatMap(([name, split]) => splitOf(TITLES[name] ?? name, split)),
+  );
   return Object.keys(splits).length > 0;
 }
 
 function splitOf(title, split) {
   if (!split) return [element("h3", title), element("p", "No samples.", { class: "dim" })];
-  const counts = [["Samples", whole(split.samples)], ["Read in each validation", split.validated === null ? "" : whole(split.validated)], ["Cut at model.seq_len", split.num_cut ? whole(split.num_cut) : ""], ["Tokens of a sample", range(split.tokens)], ["Of them in the loss", range(split.in_loss)]];
+  const counts = [
+    ["Samples", whole(split.samples)],
+    ["Read in each validation", split.validated === null ? "" : whole(split.validated)],
+    ["Cut at model.seq_len", split.num_cut ? whole(split.num_cut) : ""],
+    ["Tokens of a sample", range(split.tokens)],
+    ["Of them in the loss", range(split.in_loss)],
+  ];
   const reasons = Object.entries(split.left_out).map(([reason, count]) => element("li", `${whole(count)} ${reason}`));
-  return [element("h3", title), element("dl", facts(counts.filter(([, value]) => value)), { class: "facts" }),
+  return [
+    element("h3", title),
+    element("dl", facts(counts.filter(([, value]) => value)), { class: "facts" }),
     ...(reasons.length ? [element("p", "Left out:"), element("ul", reasons)] : []),
     ...(split.num_labels ? [labelsOf(split)] : []),
-    ...(split.num_counted ? [element("p", `Lengths are those of the first ${plural(split.num_counted, "sample")}. The first ${whole(split.rows.length)}${split.in_loss[2] ? ", with the tokens in the loss marked" : ""}:`, { class: "dim small" })] : []),
-    ...split.rows.map(sampleOf)];
+    ...(split.num_counted
+      ? [
+          element(
+            "p",
+            `Lengths are those of the first ${plural(split.num_counted, "sample")}. The first ${whole(split.rows.length)}${split.in_loss[2] ? ", with the tokens in the loss marked" : ""}:`,
+            { class: "dim small" },
+          ),
+        ]
+      : []),
+    ...split.rows.map(sampleOf),
+  ];
 }
 
-const range = ([least, median, most]) => !most ? "" : least === most ? whole(most) : `${whole(least)} to ${whole(most)}, median ${whole(median)}`;
+const range = ([least, median, most]) =>
+  !most ? "" : least === most ? whole(most) : `${whole(least)} to ${whole(most)}, median ${whole(median)}`;
 
 function labelsOf({ labels, num_labels: count }) {
-  const rows = Object.entries(labels).map(([name, share]) => row([element("td", name, { class: "text" }), percent(share), element("progress", null, { value: share, max: 1, "aria-label": `Share of ${name}` })]));
+  const rows = Object.entries(labels).map(([name, share]) =>
+    row([
+      element("td", name, { class: "text" }),
+      percent(share),
+      element("progress", null, { value: share, max: 1, "aria-label": `Share of ${name}` }),
+    ]),
+  );
   const more = count - rows.length;
-  return element("div", [element("table", [element("thead", element("tr", ["Label", "Share", ""].map((name) => element(name ? "th" : "td", name)))), element("tbody", rows)]), ...(more > 0 ? [element("p", `and ${plural(more, "rarer label")}`, { class: "dim small" })] : [])], { class: "wide labels-read" });
+  return element(
+    "div",
+    [
+      element("table", [
+        element(
+          "thead",
+          element(
+            "tr",
+            ["Label", "Share", ""].map((name) => element(name ? "th" : "td", name)),
+          ),
+        ),
+        element("tbody", rows),
+      ]),
+      ...(more > 0 ? [element("p", `and ${plural(more, "rarer label")}`, { class: "dim small" })] : []),
+    ],
+    { class: "wide labels-read" },
+  );
 }
 
 function sampleOf(sample, index) {
-  const title = [`Sample ${index + 1}`, sample.tokens ? `${plural(sample.tokens, "token")}, ${whole(sample.in_loss)} in the loss` : "", sample.label === null ? "" : `label ${sample.label}`].filter(Boolean).join(", ");
-  const image = sample.png ? [element("img", null, { src: `data:image/png;base64,${sample.png}`, alt: `Image of sample ${index + 1}` })] : [];
-  return element("figure", [element("figcaption", title), ...image, ...sample.texts.flatMap((text) => textOf(text, title))], { class: "media" });
+  const title = [
+    `Sample ${index + 1}`,
+    sample.tokens ? `${plural(sample.tokens, "token")}, ${whole(sample.in_loss)} in the loss` : "",
+    sample.label === null ? "" : `label ${sample.label}`,
+  ]
+    .filter(Boolean)
+    .join(", ");
+  const image = sample.png
+    ? [element("img", null, { src: `data:image/png;base64,${sample.png}`, alt: `Image of sample ${index + 1}` })]
+    : [];
+  return element(
+    "figure",
+    [element("figcaption", title), ...image, ...sample.texts.flatMap((text) => textOf(text, title))],
+    { class: "media" },
+  );
 }
 
 function textOf({ title, spans, left_out_chars: more }, sample) {
-  const parts = spans.map(([text, counts]) => counts ? element("mark", text) : text);
+  const parts = spans.map(([text, counts]) => (counts ? element("mark", text) : text));
   const rest = more ? [element("span", ` … ${plural(more, "more character")}`, { class: "dim" })] : [];
-  return [...(title ? [element("p", title, { class: "dim small" })] : []), element("pre", [...parts, ...rest], { tabindex: "0", "aria-label": [sample, title].filter(Boolean).join(": ") })];
+  return [
+    ...(title ? [element("p", title, { class: "dim small" })] : []),
+    element("pre", [...parts, ...rest], { tabindex: "0", "aria-label": [sample, title].filter(Boolean).join(": ") }),
+  ];
 }

@@ -9,17 +9,27 @@ import { onKey } from "./keys.js";
 import { markdown } from "./markdown.js";
 import { ENDED } from "./states.js";
 
-const NOTES = "notes", MOST = 4096, PRECONDITION_FAILED = 412;
-let shown = null, changed = null, base = null, may = false;  // base: the notes that the writer has seen; null: nobody writes
+const NOTES = "notes",
+  MOST = 4096,
+  PRECONDITION_FAILED = 412;
+let shown = null,
+  changed = null,
+  base = null,
+  may = false; // base: the notes that the writer has seen; null: nobody writes
 
 // Called with the job after each change: the stream of a job that has ended says nothing any more.
-export function whenDescribed(handle) { changed = handle; }
+export function whenDescribed(handle) {
+  changed = handle;
+}
 
 export function showDescription(job) {
   shown = job;
   showLabels(Object.entries(job.spec.labels ?? {}));
   const notes = notesOf(job);
-  if ($("notes").dataset.text !== notes) { $("notes").dataset.text = notes; $("notes").replaceChildren(...markdown(notes)); }
+  if ($("notes").dataset.text !== notes) {
+    $("notes").dataset.text = notes;
+    $("notes").replaceChildren(...markdown(notes));
+  }
   if (base !== null && notes !== base) showConflict(notes);
   $("undescribed").hidden = Boolean(notes) || base !== null;
   const archived = job.archived_at !== null && job.archived_at !== undefined;
@@ -35,23 +45,54 @@ function showLabels(labels) {
   const key = JSON.stringify([may, labels]);
   if ($("labels").dataset.shown === key) return;
   $("labels").dataset.shown = key;
-  fill("labels", labels.map(([name, value]) => {
-    const words = value === "" ? name : `${name}=${value}`;
-    return element("span", [words, ...(may ? [element("button", "×", { type: "button", class: "quiet", "aria-label": `Remove the label ${words}`, click: () => setLabels({ [name]: null }) })] : [])], { class: "badge" });
-  }));
+  fill(
+    "labels",
+    labels.map(([name, value]) => {
+      const words = value === "" ? name : `${name}=${value}`;
+      return element(
+        "span",
+        [
+          words,
+          ...(may
+            ? [
+                element("button", "×", {
+                  type: "button",
+                  class: "quiet",
+                  "aria-label": `Remove the label ${words}`,
+                  click: () => setLabels({ [name]: null }),
+                }),
+              ]
+            : []),
+        ],
+        { class: "badge" },
+      );
+    }),
+  );
 }
 
 async function setLabels(labels) {
   $("label-error").textContent = "";
-  try { await patch({ labels }); return true; } catch (error) { $("label-error").textContent = error.message; return false; }
+  try {
+    await patch({ labels });
+    return true;
+  } catch (error) {
+    $("label-error").textContent = error.message;
+    return false;
+  }
 }
 
 $("add-label").addEventListener("submit", async (event) => {
   event.preventDefault();
   const [, name, value] = /^([^=]*)=?(.*)$/.exec($("label").value.trim());
-  if (name.trim() && await setLabels({ [name.trim()]: value.trim() })) $("label").value = "";
+  if (name.trim() && (await setLabels({ [name.trim()]: value.trim() }))) $("label").value = "";
 });
-$("label").addEventListener("keydown", (event) => { if (event.key === "Escape") { $("label").value = ""; $("label-error").textContent = ""; $("label").blur(); } });
+$("label").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    $("label").value = "";
+    $("label-error").textContent = "";
+    $("label").blur();
+  }
+});
 
 function write() {
   if (!may || !shown || base !== null) return;
@@ -80,7 +121,11 @@ function preview() {
 
 // What somebody else has saved while one writes; it may be what one has written, too.
 function showConflict(theirs) {
-  if (theirs === $("notes-text").value) { base = theirs; $("notes-conflict").hidden = true; return; }
+  if (theirs === $("notes-text").value) {
+    base = theirs;
+    $("notes-conflict").hidden = true;
+    return;
+  }
   $("notes-theirs").textContent = theirs || "(nothing)";
   $("notes-conflict").hidden = false;
 }
@@ -94,8 +139,13 @@ async function save() {
     close();
   } catch (error) {
     if (error.status !== PRECONDITION_FAILED) $("notes-error").textContent = error.message;
-    else { changed(await request(jobPath(shown.id))); if (notesOf(shown) === base) return save(); }  // another setting has changed, not the notes
-  } finally { $("save-notes").disabled = false; }
+    else {
+      changed(await request(jobPath(shown.id)));
+      if (notesOf(shown) === base) return save();
+    } // another setting has changed, not the notes
+  } finally {
+    $("save-notes").disabled = false;
+  }
 }
 
 function settle(text) {
@@ -109,37 +159,77 @@ function settle(text) {
 async function leave() {
   const isChanged = $("notes-text").value !== base;
   if (!isChanged) return close();
-  ask({ title: "Leave the notes as they were", confirm: "Throw away", words: async () => "What you have written since you began is lost.", send: async () => close() });
+  ask({
+    title: "Leave the notes as they were",
+    confirm: "Throw away",
+    words: async () => "What you have written since you began is lost.",
+    send: async () => close(),
+  });
 }
 
 $("notes-text").maxLength = MOST;
 $("notes-text").addEventListener("input", preview);
-$("notes-editor").addEventListener("submit", (event) => { event.preventDefault(); save(); });
+$("notes-editor").addEventListener("submit", (event) => {
+  event.preventDefault();
+  save();
+});
 $("notes-editor").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); save(); }
-  if (event.key === "Escape") { event.preventDefault(); leave(); }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    save();
+  }
+  if (event.key === "Escape") {
+    event.preventDefault();
+    leave();
+  }
 });
 $("leave-notes").addEventListener("click", leave);
 $("edit-notes").addEventListener("click", write);
-$("notes").addEventListener("click", (event) => { if (!event.target.closest("a") && !String(getSelection())) write(); });
+$("notes").addEventListener("click", (event) => {
+  if (!event.target.closest("a") && !String(getSelection())) write();
+});
 $("notes-both").addEventListener("click", () => settle(`${$("notes-text").value.trimEnd()}\n\n${notesOf(shown)}`));
-$("notes-mine").addEventListener("click", () => { settle($("notes-text").value); save(); });
+$("notes-mine").addEventListener("click", () => {
+  settle($("notes-text").value);
+  save();
+});
 $("notes-take").addEventListener("click", () => settle(notesOf(shown)));
-addEventListener("beforeunload", (event) => { if (base !== null && $("notes-text").value !== base) event.preventDefault(); });
-onKey("n", "write notes", () => { if (may && shown) { $("tab-overview").click(); write(); } });
-onKey("l", "add a label", () => { if (may && shown) { $("tab-overview").click(); $("label").focus(); } });
+addEventListener("beforeunload", (event) => {
+  if (base !== null && $("notes-text").value !== base) event.preventDefault();
+});
+onKey("n", "write notes", () => {
+  if (may && shown) {
+    $("tab-overview").click();
+    write();
+  }
+});
+onKey("l", "add a label", () => {
+  if (may && shown) {
+    $("tab-overview").click();
+    $("label").focus();
+  }
+});
 
-request("/v1/whoami").then((me) => {
-  may = me.permissions.includes("jobs:change");
-  $("add-label").hidden = $("edit-notes").hidden = !may;
-  $("archive").disabled = !may;
-  $("notes").classList.toggle("writable", may);
-  if (shown) showDescription(shown);
-}, () => {});
+request("/v1/whoami").then(
+  (me) => {
+    may = me.permissions.includes("jobs:change");
+    $("add-label").hidden = $("edit-notes").hidden = !may;
+    $("archive").disabled = !may;
+    $("notes").classList.toggle("writable", may);
+    if (shown) showDescription(shown);
+  },
+  () => {},
+);
 
 $("archive").addEventListener("click", () => {
   const verb = shown.archived_at ? "unarchive" : "archive";
-  ask({ title: shown.archived_at ? "Unarchive" : "Archive", confirm: shown.archived_at ? "Unarchive" : "Archive",
-    words: async () => shown.archived_at ? "The job is in the lists again." : "Lists leave the job out, unless archived jobs are asked for. Nothing is deleted.",
-    send: async () => changed(await request(`${jobPath(shown.id)}/${verb}`, { method: "POST" })) });
+  ask({
+    title: shown.archived_at ? "Unarchive" : "Archive",
+    confirm: shown.archived_at ? "Unarchive" : "Archive",
+    words: async () =>
+      shown.archived_at
+        ? "The job is in the lists again."
+        : "Lists leave the job out, unless archived jobs are asked for. Nothing is deleted.",
+    send: async () => changed(await request(`${jobPath(shown.id)}/${verb}`, { method: "POST" })),
+  });
 });

@@ -1,7 +1,9 @@
 // The dialog of the buttons: what will happen and what it costs, in words, before anything does.
 import { $, placeOf, returnTo } from "./dom.js";
 
-let current = null, opener = null, asked = 0;
+let current = null,
+  opener = null,
+  asked = 0;
 
 // { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
 // Without `confirm` there is nothing to do but to read. A text that `send` returns is shown, and the dialog stays open.
@@ -24,20 +26,30 @@ export function refresh() {
 }
 
 async function explain() {
-  const number = ++asked;  // the answer about an older input may come later
+  const number = ++asked; // the answer about an older input may come later
   let words;
-  try { words = await current.words($("dialog-value")?.value); } catch (error) { words = error.message; }
+  try {
+    words = await current.words($("dialog-value")?.value);
+  } catch (error) {
+    words = error.message;
+  }
   if (number === asked) $("dialog-words").textContent = words;
 }
 
 $("dialog-input").addEventListener("input", explain, true);
 
 $("dismiss").addEventListener("click", () => $("dialog").close());
-$("dialog").addEventListener("close", () => returnTo(opener));  // the browser does it, unless the opener was replaced meanwhile
+$("dialog").addEventListener("close", () => returnTo(opener)); // the browser does it, unless the opener was replaced meanwhile
 $("confirm").addEventListener("click", async () => {
   $("confirm").disabled = true;
   $("dialog-error").textContent = "";
-  try { const said = await current.send($("dialog-value")?.value); if (typeof said === "string") $("dialog-words").textContent = said; else $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
+  try {
+    const said = await current.send($("dialog-value")?.value);
+    if (typeof said === "string") $("dialog-words").textContent = said;
+    else $("dialog").close();
+  } catch (error) {
+    $("dialog-error").textContent = error.message;
+  }
   $("confirm").disabled = false;
-  if ($("dialog").open && !$("dialog-input").contains(document.activeElement)) $("confirm").focus();  // a disabled button has lost the focus
+  if ($("dialog").open && !$("dialog-input").contains(document.activeElement)) $("confirm").focus(); // a disabled button has lost the focus
 });

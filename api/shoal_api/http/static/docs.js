@@ -6,6 +6,12 @@ window.SwaggerUIBundle({
     if (request.method && request.method !== "GET") request.headers["X-CSRF-Token"] = await csrfToken();
     return request;
   },
-  url: "/openapi.json", dom_id: "#api", deepLinking: true, docExpansion: "list", filter: true, validatorUrl: null,
-  defaultModelsExpandDepth: 0, tryItOutEnabled: true,
+  url: "/openapi.json",
+  dom_id: "#api",
+  deepLinking: true,
+  docExpansion: "list",
+  filter: true,
+  validatorUrl: null,
+  defaultModelsExpandDepth: 0,
+  tryItOutEnabled: true,
 });

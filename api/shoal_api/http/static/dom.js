@@ -6,8 +6,9 @@ const SVG = "http://www.w3.org/2000/svg";
 export function element(name, content, { click, ...attributes } = {}) {
   const made = document.createElement(name);
   const parts = content === undefined || content === null ? [] : [content].flat();
-  made.append(...parts.map((part) => part instanceof Node ? part : String(part)));
-  for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+  made.append(...parts.map((part) => (part instanceof Node ? part : String(part))));
+  for (const [key, value] of Object.entries(attributes))
+    if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
   if (click) made.addEventListener("click", click);
   return made;
 }
@@ -21,26 +22,45 @@ export function svg(name, attributes, children = []) {
 
 // Words of any length in a cell of a table: they take lines of their own instead of all its width.
 export const said = (text, more = "") => element("div", text, { class: `said ${more}` });
-export const row = (cells, attributes = {}) => element("tr", cells.map((cell) => cell instanceof HTMLTableCellElement ? cell : element("td", cell)), attributes);
+export const row = (cells, attributes = {}) =>
+  element(
+    "tr",
+    cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : element("td", cell))),
+    attributes,
+  );
 export const link = (text, href, attributes = {}) => element("a", text, { href, ...attributes });
-export const facts = (pairs) => pairs.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
+export const facts = (pairs) =>
+  pairs.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
 
 // Replaces the children. If one of their controls had the focus, the control that takes its place gets it. Each cell of a
 // table of cards gets the name of its column: on a narrow screen it stands before the value, and the heads are hidden.
 export function fill(id, rows) {
-  $(id).closest("table.cards")?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
+  $(id)
+    .closest("table.cards")
+    ?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
   const focused = placeOf(document.activeElement);
   $(id).replaceChildren(...rows);
-  const names = [...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead th") ?? [])].map((head) => head.textContent.replace(/ [▾▴]/, ""));
-  for (const one of names.length ? rows : []) [...one.cells].forEach((cell, index) => { cell.dataset.name = names[index] ?? ""; cell.classList.toggle("unknown", cell.textContent === "–"); });
+  const names = [...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead th") ?? [])].map(
+    (head) => head.textContent.replace(/ [▾▴]/, ""),
+  );
+  for (const one of names.length ? rows : [])
+    [...one.cells].forEach((cell, index) => {
+      cell.dataset.name = names[index] ?? "";
+      cell.classList.toggle("unknown", cell.textContent === "–");
+    });
   returnTo(focused);
 }
 
 // Facts that change while one looks at them: only those with another text are replaced, so that a selection survives.
 export function fillFacts(id, pairs) {
-  const made = facts(pairs), shown = [...$(id).children], names = pairs.map(([name]) => name).join();
+  const made = facts(pairs),
+    shown = [...$(id).children],
+    names = pairs.map(([name]) => name).join();
   if ($(id).dataset.names !== names) fill(id, made);
-  else made.forEach((one, index) => { if (one.textContent !== shown[index].textContent) shown[index].replaceWith(one); });
+  else
+    made.forEach((one, index) => {
+      if (one.textContent !== shown[index].textContent) shown[index].replaceWith(one);
+    });
   $(id).dataset.names = names;
 }
 
@@ -48,12 +68,18 @@ export function fillFacts(id, pairs) {
 // where Enter must not do harm.
 export function placeOf(control) {
   const holder = control?.closest("[id]");
-  return { control, holder, words: control && wordsOf(control), index: holder ? controlsIn(holder).indexOf(control) : -1 };
+  return {
+    control,
+    holder,
+    words: control && wordsOf(control),
+    index: holder ? controlsIn(holder).indexOf(control) : -1,
+  };
 }
 
 export function returnTo({ control, holder, words, index }) {
   if (index < 0 || control.isConnected) return;
-  const found = controlsIn(holder), harmless = found.filter((one) => !one.classList.contains("danger"));
+  const found = controlsIn(holder),
+    harmless = found.filter((one) => !one.classList.contains("danger"));
   (found.find((one) => wordsOf(one) === words) ?? harmless[Math.min(index, harmless.length - 1)])?.focus();
 }
 
@@ -63,5 +89,8 @@ const wordsOf = (control) => control.getAttribute("aria-label") ?? control.textC
 // Replaces the children only if the text differs, so that a selection or the focus in it survives.
 export function refill(target, rows) {
   const made = element("div", rows);
-  if (target.dataset.shown !== made.textContent) { target.dataset.shown = made.textContent; target.replaceChildren(...rows); }
+  if (target.dataset.shown !== made.textContent) {
+    target.dataset.shown = made.textContent;
+    target.replaceChildren(...rows);
+  }
 }

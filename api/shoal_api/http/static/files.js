@@ -14,7 +14,10 @@ export async function showFiles(id) {
   const page = await request(`${jobPath(id)}/files?${query}`);
   if (turn !== asked) return;
   const cells = (file) => [link(file.name, pathOf(id, file)), bytes(file.bytes), moment(file.modified_at)];
-  fill("files", page.items.map((file) => row(cells(file))));
+  fill(
+    "files",
+    page.items.map((file) => row(cells(file))),
+  );
   $("no-files").hidden = Boolean(page.items.length);
   $("files-said").textContent = describe(page);
 }

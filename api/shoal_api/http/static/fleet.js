@@ -14,10 +14,13 @@ import { showExports } from "./job_export.js";
 import { checked, NOTHING, query } from "./job_query.js";
 import { setUpViews } from "./job_views.js";
 
-const LIMIT = 25, PAUSE_MS = 300;
+const LIMIT = 25,
+  PAUSE_MS = 300;
 const TEXTS = ["search", "state", "project", "label", "where"];
 const view = { ...NOTHING, ...Object.fromEntries(new URLSearchParams(location.search)) };
-let turn = 0, typing = null, applied = view;  // the view that the stream and the table have
+let turn = 0,
+  typing = null,
+  applied = view; // the view that the stream and the table have
 const live = new Live({ fleet: show });
 
 // A condition that the service refuses leaves the table as it is, and the page says where the mistake is.
@@ -27,12 +30,19 @@ async function change(changes) {
   clearTimeout(typing);
   typing = null;
   Object.assign(view, { offset: "0" }, typed, changes);
-  const mine = ++turn, kept = new URLSearchParams(Object.entries(view).filter(([name, value]) => value && !(name === "offset" && value === "0")));
+  const mine = ++turn,
+    kept = new URLSearchParams(
+      Object.entries(view).filter(([name, value]) => value && !(name === "offset" && value === "0")),
+    );
   history.replaceState(null, "", `/?${kept}`);
   for (const name of TEXTS) if (document.activeElement !== $(name)) $(name).value = view[name];
   $("archived").checked = view.archived === "true";
   let problem = "";
-  try { await checked(view); } catch (error) { problem = error.message; }
+  try {
+    await checked(view);
+  } catch (error) {
+    problem = error.message;
+  }
   if (mine !== turn) return;
   $("where-error").textContent = problem;
   $("where-error").hidden = !problem;
@@ -43,7 +53,9 @@ async function change(changes) {
   showExports(applied, chosenIds());
   showHeads(view, change);
   const { order, descending, offset, cluster } = view;
-  live.open(`/v1/overview?${query(view, { order, descending, offset, limit: LIMIT, ...(cluster ? { cluster } : {}) })}`);
+  live.open(
+    `/v1/overview?${query(view, { order, descending, offset, limit: LIMIT, ...(cluster ? { cluster } : {}) })}`,
+  );
 }
 
 function show(fleet) {
@@ -53,29 +65,48 @@ function show(fleet) {
   showFilter(fleet.clusters, view.cluster);
   showDay(fleet.goodput);
   const offset = Number(applied.offset);
-  $("range").textContent = fleet.total ? `${offset + 1} to ${offset + fleet.items.length} of ${whole(fleet.total)}` : "";
+  $("range").textContent = fleet.total
+    ? `${offset + 1} to ${offset + fleet.items.length} of ${whole(fleet.total)}`
+    : "";
   $("before").disabled = offset === 0;
   $("after").disabled = offset + fleet.items.length >= fleet.total;
   const now = fleet.goodput_now;
-  const productive = fleet.goodput.reduce((sum, bin) => sum + bin.productive, 0), total = fleet.goodput.reduce((sum, bin) => sum + bin.total, 0);
-  $("totals").replaceChildren(...facts([
-    ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
-    ["Goodput of active jobs", now ? percent(now.ratio) : "–"], ["Goodput, last 24 h", total ? percent(productive / total) : "–"],
-    ["Worker time requested (24 h)", seconds(total)]]));
+  const productive = fleet.goodput.reduce((sum, bin) => sum + bin.productive, 0),
+    total = fleet.goodput.reduce((sum, bin) => sum + bin.total, 0);
+  $("totals").replaceChildren(
+    ...facts([
+      ...Object.entries(fleet.num_by_state).map(([state, count]) => [state, whole(count)]),
+      ["Goodput of active jobs", now ? percent(now.ratio) : "–"],
+      ["Goodput, last 24 h", total ? percent(productive / total) : "–"],
+      ["Worker time requested (24 h)", seconds(total)],
+    ]),
+  );
   $("exposure").textContent = fleet.exposure;
   $("exposure").hidden = !fleet.exposure;
   const alive = fleet.nodes.filter((node) => node.alive);
-  const away = fleet.clusters.filter((one) => !one.connected).map((one) => one.name), several = fleet.clusters.length > 1;
-  $("cluster").textContent = fleet.connected ? `${several ? `${plural(fleet.clusters.length, "cluster")}${away.length ? ` (${away.join(", ")} away)` : ""}, ` : ""}${plural(alive.length, "node")}, ${plural(alive.reduce((sum, node) => sum + node.num_workers, 0), "worker")}` : "cluster not connected";
+  const away = fleet.clusters.filter((one) => !one.connected).map((one) => one.name),
+    several = fleet.clusters.length > 1;
+  $("cluster").textContent = fleet.connected
+    ? `${several ? `${plural(fleet.clusters.length, "cluster")}${away.length ? ` (${away.join(", ")} away)` : ""}, ` : ""}${plural(alive.length, "node")}, ${plural(
+        alive.reduce((sum, node) => sum + node.num_workers, 0),
+        "worker",
+      )}`
+    : "cluster not connected";
 }
 
 $("state").append(...Object.keys(COLOURS).map((state) => new Option(state, state)));
 for (const name of TEXTS) {
   $(name).value = view[name];
-  $(name).addEventListener(name === "state" ? "change" : "input", () => { clearTimeout(typing); typing = setTimeout(() => change({}), name === "where" ? PAUSE_MS : 0); });
+  $(name).addEventListener(name === "state" ? "change" : "input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => change({}), name === "where" ? PAUSE_MS : 0);
+  });
 }
 $("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
-$("conditions").addEventListener("submit", (event) => { event.preventDefault(); change({ where: $("where").value.trim() }); });
+$("conditions").addEventListener("submit", (event) => {
+  event.preventDefault();
+  change({ where: $("where").value.trim() });
+});
 $("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));

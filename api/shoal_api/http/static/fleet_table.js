@@ -8,57 +8,138 @@ import { brief, grant, moment, number, percent, progressOf, seconds, steps, whol
 import { badge } from "./states.js";
 import { spark } from "./spark.js";
 
-const HEADS = [["", ""], ["Job", "name"], ["State", "state"], ["Progress", "step"], ["Remaining", "eta_s"], ["Loss", "loss"], ["Workers", ""],
-  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user", "Project", "project"], ["Submitted", "created", "Priority", "priority"]];
+const HEADS = [
+  ["", ""],
+  ["Job", "name"],
+  ["State", "state"],
+  ["Progress", "step"],
+  ["Remaining", "eta_s"],
+  ["Loss", "loss"],
+  ["Workers", ""],
+  ["Tokens/s", "tokens_per_s"],
+  ["Goodput", "goodput"],
+  ["Incidents", "incidents"],
+  ["User", "user", "Project", "project"],
+  ["Submitted", "created", "Priority", "priority"],
+];
 
 export function showHeads(view, change) {
   if (view.columns) return showChosenHeads(view, change);
-  $("heads").replaceChildren(...HEADS.map(([name, order, ...second]) => {
-    if (!order) return element("th", name);
-    const current = [order, second[1]].includes(view.order);
-    const buttons = [button(name, order, view, change), ...(second.length ? [" / ", button(...second, view, change)] : [])];
-    return element("th", buttons, { "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none" });
-  }));
+  $("heads").replaceChildren(
+    ...HEADS.map(([name, order, ...second]) => {
+      if (!order) return element("th", name);
+      const current = [order, second[1]].includes(view.order);
+      const buttons = [
+        button(name, order, view, change),
+        ...(second.length ? [" / ", button(...second, view, change)] : []),
+      ];
+      return element("th", buttons, {
+        "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none",
+      });
+    }),
+  );
 }
 
 function showChosenHeads(view, change) {
   const head = (title, name) => {
-    const now = view.sort.replace(/^-/, "") === name ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none";
+    const now =
+      view.sort.replace(/^-/, "") === name ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none";
     const arrow = { descending: " ▾", ascending: " ▴", none: "" }[now];
-    return element("th", element("button", title + arrow, { type: "button", click: () => change({ sort: now === "ascending" ? `-${name}` : name }) }), { "aria-sort": now });
+    return element(
+      "th",
+      element("button", title + arrow, {
+        type: "button",
+        click: () => change({ sort: now === "ascending" ? `-${name}` : name }),
+      }),
+      { "aria-sort": now },
+    );
   };
-  $("heads").replaceChildren(element("th", ""), head("Job", "name"), head("State", "state"), ...split(view.columns).map((name) => head(bare(name), name)));
+  $("heads").replaceChildren(
+    element("th", ""),
+    head("Job", "name"),
+    head("State", "state"),
+    ...split(view.columns).map((name) => head(bare(name), name)),
+  );
 }
 
 function button(name, order, view, change) {
   const current = view.order === order && !view.sort;
   const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
-  const press = () => change({ sort: "", order, descending: String(current ? view.descending !== "true" : !["name", "state", "project", "loss", "eta_s"].includes(order)) });
+  const press = () =>
+    change({
+      sort: "",
+      order,
+      descending: String(
+        current ? view.descending !== "true" : !["name", "state", "project", "loss", "eta_s"].includes(order),
+      ),
+    });
   return element("button", name + arrow, { type: "button", click: press });
 }
 
 export function showJobs({ items, total, clusters }, view) {
-  const focused = document.activeElement?.closest?.("tr")?.dataset.id, control = document.activeElement?.matches("input") ? "input" : "a";
-  fill("jobs", items.map((job) => jobRow(job, clusters.length > 1, split(view.columns).map(bare))));
-  if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] ${control}`)?.focus();
+  const focused = document.activeElement?.closest?.("tr")?.dataset.id,
+    control = document.activeElement?.matches("input") ? "input" : "a";
+  fill(
+    "jobs",
+    items.map((job) => jobRow(job, clusters.length > 1, split(view.columns).map(bare))),
+  );
+  if (focused)
+    $("jobs")
+      .querySelector(`tr[data-id="${CSS.escape(focused)}"] ${control}`)
+      ?.focus();
   $("none").hidden = total > 0;
   const filtered = view.search || view.state || view.project || view.label || view.cluster || view.where;
-  $("none").textContent = filtered ? "No job matches." : "No job yet. Submit one here, or with: shoal submit job.yaml --follow";
+  $("none").textContent = filtered
+    ? "No job matches."
+    : "No job yet. Submit one here, or with: shoal submit job.yaml --follow";
 }
 
 function jobRow(job, several, columns) {
   const share = progressOf(job);
-  const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
-  const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
-  const name = fitted([link(job.name, jobPage(job.id), { title: `${job.id} ${labels}` }), " ", ...(labels ? [element("span", labels, { class: "dim small" })] : [])]);
+  const progress =
+    share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
+  const labels = Object.entries(job.labels)
+    .map(([key, value]) => `${key}=${value}`)
+    .join(" ");
+  const name = fitted([
+    link(job.name, jobPage(job.id), { title: `${job.id} ${labels}` }),
+    " ",
+    ...(labels ? [element("span", labels, { class: "dim small" })] : []),
+  ]);
   const owner = fitted([job.user, " ", element("span", job.project, { class: "dim small" })]);
   const where = several && job.cluster ? ` in ${job.cluster}` : "";
-  const state = fitted([badge(job.state, job.queue_position), element("span", `${where} ${waits(job)}`, { class: "dim small" })]);
-  const first = [element("td", box(job), { class: "pick" }), element("td", name, { class: "title" }), element("td", state, { class: "title", title: job.message })];
-  if (columns.length) return row([...first, ...columns.map((name) => element("td", shownValue(name, job.values[name]), { class: "value" }))], { class: "row", "data-id": job.id });
-  return row([...first, line([...progress, " ", element("span", steps(job), { class: "small" })]),
-    seconds(job.eta_s), line([number(job.loss), " ", spark(job.losses, "Loss")]), line([grant(job), " ", spark(job.world_sizes, "World size", { steps: true })]), number(job.tokens_per_s),
-    percent(job.goodput), whole(job.incidents), element("td", owner, { title: `${job.user} ${job.project}` }), line([element("span", brief(job.created_at), { title: moment(job.created_at) }), ...(job.priority ? [element("span", ` priority ${job.priority}`, { class: "dim small" })] : [])])], { class: "row", "data-id": job.id });
+  const state = fitted([
+    badge(job.state, job.queue_position),
+    element("span", `${where} ${waits(job)}`, { class: "dim small" }),
+  ]);
+  const first = [
+    element("td", box(job), { class: "pick" }),
+    element("td", name, { class: "title" }),
+    element("td", state, { class: "title", title: job.message }),
+  ];
+  if (columns.length)
+    return row(
+      [...first, ...columns.map((name) => element("td", shownValue(name, job.values[name]), { class: "value" }))],
+      { class: "row", "data-id": job.id },
+    );
+  return row(
+    [
+      ...first,
+      line([...progress, " ", element("span", steps(job), { class: "small" })]),
+      seconds(job.eta_s),
+      line([number(job.loss), " ", spark(job.losses, "Loss")]),
+      line([grant(job), " ", spark(job.world_sizes, "World size", { steps: true })]),
+      number(job.tokens_per_s),
+      percent(job.goodput),
+      whole(job.incidents),
+      element("td", owner, { title: `${job.user} ${job.project}` }),
+      line([
+        element("span", brief(job.created_at), { title: moment(job.created_at) }),
+        ...(job.priority ? [element("span", ` priority ${job.priority}`, { class: "dim small" })] : []),
+      ]),
+    ],
+    { class: "row", "data-id": job.id },
+  );
 }
 
 const line = (parts) => element("div", parts, { class: "line" });
@@ -66,5 +147,6 @@ const line = (parts) => element("div", parts, { class: "line" });
 const fitted = (parts) => element("div", parts, { class: "line fitted" });
 
 // Why a job waits; the message of a job that trains says nothing that the row does not.
-const waits = (job) => ["QUEUED", "WAITING", "STARTING", "FAILED", "RECOVERING", "PAUSED"].includes(job.state) ? shorten(job.message) : "";
-const shorten = (text) => text.length > 110 ? `${text.slice(0, 108)}…` : text;
+const waits = (job) =>
+  ["QUEUED", "WAITING", "STARTING", "FAILED", "RECOVERING", "PAUSED"].includes(job.state) ? shorten(job.message) : "";
+const shorten = (text) => (text.length > 110 ? `${text.slice(0, 108)}…` : text);

@@ -1,11 +1,13 @@
 // Numbers, times and names as text for people. Pure.
-export const number = (value, digits = 4) => value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString();
-export const whole = (value) => value === null || value === undefined ? "–" : value.toLocaleString();
-export const percent = (share) => share === null || share === undefined ? "–" : `${number(100 * share, share < 0.1 ? 2 : 3)} %`;
+export const number = (value, digits = 4) =>
+  value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString();
+export const whole = (value) => (value === null || value === undefined ? "–" : value.toLocaleString());
+export const percent = (share) =>
+  share === null || share === undefined ? "–" : `${number(100 * share, share < 0.1 ? 2 : 3)} %`;
 export const words = (name) => name.replaceAll("_", " ");
 export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 export const clock = (at) => moment(at).slice(11);
-export const moment = (at) => at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString("sv-SE");  // 2026-11-29 01:24:05, in the zone of the browser
+export const moment = (at) => (at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString("sv-SE")); // 2026-11-29 01:24:05, in the zone of the browser
 export const brief = (at) => moment(at).slice(0, 16);
 
 export function seconds(value) {
@@ -19,16 +21,26 @@ export function seconds(value) {
 export function bytes(count) {
   if (count === null || count === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let value = count, unit = 0;
-  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  let value = count,
+    unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
   return `${number(value, 3)} ${units[unit]}`;
 }
 
 // "–": no step is known, as of a script that reports none.
-export const steps = ({ step, total_steps: total }) => step || total ? whole(step) + (total ? ` / ${whole(total)}` : "") : "–";
-export const progressOf = ({ step, total_steps: total }) => total ? Math.min(1, step / total) : null;
+export const steps = ({ step, total_steps: total }) =>
+  step || total ? whole(step) + (total ? ` / ${whole(total)}` : "") : "–";
+export const progressOf = ({ step, total_steps: total }) => (total ? Math.min(1, step / total) : null);
 // What a task without tokens trains on are samples: one token each.
-export const unitOf = ({ spec, status }) => spec.loop || (!spec.script && status.step && status.tokens === status.step * spec.batch.global_size) ? "samples" : "tokens";
+export const unitOf = ({ spec, status }) =>
+  spec.loop || (!spec.script && status.step && status.tokens === status.step * spec.batch.global_size)
+    ? "samples"
+    : "tokens";
 // What a script has not said of itself; nothing before its first group.
-export const reported = ({ spec, status }, text) => text === "–" && spec.script && status.generation ? "not reported" : text;
-export const grant = (one) => one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;
+export const reported = ({ spec, status }, text) =>
+  text === "–" && spec.script && status.generation ? "not reported" : text;
+export const grant = (one) =>
+  one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;

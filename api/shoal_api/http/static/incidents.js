@@ -6,28 +6,66 @@ import { key, PHASES, stripe } from "./stripe.js";
 
 export function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;
-  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""), suspect(one),
-    lines(`${one.from_workers} → ${one.to_workers ?? "…"}`, layouts(one)), element("td", one.action || "–", { class: "text" }), recovery(one),
-    lines(number(one.steps_lost), [one.state_source && `state from ${words(one.state_source)}`, one.bytes_moved === null ? "" : bytes(one.bytes_moved)].filter(Boolean).join(", "))], { title: `${moment(one.at)} ${one.witness}: ${one.message}` })));
+  fill(
+    "incidents",
+    [...incidents]
+      .reverse()
+      .map((one) =>
+        row(
+          [
+            clock(one.at),
+            lines(words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : ""),
+            suspect(one),
+            lines(`${one.from_workers} → ${one.to_workers ?? "…"}`, layouts(one)),
+            element("td", one.action || "–", { class: "text" }),
+            recovery(one),
+            lines(
+              number(one.steps_lost),
+              [
+                one.state_source && `state from ${words(one.state_source)}`,
+                one.bytes_moved === null ? "" : bytes(one.bytes_moved),
+              ]
+                .filter(Boolean)
+                .join(", "),
+            ),
+          ],
+          { title: `${moment(one.at)} ${one.witness}: ${one.message}` },
+        ),
+      ),
+  );
   $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
 }
 
-const lines = (first, second) => element("div", [element("div", first), ...(second ? [element("div", second, { class: "dim small" })] : [])]);
+const lines = (first, second) =>
+  element("div", [element("div", first), ...(second ? [element("div", second, { class: "dim small" })] : [])]);
 // Layouts that did not change are said once.
-const layouts = ({ from_layout: from, to_layout: to }) => !from || from === to ? from : `${from} → ${to ?? "…"}`;
+const layouts = ({ from_layout: from, to_layout: to }) => (!from || from === to ? from : `${from} → ${to ?? "…"}`);
 
 function recovery(one) {
   const took = one.closed ? seconds(one.recovery_s) : element("span", "open", { class: "warn" });
-  return element("div", [element("div", took), ...phases(one), ...(one.detect_s === null ? [] : [element("div", `detected in ${seconds(one.detect_s)}`, { class: "dim small" })])]);
+  return element("div", [
+    element("div", took),
+    ...phases(one),
+    ...(one.detect_s === null ? [] : [element("div", `detected in ${seconds(one.detect_s)}`, { class: "dim small" })]),
+  ]);
 }
 
 function suspect({ suspect: found }) {
   if (!found) return "–";
   const who = found.ranks.length ? `rank ${found.ranks.join(", ")}` : "no single rank";
-  return element("td", [element("div", `${who}${found.node_ip ? ` on ${found.node_ip}` : ""} (${found.resource})`), element("div", found.evidence.join("; "), { class: "dim small" })], { class: "text" });
+  return element(
+    "td",
+    [
+      element("div", `${who}${found.node_ip ? ` on ${found.node_ip}` : ""} (${found.resource})`),
+      element("div", found.evidence.join("; "), { class: "dim small" }),
+    ],
+    { class: "text" },
+  );
 }
 
 function phases(incident) {
   const parts = PHASES.map((name) => [name, incident[`${name}_s`] || 0]).filter(([, amount]) => amount > 0);
-  return parts.length ? [stripe(parts, 110, 12, parts.map(([name, amount]) => `${words(name)} ${seconds(amount)}`).join(", "))] : [];
+  return parts.length
+    ? [stripe(parts, 110, 12, parts.map(([name, amount]) => `${words(name)} ${seconds(amount)}`).join(", "))]
+    : [];
 }

@@ -24,16 +24,25 @@ import { System } from "./system.js";
 
 const id = decodeURIComponent(location.pathname.split("/")[2]);
 const stream = `${jobPath(id)}/overview?logs=true`;
-const MAX_POINTS = 4000, RETRY_MS = 2000, HIDDEN_MS = 30000;
+const MAX_POINTS = 4000,
+  RETRY_MS = 2000,
+  HIDDEN_MS = 30000;
 const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [], clusters: [] };
 const curves = new Curves(id, shown);
 const system = new System(id, shown);
 // Sections of other modules, by the name of their tab (a panel of job.html with this data-tab): called once, when its tab is opened first.
 let hasPreview = false; // read again until rank 0 has described the data
-const showData = async (id) => { $("no-data").hidden = hasPreview ||= await showPreview(id); };
-const SECTIONS = { system: () => system.start(), data: () => follow(showData), media: () => follow(showMedia), files: () => follow(showFiles) };
+const showData = async (id) => {
+  $("no-data").hidden = hasPreview ||= await showPreview(id);
+};
+const SECTIONS = {
+  system: () => system.start(),
+  data: () => follow(showData),
+  media: () => follow(showMedia),
+  files: () => follow(showFiles),
+};
 const mounted = new Set();
-window.shoalCurves = curves;  // for people with a console, and for tests
+window.shoalCurves = curves; // for people with a console, and for tests
 
 const live = new Live({
   job(job) {
@@ -49,18 +58,31 @@ const live = new Live({
   },
   series(part) {
     shown.series = append(shown.series, part, "step");
-    if (shown.series.step.length > MAX_POINTS) live.open(stream);  // from the beginning again: the service sends fewer points
+    if (shown.series.step.length > MAX_POINTS) live.open(stream); // from the beginning again: the service sends fewer points
     curves.draw();
   },
-  samples(part) { shown.samples = append(shown.samples, part, "at"); curves.draw(); },
-  incidents(incidents) { shown.incidents = incidents; showIncidents(incidents); curves.draw(); },
-  workers(workers) { showWorkers(workers, shown.job); },
+  samples(part) {
+    shown.samples = append(shown.samples, part, "at");
+    curves.draw();
+  },
+  incidents(incidents) {
+    shown.incidents = incidents;
+    showIncidents(incidents);
+    curves.draw();
+  },
+  workers(workers) {
+    showWorkers(workers, shown.job);
+  },
   events(events) {
     shown.events = addEvents(shown.events, events);
     if (events.some((one) => one.type.startsWith("profile."))) showProfiles(id).catch(() => {});
     curves.draw();
   },
-  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); if (shown.job) showActions(shown); },
+  checkpoints(checkpoints) {
+    shown.checkpoints = checkpoints;
+    showCheckpoints(shown);
+    if (shown.job) showActions(shown);
+  },
   logs: addLines,
 });
 
@@ -70,9 +92,15 @@ function follow(show) {
   if (!ENDED.has(shown.job.status.state)) setTimeout(follow, document.hidden ? 60000 : 10000, show);
 }
 
-const panels = Object.fromEntries([...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]));
+const panels = Object.fromEntries(
+  [...document.querySelectorAll("[data-tab]")].map((panel) => [panel.dataset.tab, panel]),
+);
 const mountOpen = () => {
-  for (const [name, mount] of Object.entries(SECTIONS)) if (shown.job && !panels[name].hidden && !mounted.has(name)) { mounted.add(name); mount(panels[name], shown.job); }
+  for (const [name, mount] of Object.entries(SECTIONS))
+    if (shown.job && !panels[name].hidden && !mounted.has(name)) {
+      mounted.add(name);
+      mount(panels[name], shown.job);
+    }
 };
 downloadOf(id);
 const openTab = setUpTabs($("tabs"), (name, more) => {
@@ -86,16 +114,39 @@ const openTab = setUpTabs($("tabs"), (name, more) => {
 });
 whenDescribed((job) => live.handlers.job(job));
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
-request("/v1/clusters").then(({ items }) => { shown.clusters = items; if (shown.job) { showHead(shown.job, shown); showActions(shown); } }, () => {});
+request("/v1/clusters").then(
+  ({ items }) => {
+    shown.clusters = items;
+    if (shown.job) {
+      showHead(shown.job, shown);
+      showActions(shown);
+    }
+  },
+  () => {},
+);
 function begin() {
-  request(jobPath(id)).then((job) => { $("missing").hidden = true; titled(job); live.open(stream); showProfiles(id).catch(() => {}); showLineage(id).catch(() => {}); }, (error) => {
-    $("missing").hidden = false;
-    $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : `${error.message}. `, link("All jobs", "/"));
-    $("live").textContent = error.status === 404 ? "no job" : "disconnected";
-    if (error.status !== 404) setTimeout(begin, RETRY_MS);
-  });
+  request(jobPath(id)).then(
+    (job) => {
+      $("missing").hidden = true;
+      titled(job);
+      live.open(stream);
+      showProfiles(id).catch(() => {});
+      showLineage(id).catch(() => {});
+    },
+    (error) => {
+      $("missing").hidden = false;
+      $("missing").replaceChildren(
+        error.status === 404 ? `There is no job ${id}. ` : `${error.message}. `,
+        link("All jobs", "/"),
+      );
+      $("live").textContent = error.status === 404 ? "no job" : "disconnected";
+      if (error.status !== 404) setTimeout(begin, RETRY_MS);
+    },
+  );
 }
 begin();
 
 // A page that nobody looks at has no stream, but its title is read: it says the state among other tabs.
-setInterval(() => { if (document.hidden && live.url) request(jobPath(id)).then(titled, () => {}); }, HIDDEN_MS);
+setInterval(() => {
+  if (document.hidden && live.url) request(jobPath(id)).then(titled, () => {});
+}, HIDDEN_MS);

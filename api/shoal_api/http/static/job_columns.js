@@ -4,7 +4,7 @@ import { request } from "./api.js";
 import { brief, moment, whole } from "./format.js";
 import { bare, split } from "./job_query.js";
 
-const kinds = new Map();  // name -> kind
+const kinds = new Map(); // name -> kind
 let fields = null;
 
 export function setUpColumns(view, change) {
@@ -18,7 +18,10 @@ export function setUpColumns(view, change) {
     $("column-search").focus();
   });
   $("column-search").addEventListener("input", () => list(view, change));
-  $("usual-columns").addEventListener("click", () => { change({ columns: "", sort: "" }); list(view, change); });
+  $("usual-columns").addEventListener("click", () => {
+    change({ columns: "", sort: "" });
+    list(view, change);
+  });
   if (view.columns) load();
 }
 
@@ -28,22 +31,34 @@ async function load() {
 }
 
 function list(view, change) {
-  const word = $("column-search").value.trim().toLowerCase(), now = split(view.columns);
-  const known = [...now.filter((name) => !fields.some((one) => one.name === name)).map((name) => ({ name, meaning: "" })), ...fields];
+  const word = $("column-search").value.trim().toLowerCase(),
+    now = split(view.columns);
+  const known = [
+    ...now.filter((name) => !fields.some((one) => one.name === name)).map((name) => ({ name, meaning: "" })),
+    ...fields,
+  ];
   const found = known.filter(({ name, meaning }) => !word || `${name} ${meaning}`.toLowerCase().includes(word));
-  fill("column-list", found.map(({ name, meaning }) => {
-    const box = element("input", null, { type: "checkbox", "data-column": name, click: () => {
-      const before = split(view.columns);
-      change({ columns: (box.checked ? [...before, name] : before.filter((one) => one !== name)).join(",") });
-    } });
-    box.checked = now.includes(name);
-    return element("li", element("label", [box, ` ${name}`], { title: meaning || undefined }));
-  }));
+  fill(
+    "column-list",
+    found.map(({ name, meaning }) => {
+      const box = element("input", null, {
+        type: "checkbox",
+        "data-column": name,
+        click: () => {
+          const before = split(view.columns);
+          change({ columns: (box.checked ? [...before, name] : before.filter((one) => one !== name)).join(",") });
+        },
+      });
+      box.checked = now.includes(name);
+      return element("li", element("label", [box, ` ${name}`], { title: meaning || undefined }));
+    }),
+  );
 }
 
 export function shownValue(name, value) {
   if (value === undefined || value === null) return "–";
-  if (kinds.get(name) === "time" || ["created", "updated", "started", "ended"].includes(name)) return element("span", brief(value), { title: moment(value) });
+  if (kinds.get(name) === "time" || ["created", "updated", "started", "ended"].includes(name))
+    return element("span", brief(value), { title: moment(value) });
   if (typeof value === "number") return Number.isInteger(value) ? whole(value) : String(Number(value.toPrecision(6)));
   if (typeof value === "boolean") return value ? "yes" : "no";
   return typeof value === "string" ? value : JSON.stringify(value);

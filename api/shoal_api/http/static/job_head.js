@@ -8,28 +8,62 @@ import { wayOut } from "./ways_out.js";
 
 const LAST_LINES = 12;
 
-export function titled(job) { document.title = `${job.name}: ${job.status.state}`; }
+export function titled(job) {
+  document.title = `${job.name}: ${job.status.state}`;
+}
 
 export function showHead(job, shown) {
-  const { clusters } = shown, status = job.status;
+  const { clusters } = shown,
+    status = job.status;
   titled(job);
   $("title").replaceChildren(`${job.name} `, badge(status.state, job.queue?.position));
   $("sentence").textContent = sentence(job);
   $("progress").value = progressOf(status) ?? 0;
   $("progress").hidden = progressOf(status) === null;
-  $("message").textContent = [status.message, status.note, job.queue && job.queue.reason !== status.message ? job.queue.reason : ""].filter(Boolean).join(" ");
+  $("message").textContent = [
+    status.message,
+    status.note,
+    job.queue && job.queue.reason !== status.message ? job.queue.reason : "",
+  ]
+    .filter(Boolean)
+    .join(" ");
   $("message").hidden = !$("message").textContent;
   $("message").className = status.state === "FAILED" ? "bad" : "dim";
   $("way-out").textContent = wayOut(status);
   $("way-out").hidden = !wayOut(status);
   $("incidents-card").hidden = !status.attempt;
   fillFacts("vital", status.state === "QUEUED" ? queue(job) : vital(job));
-  const about = [...where(job, clusters), ...command(job.spec), ...heldBack(status.held_back), ...known([["Validation loss", number(status.val_loss)]]), ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []), ...origin(job.spec), ...best(job)];
+  const about = [
+    ...where(job, clusters),
+    ...command(job.spec),
+    ...heldBack(status.held_back),
+    ...known([["Validation loss", number(status.val_loss)]]),
+    ...(status.incidents ? [["Incidents", `${whole(status.incidents)}, ${lost(job)}`]] : []),
+    ...origin(job.spec),
+    ...best(job),
+  ];
   fillFacts("facts", about);
-  fillFacts("more-facts", known([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ["Submitted", moment(job.created_at)], ["Ended", moment(job.ended_at)],
-    ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]), ["Layout", status.layout || "–"], ["Why this layout", status.layout_reason || "–"], ["Parameters", number(status.num_parameters)], ["Validation bits/byte", number(status.val_bits_per_byte)],
-    ["Snapshots", snapshots(status)], ["A dead worker", workerLoss(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)],
-    ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"]]));
+  fillFacts(
+    "more-facts",
+    known([
+      ["Id", job.id],
+      ["User", job.spec.user],
+      ["Project", job.spec.project],
+      ["Priority", job.spec.priority],
+      ["Submitted", moment(job.created_at)],
+      ["Ended", moment(job.ended_at)],
+      ...Object.entries(job.spec.labels || {}).map(([key, value]) => [`Label ${key}`, value]),
+      ["Layout", status.layout || "–"],
+      ["Why this layout", status.layout_reason || "–"],
+      ["Parameters", number(status.num_parameters)],
+      ["Validation bits/byte", number(status.val_bits_per_byte)],
+      ["Snapshots", snapshots(status)],
+      ["A dead worker", workerLoss(status)],
+      ["A lost node costs", nodeLoss(status)],
+      ["Checkpoint at step", whole(status.checkpoint_step)],
+      ["Attempt, generation", status.attempt ? `${status.attempt}, ${status.generation}` : "–"],
+    ]),
+  );
   showFailure(job);
 }
 
@@ -42,62 +76,138 @@ function showFailure({ id, spec, status: { attempt, failure } }) {
   $("traceback").hidden = !failure.traceback;
   $("traceback").firstChild.textContent = `Traceback: ${who}`;
   $("traceback").lastChild.textContent = failure.traceback;
-  const [rank] = failure.ranks, write = (lines) => { $("last-lines").textContent = `${who}\n${lines.map(({ text }) => text).join("\n")}`; };
+  const [rank] = failure.ranks,
+    write = (lines) => {
+      $("last-lines").textContent = `${who}\n${lines.map(({ text }) => text).join("\n")}`;
+    };
   write([]);
-  if (rank !== undefined) request(`${jobPath(id)}/logs?rank=${rank}&tail=${LAST_LINES}`).then(({ items }) => write(items), () => {});
+  if (rank !== undefined)
+    request(`${jobPath(id)}/logs?rank=${rank}&tail=${LAST_LINES}`).then(
+      ({ items }) => write(items),
+      () => {},
+    );
 }
 
 // The name of a job that is known by its id; until it has been read, the id.
 const names = new Map();
 function named(id) {
-  if (!names.has(id)) { names.set(id, id); request(jobPath(id)).then(({ name }) => names.set(id, name), () => {}); }
+  if (!names.has(id)) {
+    names.set(id, id);
+    request(jobPath(id)).then(
+      ({ name }) => names.set(id, name),
+      () => {},
+    );
+  }
   return names.get(id);
 }
 
 // What matters now: of a job that trains its speed and its end, of one that has ended what came out.
 function vital(job) {
-  const { status } = job, unit = unitOf(job), say = (text) => reported(job, text), goodput = known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]);
-  const common = [["Step", say(steps(status))], ["Loss", say(number(status.loss))]];
-  if (ENDED.has(status.state)) return [...known(common), ...goodput, ...known([["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : "–"], ["Newest checkpoint", status.checkpoint_step === null ? "–" : `step ${whole(status.checkpoint_step)}`]])];
-  return [...common, [`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ["Remaining", say(seconds(status.eta_s))], ...goodput];
+  const { status } = job,
+    unit = unitOf(job),
+    say = (text) => reported(job, text),
+    goodput = known([["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"]]);
+  const common = [
+    ["Step", say(steps(status))],
+    ["Loss", say(number(status.loss))],
+  ];
+  if (ENDED.has(status.state))
+    return [
+      ...known(common),
+      ...goodput,
+      ...known([
+        ["Took", job.started_at && job.ended_at ? seconds(job.ended_at - job.started_at) : "–"],
+        ["Newest checkpoint", status.checkpoint_step === null ? "–" : `step ${whole(status.checkpoint_step)}`],
+      ]),
+    ];
+  return [
+    ...common,
+    [`${unit[0].toUpperCase()}${unit.slice(1)}/s`, say(number(status.tokens_per_s))],
+    ["Workers", `${status.workers} of ${status.desired_workers} granted`],
+    ["Remaining", say(seconds(status.eta_s))],
+    ...goodput,
+  ];
 }
 
 // A program as it is typed. Words with other characters than those of names and numbers are quoted, as a shell needs it.
-const quoted = (word) => /^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`;
+const quoted = (word) => (/^[\w@%+=:,.\/-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
 const command = ({ script, loop }) => {
   const program = script || loop;
   if (!program) return [];
   const words = [...(program.module ? ["-m", program.module] : [program.file]), ...program.args].map(quoted).join(" ");
   return [["Command", element("code", words, { title: script ? `as by ${script.launcher}` : "in place" })]];
 };
-const lost = (job) => reported(job, steps(job.status)) === "not reported" ? "lost steps not reported" : `${plural(job.status.steps_lost, "step")} lost`;
+const lost = (job) =>
+  reported(job, steps(job.status)) === "not reported"
+    ? "lost steps not reported"
+    : `${plural(job.status.steps_lost, "step")} lost`;
 // Those that have a value: a row of dashes says nothing.
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 function queue({ queue: place, spec, created_at: created }) {
   const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
-  const holders = (place?.holders ?? []).flatMap((id, index) => [...(index ? [", "] : []), element("a", named(id), { href: `/jobs/${encodeURIComponent(id)}` })]);
-  return [...(place ? [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)]] : []), ["Waiting since", moment(created)], ["Wants at least", wants], ["Priority", spec.priority],
-    ...(holders.length ? [["Waiting for", element("span", holders)]] : [])];
+  const holders = (place?.holders ?? []).flatMap((id, index) => [
+    ...(index ? [", "] : []),
+    element("a", named(id), { href: `/jobs/${encodeURIComponent(id)}` }),
+  ]);
+  return [
+    ...(place
+      ? [
+          ["Position in the queue", place.position],
+          ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
+        ]
+      : []),
+    ["Waiting since", moment(created)],
+    ["Wants at least", wants],
+    ["Priority", spec.priority],
+    ...(holders.length ? [["Waiting for", element("span", holders)]] : []),
+  ];
 }
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.
 function where({ spec, status }, clusters) {
   if (clusters.length < 2) return [];
-  const wanted = spec.worker.cluster, away = clusters.find((one) => one.name === status.cluster && !one.connected);
+  const wanted = spec.worker.cluster,
+    away = clusters.find((one) => one.name === status.cluster && !one.connected);
   const goesTo = wanted === "any" || wanted === status.cluster ? "" : status.cluster ? `, to ${wanted}` : wanted;
   return [["Cluster", `${status.cluster || (wanted === "any" ? "any" : "")}${goesTo}${away ? " (away)" : ""}`]];
 }
 // What it began with: the checkpoint of another job, or a file of weights.
-const origin = ({ continue_from: from, init_from: file }) => from ? [["Continues", element("a", Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`, { href: stepPage(from.job, from.step) })]] : file ? [["Begins with", file]] : [];
+const origin = ({ continue_from: from, init_from: file }) =>
+  from
+    ? [
+        [
+          "Continues",
+          element(
+            "a",
+            Number.isInteger(from.step) ? `${from.job} after step ${whole(from.step)}` : `the files of ${from.job}`,
+            { href: stepPage(from.job, from.step) },
+          ),
+        ],
+      ]
+    : file
+      ? [["Begins with", file]]
+      : [];
 function best({ spec, status: { best: standing } }) {
   if (!standing?.best?.length) return [];
-  const [first] = standing.best, kept = standing.keep ? `, its checkpoint is kept (the best ${whole(standing.keep)})` : "";
-  const patience = spec.validation.patience === null ? "" : `; ${standing.num_since} of ${spec.validation.patience} validations without an improvement`;
-  return [["Best validation", `${standing.metric} ${number(first.value)} after step ${whole(first.step)}${kept}${patience}`]];
+  const [first] = standing.best,
+    kept = standing.keep ? `, its checkpoint is kept (the best ${whole(standing.keep)})` : "";
+  const patience =
+    spec.validation.patience === null
+      ? ""
+      : `; ${standing.num_since} of ${spec.validation.patience} validations without an improvement`;
+  return [
+    ["Best validation", `${standing.metric} ${number(first.value)} after step ${whole(first.step)}${kept}${patience}`],
+  ];
 }
-const heldBack = (answer) => !answer ? [] : [["Why not more workers", answer.reason]];
-const snapshots = (status) => status.snapshot_every_steps === null ? "–"
-  : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;
-const workerLoss = ({ worker_loss: bound }) => !bound ? "–"
-  : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${bound.at_most} ${bound.at_most === 1 ? "step" : "steps"}`}${bound.reason ? `: ${bound.reason}` : ""}`;
-const nodeLoss = ({ node_loss: bound }) => !bound ? "–"
-  : `${bound.at_most === null ? "since the last checkpoint" : `at most ${bound.at_most} steps`}, now ${bound.now} (${bound.protection.replaceAll("_", " ")})`;
+const heldBack = (answer) => (!answer ? [] : [["Why not more workers", answer.reason]]);
+const snapshots = (status) =>
+  status.snapshot_every_steps === null
+    ? "–"
+    : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;
+const workerLoss = ({ worker_loss: bound }) =>
+  !bound
+    ? "–"
+    : `repeats ${bound.at_most === null ? "the steps since the last checkpoint" : `at most ${bound.at_most} ${bound.at_most === 1 ? "step" : "steps"}`}${bound.reason ? `: ${bound.reason}` : ""}`;
+const nodeLoss = ({ node_loss: bound }) =>
+  !bound
+    ? "–"
+    : `${bound.at_most === null ? "since the last checkpoint" : `at most ${bound.at_most} steps`}, now ${bound.now} (${bound.protection.replaceAll("_", " ")})`;

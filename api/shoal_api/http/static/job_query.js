@@ -2,13 +2,27 @@
 import { request } from "./api.js";
 
 const ACTIVE = ["QUEUED", "STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING", "PAUSING"];
-export const NOTHING = { search: "", state: "", project: "", label: "", cluster: "", where: "", sort: "", columns: "", archived: "", order: "created", descending: "true", offset: "0" };
+export const NOTHING = {
+  search: "",
+  state: "",
+  project: "",
+  label: "",
+  cluster: "",
+  where: "",
+  sort: "",
+  columns: "",
+  archived: "",
+  order: "created",
+  descending: "true",
+  offset: "0",
+};
 const PAGE = 1000;
 
 // The parameters that both lists of the service have; `extra`: further ones.
 export function query(view, extra = {}) {
   const asked = new URLSearchParams(extra);
-  for (const name of ["search", "project", "label", "where", "sort", "columns", "archived"]) if (view[name]) asked.set(name, view[name]);
+  for (const name of ["search", "project", "label", "where", "sort", "columns", "archived"])
+    if (view[name]) asked.set(name, view[name]);
   for (const state of view.state === "active" ? ACTIVE : view.state ? [view.state] : []) asked.append("state", state);
   return asked;
 }
@@ -23,7 +37,9 @@ export async function everyJob(view) {
   const found = [];
   let cursor = null;
   do {
-    const page = await request(`/v1/jobs?${query({ ...view, where: parts.join(" and ") }, { limit: PAGE, ...(cursor ? { cursor } : {}) })}`);
+    const page = await request(
+      `/v1/jobs?${query({ ...view, where: parts.join(" and ") }, { limit: PAGE, ...(cursor ? { cursor } : {}) })}`,
+    );
     found.push(...page.items);
     cursor = page.next_cursor;
   } while (cursor);

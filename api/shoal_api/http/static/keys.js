@@ -1,15 +1,39 @@
 // The keys of a page: each is declared with its words by the module that acts on it, and the help (?) lists them all.
 // A key does nothing while one writes, or while a dialog is open.
-const declared = [["/", "search everything"], ["?", "this help"], ["Esc", "close"]], actions = new Map();
+const declared = [
+    ["/", "search everything"],
+    ["?", "this help"],
+    ["Esc", "close"],
+  ],
+  actions = new Map();
 
-export function onKey(key, words, act) { declared.splice(declared.length - 1, 0, [key, words]); actions.set(key, act); }
+export function onKey(key, words, act) {
+  declared.splice(declared.length - 1, 0, [key, words]);
+  actions.set(key, act);
+}
 // Keys of a control, which handles them itself.
-export function describeKeys(keys, words) { declared.splice(declared.length - 1, 0, [keys, words]); }
+export function describeKeys(keys, words) {
+  declared.splice(declared.length - 1, 0, [keys, words]);
+}
 export const keysOfPage = () => [...declared];
 export const bind = (key, act) => actions.set(key, act);
 
-addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") || event.target.closest("input, textarea, select, [contenteditable]")) return;
-  const act = actions.get(event.key);
-  if (act) { event.preventDefault(); act(); }
-}, { capture: true });
+addEventListener(
+  "keydown",
+  (event) => {
+    if (
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey ||
+      document.querySelector("dialog[open]") ||
+      event.target.closest("input, textarea, select, [contenteditable]")
+    )
+      return;
+    const act = actions.get(event.key);
+    if (act) {
+      event.preventDefault();
+      act();
+    }
+  },
+  { capture: true },
+);

@@ -12,7 +12,9 @@ export function showWorkers(workers, job) {
   last = [workers, job];
   const layout = job?.status.layout || "";
   $("layout").textContent = layout;
-  const degrees = Object.fromEntries([...layout.matchAll(/(pp|fsdp|dp|cp|tp)(\d+)/g)].map(([, axis, degree]) => [axis, Number(degree)]));
+  const degrees = Object.fromEntries(
+    [...layout.matchAll(/(pp|fsdp|dp|cp|tp)(\d+)/g)].map(([, axis, degree]) => [axis, Number(degree)]),
+  );
   const axes = ORDER.filter((axis) => degrees[axis] > 1);
   showChoice(axes.length ? axes : ["fsdp"]);
   const axis = $("colour").value;
@@ -21,34 +23,88 @@ export function showWorkers(workers, job) {
     const name = worker.node_ip || worker.node_id || "being placed";
     nodes.set(name, [...(nodes.get(name) || []), worker]);
   }
-  fill("grid", [...nodes].sort(([a], [b]) => a.localeCompare(b)).map(([name, on]) => element("div", [element("div", name, { class: "dim small" }), element("div", on.map((worker) => cell(worker, degrees, axis)), { class: "cells" })], { class: "node" })));
-  fill("cell-key", STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])));
-  fill("workers", workers.map((one) => row([one.rank ?? "–", one.state, words(one.phase), one.step, one.generation, one.node_ip || "–", one.pid || "–", ...use(one.use)])));
+  fill(
+    "grid",
+    [...nodes]
+      .sort(([a], [b]) => a.localeCompare(b))
+      .map(([name, on]) =>
+        element(
+          "div",
+          [
+            element("div", name, { class: "dim small" }),
+            element(
+              "div",
+              on.map((worker) => cell(worker, degrees, axis)),
+              { class: "cells" },
+            ),
+          ],
+          { class: "node" },
+        ),
+      ),
+  );
+  fill(
+    "cell-key",
+    STATES.map((state) => element("li", [element("span", "", { class: `swatch mark ${state}` }), state])),
+  );
+  fill(
+    "workers",
+    workers.map((one) =>
+      row([
+        one.rank ?? "–",
+        one.state,
+        words(one.phase),
+        one.step,
+        one.generation,
+        one.node_ip || "–",
+        one.pid || "–",
+        ...use(one.use),
+      ]),
+    ),
+  );
   $("coloured-by").hidden = $("cell-key").hidden = $("worker-table").hidden = !workers.length;
   if (!workers.length) $("grid").textContent = "No workers now.";
 }
 
 // CPUs that it keeps busy, its memory, what is taken of /dev/shm and of the GPU on its node.
-const use = (found) => !found ? ["–", "–", "–", "–"] : [number(found.cpu_cores, 3), bytes(found.resident_bytes), of(found.shm_bytes, found.shm_free_bytes),
-  found.gpu_bytes ? `${of(found.gpu_bytes, found.gpu_free_bytes)}${found.gpu_busy === null ? "" : `, busy ${percent(found.gpu_busy)}`}` : "–"];
-const of = (size, free) => size ? `${bytes(size - free)} of ${bytes(size)}` : "–";
+const use = (found) =>
+  !found
+    ? ["–", "–", "–", "–"]
+    : [
+        number(found.cpu_cores, 3),
+        bytes(found.resident_bytes),
+        of(found.shm_bytes, found.shm_free_bytes),
+        found.gpu_bytes
+          ? `${of(found.gpu_bytes, found.gpu_free_bytes)}${found.gpu_busy === null ? "" : `, busy ${percent(found.gpu_busy)}`}`
+          : "–",
+      ];
+const of = (size, free) => (size ? `${bytes(size - free)} of ${bytes(size)}` : "–");
 
 function cell(worker, degrees, axis) {
   const place = worker.rank === null ? {} : coordinates(worker.rank, degrees);
-  const coordinatesText = ORDER.filter((name) => degrees[name] > 1).map((name) => `${name} ${place[name]}`).join(", ");
+  const coordinatesText = ORDER.filter((name) => degrees[name] > 1)
+    .map((name) => `${name} ${place[name]}`)
+    .join(", ");
   const inside = [element("b", worker.rank ?? "+"), words(worker.phase).slice(0, 8)];
   const colour = worker.rank === null ? "" : `axis${(place[axis] ?? 0) % 6}`;
-  return element("div", inside, { class: `cell ${worker.state} ${colour}`, title: `rank ${worker.rank ?? "none yet"}: ${worker.state}, ${words(worker.phase)}, step ${worker.step}${coordinatesText ? `; ${coordinatesText}` : ""}; pid ${worker.pid}` });
+  return element("div", inside, {
+    class: `cell ${worker.state} ${colour}`,
+    title: `rank ${worker.rank ?? "none yet"}: ${worker.state}, ${words(worker.phase)}, step ${worker.step}${coordinatesText ? `; ${coordinatesText}` : ""}; pid ${worker.pid}`,
+  });
 }
 
 export function coordinates(rank, degrees) {
   const place = {};
-  for (const axis of [...ORDER].reverse()) { const degree = degrees[axis] || 1; place[axis] = rank % degree; rank = Math.floor(rank / degree); }
+  for (const axis of [...ORDER].reverse()) {
+    const degree = degrees[axis] || 1;
+    place[axis] = rank % degree;
+    rank = Math.floor(rank / degree);
+  }
   return place;
 }
 
 function showChoice(axes) {
-  const before = $("colour").value, names = axes.join();
+  const before = $("colour").value,
+    names = axes.join();
   if ($("colour").dataset.axes === names) return;
   $("colour").dataset.axes = names;
   $("colour").replaceChildren(...axes.map((axis) => new Option(axis, axis)));

@@ -1,33 +1,48 @@
 // Any number of lines in a box that scrolls. They are in blocks, and only blocks near the part in view have elements; another one
 // keeps its height, or an estimate of it. A line may be of any height: the browser keeps what is in view where it is.
-const BLOCK = 100, MARGIN = "150%", LINE_PX = 18;
+const BLOCK = 100,
+  MARGIN = "150%",
+  LINE_PX = 18;
 
 export class LineList {
   // `box`: what scrolls; `inside`: the element of the blocks in it. `made(line)`: the element of a line. `atTop`: called when the
   // first line comes near to the part in view.
   constructor(box, inside, made, atTop) {
-    this.box = box; this.inside = inside; this.made = made; this.blocks = []; this.owed = 0; this.of = new WeakMap();
-    this.watch = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) {
-        const block = this.of.get(target);
-        if (isIntersecting) this.fill(block); else if (this.box.clientHeight) this.empty(block);
-      }
-      if (entries.some(({ target, isIntersecting }) => isIntersecting && target === this.blocks[0]?.holder)) atTop();
-    }, { root: box, rootMargin: `${MARGIN} 0px` });
+    this.box = box;
+    this.inside = inside;
+    this.made = made;
+    this.blocks = [];
+    this.owed = 0;
+    this.of = new WeakMap();
+    this.watch = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
+          const block = this.of.get(target);
+          if (isIntersecting) this.fill(block);
+          else if (this.box.clientHeight) this.empty(block);
+        }
+        if (entries.some(({ target, isIntersecting }) => isIntersecting && target === this.blocks[0]?.holder)) atTop();
+      },
+      { root: box, rootMargin: `${MARGIN} 0px` },
+    );
   }
 
   replace(lines) {
     this.watch.disconnect();
     this.inside.replaceChildren();
-    this.blocks = []; this.owed = 0;
+    this.blocks = [];
+    this.owed = 0;
     this.append(lines);
   }
 
   append(lines) {
-    const last = this.blocks.at(-1), room = last ? BLOCK - last.lines.length : 0, more = lines.slice(0, room);
+    const last = this.blocks.at(-1),
+      room = last ? BLOCK - last.lines.length : 0,
+      more = lines.slice(0, room);
     if (more.length) {
       last.lines.push(...more);
-      if (last.isFilled) last.holder.append(...more.map(this.made)); else this.estimate(last);
+      if (last.isFilled) last.holder.append(...more.map(this.made));
+      else this.estimate(last);
     }
     const added = this.blocksOf(lines.slice(more.length));
     this.blocks.push(...added);
@@ -36,7 +51,8 @@ export class LineList {
 
   // What is in view stays there.
   prepend(lines) {
-    const below = this.box.scrollHeight - this.box.scrollTop, added = this.blocksOf(lines);
+    const below = this.box.scrollHeight - this.box.scrollTop,
+      added = this.blocksOf(lines);
     this.blocks.unshift(...added);
     this.inside.prepend(...added.map(({ holder }) => holder));
     this.box.scrollTop = this.box.scrollHeight - below;
@@ -79,7 +95,9 @@ export class LineList {
     return made;
   }
 
-  estimate(block) { block.holder.style.height = `${block.lines.length * LINE_PX}px`; }
+  estimate(block) {
+    block.holder.style.height = `${block.lines.length * LINE_PX}px`;
+  }
 
   fill(block) {
     if (block.isFilled) return;

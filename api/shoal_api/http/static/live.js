@@ -5,14 +5,20 @@
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 
-const HIDDEN_MS = 15000, RETRY_MS = 2000;
+const HIDDEN_MS = 15000,
+  RETRY_MS = 2000;
 
 export class Live {
   constructor(handlers) {
-    this.handlers = handlers; this.source = null; this.url = null; this.timer = null;
+    this.handlers = handlers;
+    this.source = null;
+    this.url = null;
+    this.timer = null;
     document.addEventListener("visibilitychange", () => this.look());
     addEventListener("pagehide", () => this.pause());
-    addEventListener("pageshow", ({ persisted }) => { if (persisted) this.look(); });
+    addEventListener("pageshow", ({ persisted }) => {
+      if (persisted) this.look();
+    });
   }
 
   open(url) {
@@ -23,33 +29,57 @@ export class Live {
   }
 
   connect() {
-    const source = this.source = new EventSource(this.url);
+    const source = (this.source = new EventSource(this.url));
     source.addEventListener("open", () => say("live", "run"));
     source.addEventListener("error", () => {
-      if (source.readyState !== EventSource.CLOSED) { say("reconnecting", "warn"); return; }
+      if (source.readyState !== EventSource.CLOSED) {
+        say("reconnecting", "warn");
+        return;
+      }
       say("disconnected", "bad");
-      request("/v1/whoami").catch(() => {});  // it leads to the login page if the session is over
-      setTimeout(() => { if (this.source === source) this.open(this.url); }, RETRY_MS);
+      request("/v1/whoami").catch(() => {}); // it leads to the login page if the session is over
+      setTimeout(() => {
+        if (this.source === source) this.open(this.url);
+      }, RETRY_MS);
     });
-    for (const [name, handle] of Object.entries(this.handlers)) source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
-    source.addEventListener("end", () => { this.close(); say("ended", "dim"); });
+    for (const [name, handle] of Object.entries(this.handlers))
+      source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
+    source.addEventListener("end", () => {
+      this.close();
+      say("ended", "dim");
+    });
   }
 
   look() {
     clearTimeout(this.timer);
     if (!this.url) return;
-    if (!document.hidden) { if (!this.source) { say("connecting", "dim"); this.connect(); } return; }
+    if (!document.hidden) {
+      if (!this.source) {
+        say("connecting", "dim");
+        this.connect();
+      }
+      return;
+    }
     this.timer = setTimeout(() => this.pause(), HIDDEN_MS);
   }
 
   pause() {
     if (!this.source) return;
-    this.source.close(); this.source = null;
+    this.source.close();
+    this.source = null;
     say("paused", "dim");
   }
 
   // For good: it is not opened again when the page is looked at.
-  close() { clearTimeout(this.timer); this.source?.close(); this.source = null; this.url = null; }
+  close() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+    this.url = null;
+  }
 }
 
-function say(text, colour) { $("live").textContent = text; $("live").className = colour; }
+function say(text, colour) {
+  $("live").textContent = text;
+  $("live").className = colour;
+}

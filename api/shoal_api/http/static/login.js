@@ -6,12 +6,21 @@ import { request } from "./api.js";
 let target = "/";
 
 addEventListener("hashchange", readAddress);
-$("login").addEventListener("submit", (event) => { event.preventDefault(); logIn({ token: $("token").value.trim() }); });
-if (!readAddress()) request("/v1/whoami", { anonymous: true }).then(() => location.replace(target), () => {});
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  logIn({ token: $("token").value.trim() });
+});
+if (!readAddress())
+  request("/v1/whoami", { anonymous: true }).then(
+    () => location.replace(target),
+    () => {},
+  );
 
 // Whether the address has a code. The code is taken out of it, so that it stays in no history.
 function readAddress() {
-  const given = new URLSearchParams(location.hash.slice(1)), next = given.get("next"), code = given.get("code");
+  const given = new URLSearchParams(location.hash.slice(1)),
+    next = given.get("next"),
+    code = given.get("code");
   // Only a path of this server: a link must not lead elsewhere after the login.
   if (next && /^\/(?![/\\])/.test(next)) target = next;
   history.replaceState(null, "", "/login");
@@ -25,5 +34,9 @@ async function logIn(body) {
   try {
     await request("/v1/session", { method: "POST", body });
     location.replace(target);
-  } catch (error) { $("verdict").textContent = error.message; $("submit").disabled = false; $("token").focus(); }
+  } catch (error) {
+    $("verdict").textContent = error.message;
+    $("submit").disabled = false;
+    $("token").focus();
+  }
 }

@@ -14,10 +14,20 @@ import { showQuotas } from "./quotas.js";
 import { showSpent } from "./spent.js";
 
 const READ_MS = 3000;
-let me = null, may = new Set(), shown = null, timer = null, readAt = 0;
+let me = null,
+  may = new Set(),
+  shown = null,
+  timer = null,
+  readAt = 0;
 setUpRange(read);
 
-const live = new Live({ fleet(fleet) { shown = fleet; showNodes(); soon(); } });
+const live = new Live({
+  fleet(fleet) {
+    shown = fleet;
+    showNodes();
+    soon();
+  },
+});
 request("/v1/whoami").then((found) => {
   me = found;
   may = new Set(me.permissions);
@@ -31,22 +41,34 @@ live.open("/v1/overview?limit=1");
 // Why there are no buttons.
 function tell(id, permission, what) {
   $(id).hidden = may.has(permission);
-  $(id).textContent = `${what} you need the role admin${me.projects ? " and a token that is not bound to projects" : ""}. You are ${me.name}, with the role ${me.role}${me.projects ? ` in ${me.projects.join(", ")}` : ""}.`;
+  $(id).textContent =
+    `${what} you need the role admin${me.projects ? " and a token that is not bound to projects" : ""}. You are ${me.name}, with the role ${me.role}${me.projects ? ` in ${me.projects.join(", ")}` : ""}.`;
 }
 
 function soon() {
   if (timer) return;
-  timer = setTimeout(() => { timer = null; read(); }, Math.max(0, readAt + READ_MS - Date.now()));
+  timer = setTimeout(
+    () => {
+      timer = null;
+      read();
+    },
+    Math.max(0, readAt + READ_MS - Date.now()),
+  );
 }
 
 async function read() {
-  if (!me) return;  // what may be changed is not known yet
+  if (!me) return; // what may be changed is not known yet
   readAt = Date.now();
   const hours = $("hours").value;
   let found;
-  try { found = await Promise.all([readTimeline(), request("/v1/queue")]); }
-  catch (error) { if (error.status) throw error; soon(); return; }  // without a status the service is away, as the header says
-  if (hours !== $("hours").value) return;  // another time was chosen meanwhile
+  try {
+    found = await Promise.all([readTimeline(), request("/v1/queue")]);
+  } catch (error) {
+    if (error.status) throw error;
+    soon();
+    return;
+  } // without a status the service is away, as the header says
+  if (hours !== $("hours").value) return; // another time was chosen meanwhile
   const [timeline, queue] = found;
   showTimeline(timeline);
   showQueue(queue);
@@ -55,31 +77,95 @@ async function read() {
 }
 
 function showNodes() {
-  const { nodes, clusters } = shown, several = clusters.length > 1;
-  const made = (node) => nodeCard(node, node.alive && may.has("cluster:change") ? [element("div", buttons(node), { class: "controls" })] : []);
-  fill("nodes", several ? clusters.flatMap((one) => [head(one), ...nodes.filter((node) => node.cluster === one.name).map(made)]) : nodes.map(made));
+  const { nodes, clusters } = shown,
+    several = clusters.length > 1;
+  const made = (node) =>
+    nodeCard(
+      node,
+      node.alive && may.has("cluster:change") ? [element("div", buttons(node), { class: "controls" })] : [],
+    );
+  fill(
+    "nodes",
+    several
+      ? clusters.flatMap((one) => [head(one), ...nodes.filter((node) => node.cluster === one.name).map(made)])
+      : nodes.map(made),
+  );
   if (!nodes.length) $("nodes").textContent = "No node has joined yet.";
 }
 
 function buttons(node) {
-  const name = node.ip || node.node_id.slice(0, 8), path = `/v1/nodes/${node.node_id}`;
-  const button = (title, looks, press) => element("button", title, { type: "button", class: looks, "aria-label": `${title} ${name}`, click: press });
-  const reason = () => element("label", ["Reason ", element("input", null, { id: "dialog-value", size: 30, value: "maintenance" })]);
+  const name = node.ip || node.node_id.slice(0, 8),
+    path = `/v1/nodes/${node.node_id}`;
+  const button = (title, looks, press) =>
+    element("button", title, { type: "button", class: looks, "aria-label": `${title} ${name}`, click: press });
+  const reason = () =>
+    element("label", ["Reason ", element("input", null, { id: "dialog-value", size: 30, value: "maintenance" })]);
   const runs = node.num_workers ? `${node.num_workers} of its workers` : "No worker is there, and its workers";
-  const deadline = element("label", ["It goes away in minutes ", element("input", null, { id: "drain-minutes", type: "number", min: 0, max: 43200, step: "any", placeholder: "never" })]);
+  const deadline = element("label", [
+    "It goes away in minutes ",
+    element("input", null, {
+      id: "drain-minutes",
+      type: "number",
+      min: 0,
+      max: 43200,
+      step: "any",
+      placeholder: "never",
+    }),
+  ]);
   const is_ours = !node.drain || ["api", "notice"].includes(node.drain.source);
   return [
-    node.cordon ? button("Uncordon", "", () => change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () => request(`${path}/cordon`, { method: "DELETE" })))
-      : button("Cordon", "", () => change(`Cordon ${name}`, "Cordon", "No new worker is placed there. Those that are there stay.", (value) => request(`${path}/cordon`, { method: "POST", body: { reason: value } }), [reason()])),
-    !is_ours ? element("span", "Ray drains it.", { class: "dim small" })
-      : node.drain ? button("Undo drain", "", () => change(`Use ${name} again`, "Use it", "New workers are placed there again.", () => request(`${path}/drain`, { method: "DELETE" })))
-      : button("Drain", "danger", () => change(`Drain ${name}`, "Drain", () => `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
-        (value) => request(`${path}/drain`, { method: "POST", body: { reason: value, deadline_s: minutes() ? 60 * minutes() : null } }), [reason(), deadline]))];
+    node.cordon
+      ? button("Uncordon", "", () =>
+          change(`Uncordon ${name}`, "Uncordon", "New workers are placed there again.", () =>
+            request(`${path}/cordon`, { method: "DELETE" }),
+          ),
+        )
+      : button("Cordon", "", () =>
+          change(
+            `Cordon ${name}`,
+            "Cordon",
+            "No new worker is placed there. Those that are there stay.",
+            (value) => request(`${path}/cordon`, { method: "POST", body: { reason: value } }),
+            [reason()],
+          ),
+        ),
+    !is_ours
+      ? element("span", "Ray drains it.", { class: "dim small" })
+      : node.drain
+        ? button("Undo drain", "", () =>
+            change(`Use ${name} again`, "Use it", "New workers are placed there again.", () =>
+              request(`${path}/drain`, { method: "DELETE" }),
+            ),
+          )
+        : button("Drain", "danger", () =>
+            change(
+              `Drain ${name}`,
+              "Drain",
+              () =>
+                `${runs} leave it at their next step boundary and lose no step${minutes() ? `, and before it goes away in ${minutes()} minutes` : ""}. No new worker is placed there.`,
+              (value) =>
+                request(`${path}/drain`, {
+                  method: "POST",
+                  body: { reason: value, deadline_s: minutes() ? 60 * minutes() : null },
+                }),
+              [reason(), deadline],
+            ),
+          ),
+  ];
 }
 
 const minutes = () => Number($("drain-minutes").value);
 
 // words: a text, or a function that makes one of the fields of the dialog.
 function change(title, confirm, words, send, input = []) {
-  ask({ title, confirm, input, words: async () => typeof words === "string" ? words : words(), send: async (value) => { await send(value); await read(); } });
+  ask({
+    title,
+    confirm,
+    input,
+    words: async () => (typeof words === "string" ? words : words()),
+    send: async (value) => {
+      await send(value);
+      await read();
+    },
+  });
 }

@@ -6,7 +6,11 @@ import { plural, seconds, whole } from "./format.js";
 import { drawn } from "./histograms.js";
 
 const MOST_RECORDS = 100;
-let job = null, steps = [], recent = [], history = [], asked = 0;
+let job = null,
+  steps = [],
+  recent = [],
+  history = [],
+  asked = 0;
 
 export async function showMedia(id) {
   job = id;
@@ -27,20 +31,56 @@ export async function showMedia(id) {
 }
 
 async function showStep() {
-  const turn = ++asked, step = steps[Number($("media-step").value)];
-  $("media-at").textContent = `step ${whole(step)}, ${whole(Number($("media-step").value) + 1)} of ${whole(steps.length)}`;
+  const turn = ++asked,
+    step = steps[Number($("media-step").value)];
+  $("media-at").textContent =
+    `step ${whole(step)}, ${whole(Number($("media-step").value) + 1)} of ${whole(steps.length)}`;
   $("media-step").setAttribute("aria-valuetext", `step ${step}`);
   const known = recent.filter((one) => one.step === step);
   const items = known.length ? known : (await request(`${jobPath(job)}/media?step=${step}`)).items;
   if (turn !== asked) return;
   $("media-view").parentElement.hidden = !items.some((one) => one.histograms.length);
-  fill("media-images", items.flatMap((one) => one.images.map((image) => picture(one, image))));
-  fill("media-histograms", items.flatMap((one) => one.histograms.map((found) => histogram(one, found))));
-  fill("media-tables", items.flatMap((one) => one.tables.map((found) => table(one, found))));
-  fill("media-texts", items.flatMap((one) => one.texts.map((found) => element("figure", [element("figcaption", titled(one, found.name, found.num_chars > found.text.length ? `the first ${whole(found.text.length)} of ${whole(found.num_chars)} characters` : "")), element("pre", found.text)]))));
+  fill(
+    "media-images",
+    items.flatMap((one) => one.images.map((image) => picture(one, image))),
+  );
+  fill(
+    "media-histograms",
+    items.flatMap((one) => one.histograms.map((found) => histogram(one, found))),
+  );
+  fill(
+    "media-tables",
+    items.flatMap((one) => one.tables.map((found) => table(one, found))),
+  );
+  fill(
+    "media-texts",
+    items.flatMap((one) =>
+      one.texts.map((found) =>
+        element("figure", [
+          element(
+            "figcaption",
+            titled(
+              one,
+              found.name,
+              found.num_chars > found.text.length
+                ? `the first ${whole(found.text.length)} of ${whole(found.num_chars)} characters`
+                : "",
+            ),
+          ),
+          element("pre", found.text),
+        ]),
+      ),
+    ),
+  );
   const dropped = recent.reduce((sum, one) => sum + one.dropped, 0);
   const held = Math.max(...recent.map((one) => one.held_s));
-  $("media-notes").textContent = [...items.flatMap((one) => one.notes), dropped ? `${plural(dropped, "call")} dropped, because the storage was too slow` : "", Number.isFinite(held) ? `a call kept the training thread for ${seconds(held)} at most` : ""].filter(Boolean).join("; ");
+  $("media-notes").textContent = [
+    ...items.flatMap((one) => one.notes),
+    dropped ? `${plural(dropped, "call")} dropped, because the storage was too slow` : "",
+    Number.isFinite(held) ? `a call kept the training thread for ${seconds(held)} at most` : "",
+  ]
+    .filter(Boolean)
+    .join("; ");
 }
 
 const titled = (one, name, more) => [name, one.rank ? `rank ${one.rank}` : "", more].filter(Boolean).join(", ");
@@ -48,33 +88,108 @@ const titled = (one, name, more) => [name, one.rank ? `rank ${one.rank}` : "", m
 function picture(one, image) {
   const title = titled(one, image.name, image.note);
   const href = `${jobPath(job)}/media/${encodeURIComponent(image.file)}`;
-  return element("figure", [link(element("img", null, { src: href, alt: `${image.name} at step ${one.step}`, loading: "lazy" }), href), element("figcaption", title)]);
+  return element("figure", [
+    link(element("img", null, { src: href, alt: `${image.name} at step ${one.step}`, loading: "lazy" }), href),
+    element("figcaption", title),
+  ]);
 }
 
 // The steps up to the chosen one; of a long run evenly spaced ones.
 function histogram(one, newest) {
-  const before = history.filter((other) => other.rank === one.rank && other.step < one.step).flatMap((other) => other.histograms.filter((found) => found.name === newest.name && found.counts.length).map((found) => [other.step, found]));
+  const before = history
+    .filter((other) => other.rank === one.rank && other.step < one.step)
+    .flatMap((other) =>
+      other.histograms
+        .filter((found) => found.name === newest.name && found.counts.length)
+        .map((found) => [other.step, found]),
+    );
   const words = `${newest.name}: ${number(newest.low)} to ${number(newest.high)}, mean ${number(newest.mean)}, standard deviation ${number(newest.std)}, ${whole(newest.num_values)} values`;
   const [image, shown] = drawn($("media-view").value, [...before, [one.step, newest]], words);
-  const more = [newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "", newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "", shown.length > 1 ? `steps ${whole(shown[0].step)} to ${whole(shown.at(-1).step)}` : ""].filter(Boolean).join(", ");
+  const more = [
+    newest.num_sampled < newest.num_values ? `a sample of ${whole(newest.num_sampled)}` : "",
+    newest.num_not_finite ? `${whole(newest.num_not_finite)} not finite` : "",
+    shown.length > 1 ? `steps ${whole(shown[0].step)} to ${whole(shown.at(-1).step)}` : "",
+  ]
+    .filter(Boolean)
+    .join(", ");
   return element("figure", [image, element("figcaption", titled(one, words, more))]);
 }
 
-const number = (value) => value === null ? "–" : String(Number(value.toPrecision(4)));
+const number = (value) => (value === null ? "–" : String(Number(value.toPrecision(4))));
 
 function table(one, found) {
-  const head = element("thead", element("tr", found.columns.map((name) => element("th", name))));
-  const body = element("tbody", found.rows.map((cells) => row(cells.map((cell) => cell === null ? "–" : String(cell)))));
-  return element("figure", [element("figcaption", titled(one, found.name, found.num_rows > found.rows.length ? `the first ${whole(found.rows.length)} of ${whole(found.num_rows)} rows` : "")), element("div", element("table", [head, body]), { class: "wide" })]);
+  const head = element(
+    "thead",
+    element(
+      "tr",
+      found.columns.map((name) => element("th", name)),
+    ),
+  );
+  const body = element(
+    "tbody",
+    found.rows.map((cells) => row(cells.map((cell) => (cell === null ? "–" : String(cell))))),
+  );
+  return element("figure", [
+    element(
+      "figcaption",
+      titled(
+        one,
+        found.name,
+        found.num_rows > found.rows.length
+          ? `the first ${whole(found.rows.length)} of ${whole(found.num_rows)} rows`
+          : "",
+      ),
+    ),
+    element("div", element("table", [head, body]), { class: "wide" }),
+  ]);
 }
 
 export async function showLineage(id) {
   const view = await request(`${jobPath(id)}/lineage`);
   // a job that has begun with its seed is no line of its own
-  fill("lineage", (view.jobs.length > 1 ? view.jobs : []).map((one, depth) => row([one.is_known ? link(one.name || one.job_id, `/jobs/${encodeURIComponent(one.job_id)}`, depth ? {} : { "aria-current": "page" }) : `${one.job_id} (deleted, or not visible)`, origin(one), said([one.code, short(one.code_sha256)]), said([one.data_source, short(one.data)]), short(one.spec_sha256)])));
-  const models = view.registered.flatMap((one, index) => [index ? "; " : "", link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)), ` is step ${whole(one.step)}`]);
-  $("registered").replaceChildren(...(models.length ? ["Registered: ", ...models, "."] : ["No checkpoint of this job is registered as a model yet: the button Register, or shoal model register JOB --name NAME."]));
+  fill(
+    "lineage",
+    (view.jobs.length > 1 ? view.jobs : []).map((one, depth) =>
+      row([
+        one.is_known
+          ? link(
+              one.name || one.job_id,
+              `/jobs/${encodeURIComponent(one.job_id)}`,
+              depth ? {} : { "aria-current": "page" },
+            )
+          : `${one.job_id} (deleted, or not visible)`,
+        origin(one),
+        said([one.code, short(one.code_sha256)]),
+        said([one.data_source, short(one.data)]),
+        short(one.spec_sha256),
+      ]),
+    ),
+  );
+  const models = view.registered.flatMap((one, index) => [
+    index ? "; " : "",
+    link(`${one.name}@${one.version}${one.aliases.length ? ` (${one.aliases.join(", ")})` : ""}`, modelPage(one)),
+    ` is step ${whole(one.step)}`,
+  ]);
+  $("registered").replaceChildren(
+    ...(models.length
+      ? ["Registered: ", ...models, "."]
+      : [
+          "No checkpoint of this job is registered as a model yet: the button Register, or shoal model register JOB --name NAME.",
+        ]),
+  );
 }
 
-const short = (hash) => hash ? element("code", ` ${hash.slice(0, 12)}`, { title: hash }) : "";
-const origin = (one) => !one.parent ? (one.is_known ? "its seed" : "–") : one.parent.job_id ? link(one.parent.step === null ? `the files of ${one.parent.job_id}` : `step ${whole(one.parent.step)} of ${one.parent.job_id}`, stepPage(one.parent.job_id, one.parent.step)) : `weights of ${one.parent.url}`;
+const short = (hash) => (hash ? element("code", ` ${hash.slice(0, 12)}`, { title: hash }) : "");
+const origin = (one) =>
+  !one.parent
+    ? one.is_known
+      ? "its seed"
+      : "–"
+    : one.parent.job_id
+      ? link(
+          one.parent.step === null
+            ? `the files of ${one.parent.job_id}`
+            : `step ${whole(one.parent.step)} of ${one.parent.job_id}`,
+          stepPage(one.parent.job_id, one.parent.step),
+        )
+      : `weights of ${one.parent.url}`;

@@ -7,14 +7,25 @@ import { bytes, moment, number, plural, whole } from "./format.js";
 import { lineageGraph } from "./lineage_graph.js";
 import { deleteAlias, register, removeVersion, setAlias } from "./registering.js";
 
-const READ_MS = 5000, MOST = 200;
+const READ_MS = 5000,
+  MOST = 200;
 const STATES = { damaged: "bad", deleted: "bad", failed: "bad" };
-let versions = [], shown = "", may = new Set();
+let versions = [],
+  shown = "",
+  may = new Set();
 
 $("find").addEventListener("input", showAll);
 $("register").addEventListener("click", () => ask(register(null, opened)));
-addEventListener("hashchange", () => { showOne(); $("version-title").focus(); });
-request("/v1/whoami").then((me) => { may = new Set(me.permissions); $("register").hidden = !changes(); showAll(); showOne(); });
+addEventListener("hashchange", () => {
+  showOne();
+  $("version-title").focus();
+});
+request("/v1/whoami").then((me) => {
+  may = new Set(me.permissions);
+  $("register").hidden = !changes();
+  showAll();
+  showOne();
+});
 follow();
 
 const changes = () => may.has("jobs:change");
@@ -22,40 +33,129 @@ const changes = () => may.has("jobs:change");
 // Reads again while the page is looked at: the service answers 304, without a body, if nothing has changed.
 async function follow() {
   if (!document.hidden) {
-    try { await read(); say("live", "run"); } catch { say("disconnected", "bad"); }
+    try {
+      await read();
+      say("live", "run");
+    } catch {
+      say("disconnected", "bad");
+    }
   }
   setTimeout(follow, READ_MS);
 }
 
 async function read() {
-  const { items } = await request("/v1/models"), text = JSON.stringify(items);
+  const { items } = await request("/v1/models"),
+    text = JSON.stringify(items);
   if (text === shown) return;
   [versions, shown] = [items, text];
   showAll();
   showOne();
 }
 
-async function opened(made) { await read(); location.href = modelPage(made); }
+async function opened(made) {
+  await read();
+  location.href = modelPage(made);
+}
 
 function showAll() {
   const low = $("find").value.trim().toLowerCase();
-  const found = versions.filter((one) => [one.name, one.project, one.job_id, `${one.name}@${one.version}`, ...one.aliases, ...one.aliases.map((word) => `${one.name}@${word}`), ...one.lineage.slice(0, 1).map((job) => job.name)].some((words) => words.toLowerCase().includes(low)));
+  const found = versions.filter((one) =>
+    [
+      one.name,
+      one.project,
+      one.job_id,
+      `${one.name}@${one.version}`,
+      ...one.aliases,
+      ...one.aliases.map((word) => `${one.name}@${word}`),
+      ...one.lineage.slice(0, 1).map((job) => job.name),
+    ].some((words) => words.toLowerCase().includes(low)),
+  );
   $("none").hidden = versions.length > 0;
-  $("found").textContent = versions.length ? `${plural(found.length, "version")}${found.length > MOST ? `; the first ${MOST} are shown` : ""}` : "";
-  fill("versions", found.slice(0, MOST).map((one) => row([element("td", [link(one.name, modelPage(one)), one.project === "default" ? "" : element("span", ` in ${one.project}`, { class: "dim small" })], { class: "title" }), whole(one.version), aliases(one), origin(one), number(one.metrics.loss), number(one.metrics.val_loss), one.bytes ? bytes(one.bytes) : "–", said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`), changes() ? buttons(one) : ""],
-    { class: "row", title: one.description, "data-version": `${one.name}@${one.version}` })));
+  $("found").textContent = versions.length
+    ? `${plural(found.length, "version")}${found.length > MOST ? `; the first ${MOST} are shown` : ""}`
+    : "";
+  fill(
+    "versions",
+    found
+      .slice(0, MOST)
+      .map((one) =>
+        row(
+          [
+            element(
+              "td",
+              [
+                link(one.name, modelPage(one)),
+                one.project === "default" ? "" : element("span", ` in ${one.project}`, { class: "dim small" }),
+              ],
+              { class: "title" },
+            ),
+            whole(one.version),
+            aliases(one),
+            origin(one),
+            number(one.metrics.loss),
+            number(one.metrics.val_loss),
+            one.bytes ? bytes(one.bytes) : "–",
+            said(`${moment(one.registered_at)} by ${one.registered_by || "–"}`),
+            changes() ? buttons(one) : "",
+          ],
+          { class: "row", title: one.description, "data-version": `${one.name}@${one.version}` },
+        ),
+      ),
+  );
 }
 
 const named = (one) => one.lineage[0]?.name || one.job_id;
-const origin = (one) => said([link(`step ${whole(one.step)} of ${named(one)}`, stepPage(one.job_id, one.step)), one.state === null ? " (job deleted)" : "", STATES[one.state] ? element("span", ` ${one.state}`, { class: STATES[one.state] }) : ""]);
-const aliases = (one) => one.aliases.length ? element("span", one.aliases.map((word) => !changes() ? element("span", word, { class: "badge done" })
-  : element("button", `${word} ×`, { type: "button", class: "badge done", "data-alias": `${one.name}@${word}`, "aria-label": `Delete the alias ${word} of ${one.name}`, click: () => ask(deleteAlias(one, word, read)) })), { class: "labels" }) : "–";
-const button = (words, one, label, action, look) => element("button", words, { type: "button", class: look, "data-model": `${words.toLowerCase()}-${one.name}-${one.version}`, "aria-label": label, click: () => ask(action()) });
-const buttons = (one) => element("span", [button("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)), button("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger")], { class: "controls" });
+const origin = (one) =>
+  said([
+    link(`step ${whole(one.step)} of ${named(one)}`, stepPage(one.job_id, one.step)),
+    one.state === null ? " (job deleted)" : "",
+    STATES[one.state] ? element("span", ` ${one.state}`, { class: STATES[one.state] }) : "",
+  ]);
+const aliases = (one) =>
+  one.aliases.length
+    ? element(
+        "span",
+        one.aliases.map((word) =>
+          !changes()
+            ? element("span", word, { class: "badge done" })
+            : element("button", `${word} ×`, {
+                type: "button",
+                class: "badge done",
+                "data-alias": `${one.name}@${word}`,
+                "aria-label": `Delete the alias ${word} of ${one.name}`,
+                click: () => ask(deleteAlias(one, word, read)),
+              }),
+        ),
+        { class: "labels" },
+      )
+    : "–";
+const button = (words, one, label, action, look) =>
+  element("button", words, {
+    type: "button",
+    class: look,
+    "data-model": `${words.toLowerCase()}-${one.name}-${one.version}`,
+    "aria-label": label,
+    click: () => ask(action()),
+  });
+const buttons = (one) =>
+  element(
+    "span",
+    [
+      button("Alias", one, `Set an alias for ${one.name}@${one.version}`, () => setAlias(one, versions, read)),
+      button("Remove", one, `Remove ${one.name}@${one.version}`, () => removeVersion(one, read), "danger"),
+    ],
+    { class: "controls" },
+  );
 
 function chosen() {
-  const asked = new URLSearchParams(location.hash.slice(1)), which = asked.get("version") ?? "latest";
-  return versions.find((one) => one.project === (asked.get("project") ?? "default") && one.name === asked.get("model") && (which === "latest" || String(one.version) === which || one.aliases.includes(which)));
+  const asked = new URLSearchParams(location.hash.slice(1)),
+    which = asked.get("version") ?? "latest";
+  return versions.find(
+    (one) =>
+      one.project === (asked.get("project") ?? "default") &&
+      one.name === asked.get("model") &&
+      (which === "latest" || String(one.version) === which || one.aliases.includes(which)),
+  );
 }
 
 function showOne() {
@@ -67,17 +167,49 @@ function showOne() {
   fill("version-aliases", [aliases(one)]);
   $("version-words").textContent = one.description;
   $("version-state").hidden = one.state === "committed";
-  $("version-state").textContent = one.state === null ? "Its job was deleted. The files of the checkpoint were kept, and nothing watches them since." : `Its checkpoint is ${one.state}: serving cannot read it. Register another one, and move its aliases.`;
-  const [own] = one.lineage, parent = own?.parent;
-  $("version-facts").replaceChildren(...facts([["Job", link(named(one), jobPage(one.job_id))], ["Checkpoint", link(`step ${whole(one.step)}`, stepPage(one.job_id, one.step))],
-    ...(parent?.job_id ? [["Its parent", link(Number.isInteger(parent.step) ? `step ${whole(parent.step)} of ${one.lineage[1]?.name || parent.job_id}` : parent.job_id, stepPage(parent.job_id, parent.step))]] : []),
-    ["Size", one.bytes ? bytes(one.bytes) : "–"], ["Registered", moment(one.registered_at)], ["By", one.registered_by || "–"], ...Object.entries(one.metrics).map(([name, value]) => [name, number(value)]), ["Where", element("code", one.url)]]));
+  $("version-state").textContent =
+    one.state === null
+      ? "Its job was deleted. The files of the checkpoint were kept, and nothing watches them since."
+      : `Its checkpoint is ${one.state}: serving cannot read it. Register another one, and move its aliases.`;
+  const [own] = one.lineage,
+    parent = own?.parent;
+  $("version-facts").replaceChildren(
+    ...facts([
+      ["Job", link(named(one), jobPage(one.job_id))],
+      ["Checkpoint", link(`step ${whole(one.step)}`, stepPage(one.job_id, one.step))],
+      ...(parent?.job_id
+        ? [
+            [
+              "Its parent",
+              link(
+                Number.isInteger(parent.step)
+                  ? `step ${whole(parent.step)} of ${one.lineage[1]?.name || parent.job_id}`
+                  : parent.job_id,
+                stepPage(parent.job_id, parent.step),
+              ),
+            ],
+          ]
+        : []),
+      ["Size", one.bytes ? bytes(one.bytes) : "–"],
+      ["Registered", moment(one.registered_at)],
+      ["By", one.registered_by || "–"],
+      ...Object.entries(one.metrics).map(([name, value]) => [name, number(value)]),
+      ["Where", element("code", one.url)],
+    ]),
+  );
   fill("lineage-graph", [lineageGraph(one)]);
-  const which = one.aliases[0] ?? String(one.version), project = one.project === "default" ? "" : ` --project ${one.project}`;
-  $("get-words").textContent = `${one.aliases.length ? `Serving reads the alias ${which}, which moves without a change there.` : "Serving reads an alias, such as prod, which moves without a change there: set one for this version."} It asks with the ETag of the last answer: 304 says that nothing has changed.`;
+  const which = one.aliases[0] ?? String(one.version),
+    project = one.project === "default" ? "" : ` --project ${one.project}`;
+  $("get-words").textContent =
+    `${one.aliases.length ? `Serving reads the alias ${which}, which moves without a change there.` : "Serving reads an alias, such as prod, which moves without a change there: set one for this version."} It asks with the ETag of the last answer: 304 says that nothing has changed.`;
   $("get-cli").textContent = `shoal model get ${one.name}@${which} --to DIR${project}`;
-  $("get-rest").textContent = `curl -H "Authorization: Bearer $SHOAL_TOKEN" -H 'If-None-Match: "ETAG"' \\\n  ${location.origin}${modelPath(one)}/${encodeURIComponent(which)}`;
-  $("get-python").textContent = `from shoal_api.client import Client\n\nwith Client(${JSON.stringify(location.origin)}) as client:\n    version = client.model(${JSON.stringify(one.project)}, ${JSON.stringify(one.name)}, ${JSON.stringify(which)})\n    print(version.url)`;
+  $("get-rest").textContent =
+    `curl -H "Authorization: Bearer $SHOAL_TOKEN" -H 'If-None-Match: "ETAG"' \\\n  ${location.origin}${modelPath(one)}/${encodeURIComponent(which)}`;
+  $("get-python").textContent =
+    `from shoal_api.client import Client\n\nwith Client(${JSON.stringify(location.origin)}) as client:\n    version = client.model(${JSON.stringify(one.project)}, ${JSON.stringify(one.name)}, ${JSON.stringify(which)})\n    print(version.url)`;
 }
 
-function say(text, look) { $("live").textContent = text; $("live").className = look; }
+function say(text, look) {
+  $("live").textContent = text;
+  $("live").className = look;
+}

@@ -5,20 +5,33 @@ import { plural, whole } from "./format.js";
 import { differences } from "./differences.js";
 import { yaml } from "./yaml.js";
 
-export const form = (spec) => [element("textarea", yaml(spec), { id: "dialog-value", rows: 14, spellcheck: "false", "aria-label": "Spec of the new job in YAML" })];
-export const submitNew = async (text) => { location.href = jobPage((await request("/v1/jobs", { method: "POST", body: text, type: "application/yaml" })).id); };
+export const form = (spec) => [
+  element("textarea", yaml(spec), {
+    id: "dialog-value",
+    rows: 14,
+    spellcheck: "false",
+    "aria-label": "Spec of the new job in YAML",
+  }),
+];
+export const submitNew = async (text) => {
+  location.href = jobPage((await request("/v1/jobs", { method: "POST", body: text, type: "application/yaml" })).id);
+};
 
 // `same`: the words if the form changes nothing.
 export async function newJobWords(text, before, same) {
   const found = await request("/v1/specs/validate", { method: "POST", body: text, type: "application/yaml" });
   if (!found.valid) throw new Error(found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"));
-  const changes = differences(before, submittable(found.spec)), rest = `${origin(found.spec)} This job is not changed.`;
-  return changes.length ? `A new job is submitted with ${plural(changes.length, "change")}. ${rest}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}` : `${same} ${rest}`;
+  const changes = differences(before, submittable(found.spec)),
+    rest = `${origin(found.spec)} This job is not changed.`;
+  return changes.length
+    ? `A new job is submitted with ${plural(changes.length, "change")}. ${rest}\n${changes.map(([path, from, to]) => `${path}: ${from} → ${to}`).join("\n")}`
+    : `${same} ${rest}`;
 }
 
 // What its training begins with.
 function origin({ continue_from: from, init_from: file }) {
-  if (from) return `It starts from ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.`;
+  if (from)
+    return `It starts from ${Number.isInteger(from.step) ? `the checkpoint of ${from.job} after step ${whole(from.step)}` : `a copy of the files of ${from.job}`}.`;
   return file ? `It starts with the weights of ${file}.` : "It starts at step 0.";
 }
 
@@ -31,5 +44,9 @@ export function submittable(spec) {
 // The spec of a job that goes on from a checkpoint of this one.
 export function continued({ id, spec, status }, step) {
   const { init_from: weights, ...rest } = submittable(spec);
-  return { ...rest, continue_from: { job: id, step }, stop: { ...spec.stop, ...(spec.stop.steps ? { steps: Math.max(2 * step, status.total_steps ?? 0) } : {}) } };
+  return {
+    ...rest,
+    continue_from: { job: id, step },
+    stop: { ...spec.stop, ...(spec.stop.steps ? { steps: Math.max(2 * step, status.total_steps ?? 0) } : {}) },
+  };
 }

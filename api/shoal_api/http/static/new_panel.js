@@ -8,12 +8,22 @@ export const isMetric = (name) => PLAIN.includes(name) || /^(metric|val)\../.tes
 
 // changed(): the state has a panel more; problem(text): why it has not.
 export function setUpNewPanel(state, changed, problem) {
-  $("kind").addEventListener("change", () => { $("of-x").hidden = $("kind").value !== "scatter"; });
+  $("kind").addEventListener("change", () => {
+    $("of-x").hidden = $("kind").value !== "scatter";
+  });
   $("add").addEventListener("submit", (event) => {
     event.preventDefault();
-    const kind = $("kind").value, y = $("y").value.trim(), x = kind === "scatter" ? $("x").value.trim() : "";
-    if (kind === "lines" && !isMetric(y)) { problem(`${y || "nothing"} is no metric of a curve: write one of ${PLAIN.join(", ")}, metric.NAME or val.NAME.`); return; }
-    if (!y || (kind === "scatter" && !x)) { problem("A panel needs a name for each of its axes."); return; }
+    const kind = $("kind").value,
+      y = $("y").value.trim(),
+      x = kind === "scatter" ? $("x").value.trim() : "";
+    if (kind === "lines" && !isMetric(y)) {
+      problem(`${y || "nothing"} is no metric of a curve: write one of ${PLAIN.join(", ")}, metric.NAME or val.NAME.`);
+      return;
+    }
+    if (!y || (kind === "scatter" && !x)) {
+      problem("A panel needs a name for each of its axes.");
+      return;
+    }
     state.panels.push(newPanel(y, { kind, x }));
     $("y").value = $("x").value = "";
     changed();
@@ -23,5 +33,7 @@ export function setUpNewPanel(state, changed, problem) {
 // The names that its fields, and that of the groups, suggest.
 export async function offerNames() {
   const { items } = await request("/v1/job-fields");
-  $("names").replaceChildren(...[...PLAIN.map((name) => ({ name })), ...items].map(({ name }) => element("option", null, { value: name })));
+  $("names").replaceChildren(
+    ...[...PLAIN.map((name) => ({ name })), ...items].map(({ name }) => element("option", null, { value: name })),
+  );
 }

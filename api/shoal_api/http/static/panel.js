@@ -9,58 +9,131 @@ import { placing, Raster } from "./raster.js";
 import { valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
 
-const LEFT = 60, RIGHT = 10, TOP = 8, BOTTOM = 22;
-const NAMED = 10;  // jobs that the words under the pointer name
+const LEFT = 60,
+  RIGHT = 10,
+  TOP = 8,
+  BOTTOM = 22;
+const NAMED = 10; // jobs that the words under the pointer name
 
 export class Panel {
   // workspace: { state, version, shown(), curveOf, zoomTo(range), point(x) }; another version: other lines.
   constructor(spec, workspace) {
-    this.spec = spec; this.workspace = workspace; this.lines = []; this.view = null; this.raster = null; this.version = null;
+    this.spec = spec;
+    this.workspace = workspace;
+    this.lines = [];
+    this.view = null;
+    this.raster = null;
+    this.version = null;
     this.canvas = element("canvas", null, { tabindex: "0", role: "img", "aria-label": spec.y });
     this.over = element("canvas", null, { class: "over", "aria-hidden": "true" });
     this.words = element("div", null, { class: "words", hidden: true });
     this.body = element("div", [this.canvas, this.over, this.words], { class: "plot" });
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
-    this.canvas.addEventListener("pointerleave", () => { if (this.drag === undefined) workspace.point(null); this.words.hidden = true; });
-    this.canvas.addEventListener("pointerdown", (event) => { if (this.isLines && event.button === 0) { this.drag = event.offsetX; this.canvas.setPointerCapture(event.pointerId); } });
+    this.canvas.addEventListener("pointerleave", () => {
+      if (this.drag === undefined) workspace.point(null);
+      this.words.hidden = true;
+    });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (this.isLines && event.button === 0) {
+        this.drag = event.offsetX;
+        this.canvas.setPointerCapture(event.pointerId);
+      }
+    });
     this.canvas.addEventListener("pointerup", (event) => this.dragged(event));
-    this.canvas.addEventListener("dblclick", () => { if (this.isLines) workspace.zoomTo(null); });
+    this.canvas.addEventListener("dblclick", () => {
+      if (this.isLines) workspace.zoomTo(null);
+    });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
-    this.canvas.addEventListener("wheel", (event) => { if (!event.ctrlKey || !this.isLines || !this.view) return; event.preventDefault(); this.zoomBy(event.deltaY > 0 ? 1.25 : 0.8, this.xAt(event.offsetX)); }, { passive: false });
+    this.canvas.addEventListener(
+      "wheel",
+      (event) => {
+        if (!event.ctrlKey || !this.isLines || !this.view) return;
+        event.preventDefault();
+        this.zoomBy(event.deltaY > 0 ? 1.25 : 0.8, this.xAt(event.offsetX));
+      },
+      { passive: false },
+    );
   }
 
-  get isLines() { return this.spec.kind === "lines"; }
+  get isLines() {
+    return this.spec.kind === "lines";
+  }
 
   draw() {
-    const ratio = devicePixelRatio || 1, { clientWidth, clientHeight } = this.body;
+    const ratio = devicePixelRatio || 1,
+      { clientWidth, clientHeight } = this.body;
     if (!clientWidth || !clientHeight) return;
-    const width = Math.round(clientWidth * ratio), height = Math.round(clientHeight * ratio);
+    const width = Math.round(clientWidth * ratio),
+      height = Math.round(clientHeight * ratio);
     if (this.canvas.width !== width || this.canvas.height !== height || !this.raster) {
-      for (const one of [this.canvas, this.over]) { one.width = width; one.height = height; }
+      for (const one of [this.canvas, this.over]) {
+        one.width = width;
+        one.height = height;
+      }
       this.context = this.canvas.getContext("2d", { alpha: false });
-      this.inner = { left: Math.round(LEFT * ratio), top: Math.round(TOP * ratio), width: Math.round(width - (LEFT + RIGHT) * ratio), height: Math.round(height - (TOP + BOTTOM) * ratio) };
+      this.inner = {
+        left: Math.round(LEFT * ratio),
+        top: Math.round(TOP * ratio),
+        width: Math.round(width - (LEFT + RIGHT) * ratio),
+        height: Math.round(height - (TOP + BOTTOM) * ratio),
+      };
       this.raster = new Raster(this.context, this.inner.width, this.inner.height);
     }
-    const { context } = this, colour = colours();
-    context.fillStyle = colour.card; context.fillRect(0, 0, width, height);
+    const { context } = this,
+      colour = colours();
+    context.fillStyle = colour.card;
+    context.fillRect(0, 0, width, height);
     context.font = `${11 * ratio}px system-ui, sans-serif`;
-    const { state } = this.workspace, shown = this.workspace.shown();
+    const { state } = this.workspace,
+      shown = this.workspace.shown();
     if (this.isLines) this.drawLines(shown, state, colour);
-    else { this.view = null; this.marks = (this.spec.kind === "scatter" ? drawScatter : drawBars)(context, this.inner, this.spec, shown, colour, ratio, state.group); if (!this.marks.length) this.empty(colour); }
-    this.canvas.setAttribute("aria-label", this.isLines ? `${this.spec.y} over ${state.axis}: ${this.lines.length} curves${extentOf(this.view, state.axis === "time" ? duration : short)}` : `${this.spec.kind} of ${this.spec.y}${this.spec.x ? ` over ${this.spec.x}` : ""}: ${this.marks.length} values`);
+    else {
+      this.view = null;
+      this.marks = (this.spec.kind === "scatter" ? drawScatter : drawBars)(
+        context,
+        this.inner,
+        this.spec,
+        shown,
+        colour,
+        ratio,
+        state.group,
+      );
+      if (!this.marks.length) this.empty(colour);
+    }
+    this.canvas.setAttribute(
+      "aria-label",
+      this.isLines
+        ? `${this.spec.y} over ${state.axis}: ${this.lines.length} curves${extentOf(this.view, state.axis === "time" ? duration : short)}`
+        : `${this.spec.kind} of ${this.spec.y}${this.spec.x ? ` over ${this.spec.x}` : ""}: ${this.marks.length} values`,
+    );
     this.canvas.dataset.num = this.isLines ? this.lines.length : this.marks.length;
     this.drawOver();
   }
 
   drawLines(shown, state, colour) {
-    if (this.version !== this.workspace.version) { this.lines = linesOf(shown, this.workspace.curveOf, this.spec.y, state, Boolean(state.group)); this.version = this.workspace.version; }
-    const view = this.view = viewOf(this.lines, { zoom: state.zoom, logX: state.log_x, logY: this.spec.log_y, isTrimmed: this.spec.no_outliers });
-    if (!view) { this.empty(colour); return; }
-    const { context, inner } = this, ratio = devicePixelRatio || 1;
+    if (this.version !== this.workspace.version) {
+      this.lines = linesOf(shown, this.workspace.curveOf, this.spec.y, state, Boolean(state.group));
+      this.version = this.workspace.version;
+    }
+    const view = (this.view = viewOf(this.lines, {
+      zoom: state.zoom,
+      logX: state.log_x,
+      logY: this.spec.log_y,
+      isTrimmed: this.spec.no_outliers,
+    }));
+    if (!view) {
+      this.empty(colour);
+      return;
+    }
+    const { context, inner } = this,
+      ratio = devicePixelRatio || 1;
     this.place = placing(view, inner.width, inner.height);
     const drawn = this.lines.map((line) => ({ ...line, wide: Boolean(line.least) }));
     this.raster.draw(drawn, view, colour.card, inner.left, inner.top);
-    context.save(); context.beginPath(); context.rect(inner.left, inner.top, inner.width, inner.height); context.clip();
+    context.save();
+    context.beginPath();
+    context.rect(inner.left, inner.top, inner.width, inner.height);
+    context.clip();
     for (const line of this.lines) if (line.least) drawBand(context, inner, this.place, line, this.spec.log_y);
     context.restore();
     drawAxes(context, inner, view, colour, ratio, state.axis === "time" ? duration : short);
@@ -68,43 +141,91 @@ export class Panel {
 
   empty(colour) {
     const { context, inner } = this;
-    context.fillStyle = colour.dim; context.textAlign = "center"; context.textBaseline = "middle";
-    context.fillText(`No job that is shown has ${this.spec.x ? `${this.spec.x} and ` : ""}${this.spec.y}.`, inner.left + inner.width / 2, inner.top + inner.height / 2);
+    context.fillStyle = colour.dim;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(
+      `No job that is shown has ${this.spec.x ? `${this.spec.x} and ` : ""}${this.spec.y}.`,
+      inner.left + inner.width / 2,
+      inner.top + inner.height / 2,
+    );
   }
 
   // The line at the pointer's position in every panel, a job that is pointed at, and the part that is being chosen.
   drawOver() {
-    const context = this.over.getContext("2d"), { inner } = this, colour = colours(), { pointed, marked } = this.workspace;
+    const context = this.over.getContext("2d"),
+      { inner } = this,
+      colour = colours(),
+      { pointed, marked } = this.workspace;
     context.clearRect(0, 0, this.over.width, this.over.height);
     if (!this.isLines || !this.view) return;
-    context.save(); context.beginPath(); context.rect(inner.left, inner.top, inner.width, inner.height); context.clip();
+    context.save();
+    context.beginPath();
+    context.rect(inner.left, inner.top, inner.width, inner.height);
+    context.clip();
     const line = marked && this.lines.find((one) => one.key === marked);
     if (line) {
-      context.strokeStyle = line.colour; context.lineWidth = 3 * (devicePixelRatio || 1); context.beginPath();
-      for (let at = line.from; at < line.to; at += 1) if (line.ys[at] === line.ys[at]) context.lineTo(inner.left + this.place.x(line.xs[at]), inner.top + this.place.y(line.ys[at]));
+      context.strokeStyle = line.colour;
+      context.lineWidth = 3 * (devicePixelRatio || 1);
+      context.beginPath();
+      for (let at = line.from; at < line.to; at += 1)
+        if (line.ys[at] === line.ys[at])
+          context.lineTo(inner.left + this.place.x(line.xs[at]), inner.top + this.place.y(line.ys[at]));
       context.stroke();
     }
-    if (pointed !== null) { const x = inner.left + this.place.x(pointed); context.strokeStyle = colour.dim; context.lineWidth = 1; context.beginPath(); context.moveTo(x, inner.top); context.lineTo(x, inner.top + inner.height); context.stroke(); }
-    if (this.drag !== undefined && this.dragTo !== undefined) { const ratio = devicePixelRatio || 1; context.fillStyle = colour.accent; context.globalAlpha = 0.18; context.fillRect(this.drag * ratio, inner.top, (this.dragTo - this.drag) * ratio, inner.height); }
+    if (pointed !== null) {
+      const x = inner.left + this.place.x(pointed);
+      context.strokeStyle = colour.dim;
+      context.lineWidth = 1;
+      context.beginPath();
+      context.moveTo(x, inner.top);
+      context.lineTo(x, inner.top + inner.height);
+      context.stroke();
+    }
+    if (this.drag !== undefined && this.dragTo !== undefined) {
+      const ratio = devicePixelRatio || 1;
+      context.fillStyle = colour.accent;
+      context.globalAlpha = 0.18;
+      context.fillRect(this.drag * ratio, inner.top, (this.dragTo - this.drag) * ratio, inner.height);
+    }
     context.restore();
   }
 
-  xAt(offset) { return this.place.atX(offset * (devicePixelRatio || 1) - this.inner.left); }
+  xAt(offset) {
+    return this.place.atX(offset * (devicePixelRatio || 1) - this.inner.left);
+  }
 
   hover(event) {
-    if (!this.isLines) { this.say(this.marks ? this.nearestMark(event) : []); return; }
+    if (!this.isLines) {
+      this.say(this.marks ? this.nearestMark(event) : []);
+      return;
+    }
     if (!this.view) return;
     if (this.drag !== undefined) this.dragTo = event.offsetX;
-    const x = this.xAt(event.offsetX), ratio = devicePixelRatio || 1, y = event.offsetY * ratio - this.inner.top;
-    const found = this.lines.map((line) => ({ line, value: valueAt(line.xs, line.ys, x) })).filter(({ value }) => value === value).map((one) => ({ ...one, away: Math.abs(this.place.y(one.value) - y) })).sort((a, b) => a.away - b.away);
+    const x = this.xAt(event.offsetX),
+      ratio = devicePixelRatio || 1,
+      y = event.offsetY * ratio - this.inner.top;
+    const found = this.lines
+      .map((line) => ({ line, value: valueAt(line.xs, line.ys, x) }))
+      .filter(({ value }) => value === value)
+      .map((one) => ({ ...one, away: Math.abs(this.place.y(one.value) - y) }))
+      .sort((a, b) => a.away - b.away);
     this.workspace.mark(found[0]?.away < 24 * ratio ? found[0].line.key : null);
     this.workspace.point(x);
     const shown = found.slice(0, NAMED);
-    this.say([[(this.workspace.state.axis === "time" ? duration : short)(x), ""], ...shown.sort((a, b) => b.value - a.value).map(({ line, value }) => [`${short(value)}  ${line.name}`, line.colour]), ...(found.length > NAMED ? [[`and ${found.length - NAMED} more`, ""]] : [])]);
+    this.say([
+      [(this.workspace.state.axis === "time" ? duration : short)(x), ""],
+      ...shown
+        .sort((a, b) => b.value - a.value)
+        .map(({ line, value }) => [`${short(value)}  ${line.name}`, line.colour]),
+      ...(found.length > NAMED ? [[`and ${found.length - NAMED} more`, ""]] : []),
+    ]);
   }
 
   nearestMark({ offsetX, offsetY }) {
-    const ratio = devicePixelRatio || 1, x = offsetX * ratio, y = offsetY * ratio;
+    const ratio = devicePixelRatio || 1,
+      x = offsetX * ratio,
+      y = offsetY * ratio;
     const mark = this.marks.find((one) => x >= one.x0 && x <= one.x1 && y >= one.y0 && y <= one.y1);
     this.workspace.mark(mark?.key ?? null);
     return mark ? [[mark.words, mark.colour]] : [];
@@ -112,11 +233,18 @@ export class Panel {
 
   say(rows) {
     this.words.hidden = !rows.length;
-    this.words.replaceChildren(...rows.map(([text, colour]) => { const made = element("div", text); if (colour) made.style.color = colour; return made; }));
+    this.words.replaceChildren(
+      ...rows.map(([text, colour]) => {
+        const made = element("div", text);
+        if (colour) made.style.color = colour;
+        return made;
+      }),
+    );
   }
 
   dragged(event) {
-    const from = this.drag, to = event.offsetX;
+    const from = this.drag,
+      to = event.offsetX;
     this.drag = this.dragTo = undefined;
     if (from === undefined || !this.view) return;
     if (Math.abs(to - from) > 4) this.workspace.zoomTo([this.xAt(Math.min(from, to)), this.xAt(Math.max(from, to))]);
@@ -124,15 +252,32 @@ export class Panel {
 
   key(event) {
     if (!this.isLines || !this.view || event.ctrlKey || event.metaKey || event.altKey) return;
-    const move = { "+": () => this.zoomBy(0.5), "=": () => this.zoomBy(0.5), "-": () => this.zoomBy(2), ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), 0: () => this.workspace.zoomTo(null) }[event.key];
-    if (move) { event.preventDefault(); move(); }
+    const move = {
+      "+": () => this.zoomBy(0.5),
+      "=": () => this.zoomBy(0.5),
+      "-": () => this.zoomBy(2),
+      ArrowLeft: () => this.pan(-0.2),
+      ArrowRight: () => this.pan(0.2),
+      0: () => this.workspace.zoomTo(null),
+    }[event.key];
+    if (move) {
+      event.preventDefault();
+      move();
+    }
   }
 
   zoomBy(factor, around) {
-    const { x0, x1, logX } = this.view, middle = around === undefined ? (x0 + x1) / 2 : logX ? Math.log10(around) : around;
+    const { x0, x1, logX } = this.view,
+      middle = around === undefined ? (x0 + x1) / 2 : logX ? Math.log10(around) : around;
     this.range(middle - (middle - x0) * factor, middle + (x1 - middle) * factor);
   }
 
-  pan(share) { const { x0, x1 } = this.view, by = (x1 - x0) * share; this.range(x0 + by, x1 + by); }
-  range(x0, x1) { this.workspace.zoomTo(this.view.logX ? [10 ** x0, 10 ** x1] : [x0, x1]); }
+  pan(share) {
+    const { x0, x1 } = this.view,
+      by = (x1 - x0) * share;
+    this.range(x0 + by, x1 + by);
+  }
+  range(x0, x1) {
+    this.workspace.zoomTo(this.view.logX ? [10 ** x0, 10 ** x1] : [x0, x1]);
+  }
 }

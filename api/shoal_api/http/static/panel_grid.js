@@ -5,26 +5,66 @@ import { Panel } from "./panel.js";
 
 describeKeys("+ - 0 ← →", "in a panel of curves: zoom in and out, the whole axis, move");
 
-const COLUMN_PX = 400, MAX_WIDTH = 4, MAX_HEIGHT = 3, SLICE_MS = 8;
+const COLUMN_PX = 400,
+  MAX_WIDTH = 4,
+  MAX_HEIGHT = 3,
+  SLICE_MS = 8;
 
 // The browser lays the page out anew after each write, even of the same value.
-const set = ({ style, dataset }, name, value) => { if (dataset[name] !== value) { style[name] = value; dataset[name] = value; } };
+const set = ({ style, dataset }, name, value) => {
+  if (dataset[name] !== value) {
+    style[name] = value;
+    dataset[name] = value;
+  }
+};
 
 export class PanelGrid {
   // changed(): the arrangement is another one.
   constructor(workspace, changed) {
-    this.workspace = workspace; this.changed = changed; this.panels = new Map(); this.frame = 0; this.inView = new Set(); this.waiting = new Set(); this.isCoarse = false;
-    this.seen = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { const panel = this.panelOf(target); if (panel) this.inView[isIntersecting ? "add" : "delete"](panel); } this.redraw(); });
+    this.workspace = workspace;
+    this.changed = changed;
+    this.panels = new Map();
+    this.frame = 0;
+    this.inView = new Set();
+    this.waiting = new Set();
+    this.isCoarse = false;
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        const panel = this.panelOf(target);
+        if (panel) this.inView[isIntersecting ? "add" : "delete"](panel);
+      }
+      this.redraw();
+    });
     new ResizeObserver(() => this.place()).observe($("panels"));
   }
 
-  panelOf(section) { for (const [spec, one] of this.panels) if (one.section === section) return this.panels.get(spec).panel; return null; }
+  panelOf(section) {
+    for (const [spec, one] of this.panels) if (one.section === section) return this.panels.get(spec).panel;
+    return null;
+  }
 
   show() {
     const { panels } = this.workspace.state;
-    for (const [spec, { section, panel }] of this.panels) if (!panels.includes(spec)) { this.seen.unobserve(section); this.inView.delete(panel); this.panels.delete(spec); section.remove(); }
-    panels.forEach((spec) => { if (!this.panels.has(spec)) { const one = this.make(spec); this.panels.set(spec, one); this.seen.observe(one.section); this.inView.add(one.panel); } });
-    panels.forEach((spec, index) => { const { section } = this.panels.get(spec); if ($("panels").children[index] !== section) $("panels").insertBefore(section, $("panels").children[index] ?? null); });
+    for (const [spec, { section, panel }] of this.panels)
+      if (!panels.includes(spec)) {
+        this.seen.unobserve(section);
+        this.inView.delete(panel);
+        this.panels.delete(spec);
+        section.remove();
+      }
+    panels.forEach((spec) => {
+      if (!this.panels.has(spec)) {
+        const one = this.make(spec);
+        this.panels.set(spec, one);
+        this.seen.observe(one.section);
+        this.inView.add(one.panel);
+      }
+    });
+    panels.forEach((spec, index) => {
+      const { section } = this.panels.get(spec);
+      if ($("panels").children[index] !== section)
+        $("panels").insertBefore(section, $("panels").children[index] ?? null);
+    });
     $("no-panels").hidden = panels.length > 0;
     this.place();
   }
@@ -32,14 +72,19 @@ export class PanelGrid {
   place() {
     const columns = Math.max(1, Math.min(6, Math.floor($("panels").clientWidth / COLUMN_PX)));
     set($("panels"), "gridTemplateColumns", `repeat(${columns}, minmax(0, 1fr))`);
-    for (const [spec, { section }] of this.panels) { set(section, "gridColumn", `span ${Math.min(columns, spec.width)}`); set(section, "gridRow", `span ${spec.height}`); }
+    for (const [spec, { section }] of this.panels) {
+      set(section, "gridColumn", `span ${Math.min(columns, spec.width)}`);
+      set(section, "gridRow", `span ${spec.height}`);
+    }
     this.redraw();
   }
 
   // All panels that are in view. That of the user's hand comes first, with the next frame of the browser; others follow in
   // the frames after it, so that no frame takes long. Those that wait from before come before those that were drawn since.
   redraw() {
-    const hand = [...this.inView].filter((panel) => panel.body.contains(document.activeElement) || panel.body.matches(":hover"));
+    const hand = [...this.inView].filter(
+      (panel) => panel.body.contains(document.activeElement) || panel.body.matches(":hover"),
+    );
     this.waiting = new Set([...hand, ...this.waiting, ...this.inView]);
     this.frame ||= requestAnimationFrame(() => this.slice());
   }
@@ -53,56 +98,156 @@ export class PanelGrid {
       if (performance.now() - begun > SLICE_MS) break;
     }
     if (this.waiting.size) this.frame = requestAnimationFrame(() => this.slice());
-    else { performance.mark(this.isCoarse ? "workspace-coarse" : "workspace-drawn", { detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0) }); this.isDrawn?.(); }
+    else {
+      performance.mark(this.isCoarse ? "workspace-coarse" : "workspace-drawn", {
+        detail: [...this.inView].reduce((sum, panel) => sum + panel.lines.length, 0),
+      });
+      this.isDrawn?.();
+    }
   }
 
   // Fulfilled once what was shown last is on the screen. A page that nobody looks at has no frames.
-  drawn() { return document.hidden ? Promise.resolve() : new Promise((fulfil) => { this.isDrawn = fulfil; }); }
+  drawn() {
+    return document.hidden
+      ? Promise.resolve()
+      : new Promise((fulfil) => {
+          this.isDrawn = fulfil;
+        });
+  }
 
   // What follows the pointer, in all panels, once with the next frame.
-  over() { this.overFrame ||= requestAnimationFrame(() => { this.overFrame = 0; for (const panel of this.inView) if (panel.raster) panel.drawOver(); }); }
+  over() {
+    this.overFrame ||= requestAnimationFrame(() => {
+      this.overFrame = 0;
+      for (const panel of this.inView) if (panel.raster) panel.drawOver();
+    });
+  }
 
   make(spec) {
-    const panel = new Panel(spec, this.workspace), title = spec.kind === "scatter" ? `${spec.y} over ${spec.x}` : spec.y;
-    const act = (label, text, change) => element("button", text, { type: "button", "aria-label": `${label}: ${title}`, title: label, click: () => { change(); this.changed(); } });
-    const toggle = (label, text, field) => { const made = act(label, text, () => { spec[field] = !spec[field]; made.setAttribute("aria-pressed", String(spec[field])); }); made.setAttribute("aria-pressed", String(Boolean(spec[field]))); return made; };
+    const panel = new Panel(spec, this.workspace),
+      title = spec.kind === "scatter" ? `${spec.y} over ${spec.x}` : spec.y;
+    const act = (label, text, change) =>
+      element("button", text, {
+        type: "button",
+        "aria-label": `${label}: ${title}`,
+        title: label,
+        click: () => {
+          change();
+          this.changed();
+        },
+      });
+    const toggle = (label, text, field) => {
+      const made = act(label, text, () => {
+        spec[field] = !spec[field];
+        made.setAttribute("aria-pressed", String(spec[field]));
+      });
+      made.setAttribute("aria-pressed", String(Boolean(spec[field])));
+      return made;
+    };
     const name = element("h3", title, { class: "grip", title: "Drag to move" });
-    const head = element("div", [name, element("span", [act("Move before", "‹", () => this.move(spec, -1)), act("Move after", "›", () => this.move(spec, 1)), act("Change width", "↔", () => { spec.width = spec.width % MAX_WIDTH + 1; }),
-      act("Change height", "↕", () => { spec.height = spec.height % MAX_HEIGHT + 1; }), toggle("Log axis", "log", "log_y"), ...(spec.kind === "lines" ? [toggle("Hide outliers", "98%", "no_outliers")] : []), act("Remove", "×", () => { const { panels } = this.workspace.state; panels.splice(panels.indexOf(spec), 1); })], { class: "acts" })], { class: "panel-head" });
-    const section = element("section", [head, panel.body, this.corner(spec)], { class: "panel", "data-kind": spec.kind, "data-y": spec.y });
+    const head = element(
+      "div",
+      [
+        name,
+        element(
+          "span",
+          [
+            act("Move before", "‹", () => this.move(spec, -1)),
+            act("Move after", "›", () => this.move(spec, 1)),
+            act("Change width", "↔", () => {
+              spec.width = (spec.width % MAX_WIDTH) + 1;
+            }),
+            act("Change height", "↕", () => {
+              spec.height = (spec.height % MAX_HEIGHT) + 1;
+            }),
+            toggle("Log axis", "log", "log_y"),
+            ...(spec.kind === "lines" ? [toggle("Hide outliers", "98%", "no_outliers")] : []),
+            act("Remove", "×", () => {
+              const { panels } = this.workspace.state;
+              panels.splice(panels.indexOf(spec), 1);
+            }),
+          ],
+          { class: "acts" },
+        ),
+      ],
+      { class: "panel-head" },
+    );
+    const section = element("section", [head, panel.body, this.corner(spec)], {
+      class: "panel",
+      "data-kind": spec.kind,
+      "data-y": spec.y,
+    });
     this.grip(name, spec, section);
     return { panel, section };
   }
 
   move(spec, by) {
-    const { panels } = this.workspace.state, from = panels.indexOf(spec), to = Math.max(0, Math.min(panels.length - 1, from + by)), focused = document.activeElement;
-    panels.splice(from, 1); panels.splice(to, 0, spec);
+    const { panels } = this.workspace.state,
+      from = panels.indexOf(spec),
+      to = Math.max(0, Math.min(panels.length - 1, from + by)),
+      focused = document.activeElement;
+    panels.splice(from, 1);
+    panels.splice(to, 0, spec);
     this.show();
     focused?.focus();
   }
 
   grip(handle, spec, section) {
-    handle.addEventListener("pointerdown", (event) => { event.preventDefault(); handle.setPointerCapture(event.pointerId); section.classList.add("moving"); });
+    handle.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      handle.setPointerCapture(event.pointerId);
+      section.classList.add("moving");
+    });
     handle.addEventListener("pointermove", (event) => {
       if (!section.classList.contains("moving")) return;
-      const target = document.elementsFromPoint(event.clientX, event.clientY).map((one) => one.closest(".panel")).find((one) => one && one !== section);
+      const target = document
+        .elementsFromPoint(event.clientX, event.clientY)
+        .map((one) => one.closest(".panel"))
+        .find((one) => one && one !== section);
       const other = target && [...this.panels].find(([, one]) => one.section === target)?.[0];
-      if (other) { const { panels } = this.workspace.state; this.move(spec, panels.indexOf(other) - panels.indexOf(spec)); }
+      if (other) {
+        const { panels } = this.workspace.state;
+        this.move(spec, panels.indexOf(other) - panels.indexOf(spec));
+      }
     });
-    for (const end of ["pointerup", "pointercancel"]) handle.addEventListener(end, () => { if (section.classList.contains("moving")) { section.classList.remove("moving"); this.changed(); } });
+    for (const end of ["pointerup", "pointercancel"])
+      handle.addEventListener(end, () => {
+        if (section.classList.contains("moving")) {
+          section.classList.remove("moving");
+          this.changed();
+        }
+      });
   }
 
   corner(spec) {
     const made = element("span", null, { class: "corner", "aria-hidden": "true", title: "Drag to change the size" });
     let from = null;
-    made.addEventListener("pointerdown", (event) => { event.preventDefault(); made.setPointerCapture(event.pointerId); const box = made.parentElement.getBoundingClientRect(); from = { x: event.clientX, y: event.clientY, wide: box.width / spec.width, high: box.height / spec.height, width: spec.width, height: spec.height }; });
+    made.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      made.setPointerCapture(event.pointerId);
+      const box = made.parentElement.getBoundingClientRect();
+      from = {
+        x: event.clientX,
+        y: event.clientY,
+        wide: box.width / spec.width,
+        high: box.height / spec.height,
+        width: spec.width,
+        height: spec.height,
+      };
+    });
     made.addEventListener("pointermove", (event) => {
       if (!from) return;
       spec.width = Math.max(1, Math.min(MAX_WIDTH, from.width + Math.round((event.clientX - from.x) / from.wide)));
       spec.height = Math.max(1, Math.min(MAX_HEIGHT, from.height + Math.round((event.clientY - from.y) / from.high)));
       this.place();
     });
-    for (const end of ["pointerup", "pointercancel"]) made.addEventListener(end, () => { if (from) { from = null; this.changed(); } });
+    for (const end of ["pointerup", "pointercancel"])
+      made.addEventListener(end, () => {
+        if (from) {
+          from = null;
+          this.changed();
+        }
+      });
     return made;
   }
 }

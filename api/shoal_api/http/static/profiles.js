@@ -15,19 +15,55 @@ export async function showProfiles(id) {
   if (turn !== asked) return;
   $("unprofiled").hidden = items.length > 0;
   fill("profile-key", items.some((one) => one.times.length) ? PARTS.map((name) => key(name)) : []);
-  fill("profiles", [...items].reverse().map((one) => row([whole(one.number), element("span", one.state, { class: COLOURS[one.state] }), whole(one.rank), steps(one), one.times.length ? seconds(mean(one)) : "–", where(one), one.peak_bytes === null ? "–" : bytes(one.peak_bytes),
-    one.times.length ? seconds(one.held_s) : "–", moment(one.requested_at), element("td", one.reason || one.note || "", { class: "text" }), files(id, one)], { "data-profile": one.number })));
+  fill(
+    "profiles",
+    [...items]
+      .reverse()
+      .map((one) =>
+        row(
+          [
+            whole(one.number),
+            element("span", one.state, { class: COLOURS[one.state] }),
+            whole(one.rank),
+            steps(one),
+            one.times.length ? seconds(mean(one)) : "–",
+            where(one),
+            one.peak_bytes === null ? "–" : bytes(one.peak_bytes),
+            one.times.length ? seconds(one.held_s) : "–",
+            moment(one.requested_at),
+            element("td", one.reason || one.note || "", { class: "text" }),
+            files(id, one),
+          ],
+          { "data-profile": one.number },
+        ),
+      ),
+  );
 }
 
 const spent = (one, name) => one.times.reduce((sum, times) => sum + (times.seconds[name] ?? 0), 0) / one.times.length;
 const mean = (one) => PARTS.reduce((sum, name) => sum + spent(one, name), 0);
-const steps = (one) => one.times.length ? `${whole(one.times[0].step)} to ${whole(one.times.at(-1).step)}` : `${one.steps} requested`;
+const steps = (one) =>
+  one.times.length ? `${whole(one.times[0].step)} to ${whole(one.times.at(-1).step)}` : `${one.steps} requested`;
 
 function where(one) {
   if (!one.times.length) return "–";
   const parts = PARTS.map((name) => [name, spent(one, name)]).filter(([, amount]) => amount > 0);
   const said = parts.map(([name, amount]) => `${name} ${percent(amount / mean(one))}`).join(", ");
-  return element("span", [stripe(parts, 160, 12, `Where a step's time goes: ${said}`), element("span", said, { class: "dim small" })]);
+  return element("span", [
+    stripe(parts, 160, 12, `Where a step's time goes: ${said}`),
+    element("span", said, { class: "dim small" }),
+  ]);
 }
 
-const files = (id, one) => element("span", one.files.map((file) => link(`${file.name.split("-")[0]}, ${bytes(file.bytes)}`, `${jobPath(id)}/profiles/${one.number}/files/${file.name}`, { download: true })), { class: "controls" });
+const files = (id, one) =>
+  element(
+    "span",
+    one.files.map((file) =>
+      link(
+        `${file.name.split("-")[0]}, ${bytes(file.bytes)}`,
+        `${jobPath(id)}/profiles/${one.number}/files/${file.name}`,
+        { download: true },
+      ),
+    ),
+    { class: "controls" },
+  );

@@ -8,10 +8,36 @@ const title = (job) => element("td", said(link(job.name, jobPage(job.job_id))), 
 export function showQueue(queue) {
   const now = Date.now() / 1000;
   $("no-queue").hidden = queue.items.length > 0;
-  fill("queue", queue.items.map((job) => row([whole(job.place?.position), title(job), said(`${job.project}, ${job.user}`), whole(job.priority), element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
-    starts(job.place, now), element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }), element("td", holders(job.place), { class: "text" })], { "data-id": job.job_id })));
+  fill(
+    "queue",
+    queue.items.map((job) =>
+      row(
+        [
+          whole(job.place?.position),
+          title(job),
+          said(`${job.project}, ${job.user}`),
+          whole(job.priority),
+          element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
+          starts(job.place, now),
+          element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }),
+          element("td", holders(job.place), { class: "text" }),
+        ],
+        { "data-id": job.job_id },
+      ),
+    ),
+  );
   $("of-held").hidden = !queue.held_back.length;
-  fill("held", queue.held_back.map((job) => row([title(job), job.project, `${whole(job.workers)} of ${whole(job.answer.max_workers)}`, element("td", job.answer.reason, { class: "text" })])));
+  fill(
+    "held",
+    queue.held_back.map((job) =>
+      row([
+        title(job),
+        job.project,
+        `${whole(job.workers)} of ${whole(job.answer.max_workers)}`,
+        element("td", job.answer.reason, { class: "text" }),
+      ]),
+    ),
+  );
 }
 
 function starts(place, now) {
@@ -20,4 +46,5 @@ function starts(place, now) {
   return element("span", left >= 1 ? `in ${seconds(left)}` : "now", { title: moment(place.expected_at) });
 }
 
-const holders = (place) => place?.holders.length ? place.holders.flatMap((id, index) => [index ? ", " : "", link(id, jobPage(id))]) : "–";
+const holders = (place) =>
+  place?.holders.length ? place.holders.flatMap((id, index) => [index ? ", " : "", link(id, jobPage(id))]) : "–";

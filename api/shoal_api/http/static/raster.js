@@ -1,11 +1,13 @@
 // Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0031). Few curves are drawn
 // as smooth strokes of the canvas instead, where they are seen one by one. Coordinates are those of the image.
-const SMOOTH = 6000;  // points that are drawn as strokes, at most
-const DOT = 4;  // pixels of a curve that has one point
+const SMOOTH = 6000; // points that are drawn as strokes, at most
+const DOT = 4; // pixels of a curve that has one point
 
 export class Raster {
   constructor(context, width, height) {
-    this.context = context; this.width = Math.max(1, width | 0); this.height = Math.max(1, height | 0);
+    this.context = context;
+    this.width = Math.max(1, width | 0);
+    this.height = Math.max(1, height | 0);
     this.pixels = new Uint32Array(this.width * this.height);
     this.image = new ImageData(new Uint8ClampedArray(this.pixels.buffer), this.width, this.height);
   }
@@ -13,7 +15,10 @@ export class Raster {
   // lines: [{ xs, ys, colour: "#rrggbb", wide, from, to }]; view: { x0, x1, y0, y1, logX, logY }; at: where in the canvas.
   draw(lines, view, background, left, top) {
     const points = lines.reduce((sum, line) => sum + line.to - line.from, 0);
-    if (points <= SMOOTH) { this.strokes(lines, view, left, top); return; }
+    if (points <= SMOOTH) {
+      this.strokes(lines, view, left, top);
+      return;
+    }
     this.pixels.fill(packed(background));
     const place = placing(view, this.width, this.height);
     for (const line of lines) this.polyline(line, place, packed(line.colour), line.wide);
@@ -21,13 +26,19 @@ export class Raster {
   }
 
   strokes(lines, view, left, top) {
-    const { context } = this, place = placing(view, this.width, this.height);
+    const { context } = this,
+      place = placing(view, this.width, this.height);
     context.save();
-    context.beginPath(); context.rect(left, top, this.width, this.height); context.clip();
+    context.beginPath();
+    context.rect(left, top, this.width, this.height);
+    context.clip();
     context.lineJoin = "round";
     for (const { xs, ys, from, to, colour, wide } of lines) {
-      context.beginPath(); context.strokeStyle = colour; context.lineWidth = (wide ? 2.2 : 1.3) * (devicePixelRatio || 1);
-      for (let at = from; at < to; at += 1) if (ys[at] === ys[at]) context.lineTo(left + place.x(xs[at]), top + place.y(ys[at]));
+      context.beginPath();
+      context.strokeStyle = colour;
+      context.lineWidth = (wide ? 2.2 : 1.3) * (devicePixelRatio || 1);
+      for (let at = from; at < to; at += 1)
+        if (ys[at] === ys[at]) context.lineTo(left + place.x(xs[at]), top + place.y(ys[at]));
       context.stroke();
       const only = onlyPoint(ys, from, to);
       context.fillStyle = colour;
@@ -38,33 +49,48 @@ export class Raster {
 
   polyline({ xs, ys, from, to }, { logX, logY, x0, y1, kx, ky }, ink, wide) {
     const only = onlyPoint(ys, from, to);
-    let lastX = NaN, lastY = NaN;
+    let lastX = NaN,
+      lastY = NaN;
     for (let at = from; at < to; at += 1) {
       const value = ys[at];
       if (value !== value) continue;
-      const x = ((logX ? Math.log10(xs[at]) : xs[at]) - x0) * kx, y = (y1 - (logY ? Math.log10(value) : value)) * ky;
+      const x = ((logX ? Math.log10(xs[at]) : xs[at]) - x0) * kx,
+        y = (y1 - (logY ? Math.log10(value) : value)) * ky;
       if (lastX === lastX) this.segment(lastX, lastY, x, y, ink, wide);
-      else if (at === only) for (let row = -DOT / 2; row < DOT / 2; row += 1) this.segment(x - DOT / 2, y + row, x + DOT / 2, y + row, ink, false);
-      lastX = x; lastY = y;
+      else if (at === only)
+        for (let row = -DOT / 2; row < DOT / 2; row += 1)
+          this.segment(x - DOT / 2, y + row, x + DOT / 2, y + row, ink, false);
+      lastX = x;
+      lastY = y;
     }
   }
 
   // Pixel by pixel along the longer side.
   segment(ax, ay, bx, by, ink, wide) {
-    const { width, height, pixels } = this, right = width - 1, bottom = height - 1;
+    const { width, height, pixels } = this,
+      right = width - 1,
+      bottom = height - 1;
     if (ax < 0 || ay < 0 || bx < 0 || by < 0 || ax > right || bx > right || ay > bottom || by > bottom) {
       const inside = clipped(ax, ay, bx, by, right, bottom);
       if (!inside) return;
       [ax, ay, bx, by] = inside;
     }
-    const spanX = bx - ax, spanY = by - ay, longX = Math.abs(spanX), longY = Math.abs(spanY), num = (longX > longY ? longX : longY) | 0;
-    const stepX = num ? spanX / num : 0, stepY = num ? spanY / num : 0, beside = longX >= longY ? width : 1;
-    let x = ax + 0.5, y = ay + 0.5;
+    const spanX = bx - ax,
+      spanY = by - ay,
+      longX = Math.abs(spanX),
+      longY = Math.abs(spanY),
+      num = (longX > longY ? longX : longY) | 0;
+    const stepX = num ? spanX / num : 0,
+      stepY = num ? spanY / num : 0,
+      beside = longX >= longY ? width : 1;
+    let x = ax + 0.5,
+      y = ay + 0.5;
     for (let at = 0; at <= num; at += 1) {
       const pixel = (y | 0) * width + (x | 0);
       pixels[pixel] = ink;
       if (wide) pixels[pixel + beside] = ink;
-      x += stepX; y += stepY;
+      x += stepX;
+      y += stepY;
     }
   }
 }
@@ -82,21 +108,49 @@ export function onlyPoint(ys, from, to) {
 
 // The part of a segment that lies in the image (Liang and Barsky, 1984); null: none.
 function clipped(ax, ay, bx, by, right, bottom) {
-  const dx = bx - ax, dy = by - ay;
-  let begin = 0, end = 1;
-  for (const [p, q] of [[-dx, ax], [dx, right - ax], [-dy, ay], [dy, bottom - ay]]) {
-    if (p === 0) { if (q < 0) return null; continue; }
+  const dx = bx - ax,
+    dy = by - ay;
+  let begin = 0,
+    end = 1;
+  for (const [p, q] of [
+    [-dx, ax],
+    [dx, right - ax],
+    [-dy, ay],
+    [dy, bottom - ay],
+  ]) {
+    if (p === 0) {
+      if (q < 0) return null;
+      continue;
+    }
     const share = q / p;
-    if (p < 0) { if (share > begin) begin = share; } else if (share < end) end = share;
+    if (p < 0) {
+      if (share > begin) begin = share;
+    } else if (share < end) end = share;
   }
   return begin <= end ? [ax + begin * dx, ay + begin * dy, ax + end * dx, ay + end * dy] : null;
 }
 
 export function placing({ x0, x1, y0, y1, logX, logY }, width, height) {
-  const kx = (width - 1) / (x1 - x0 || 1), ky = (height - 1) / (y1 - y0 || 1);
-  return { logX, logY, x0, y1, kx, ky, x: (x) => ((logX ? Math.log10(x) : x) - x0) * kx, y: (y) => (y1 - (logY ? Math.log10(y) : y)) * ky,
-    atX: (pixel) => { const at = pixel / kx + x0; return logX ? 10 ** at : at; } };
+  const kx = (width - 1) / (x1 - x0 || 1),
+    ky = (height - 1) / (y1 - y0 || 1);
+  return {
+    logX,
+    logY,
+    x0,
+    y1,
+    kx,
+    ky,
+    x: (x) => ((logX ? Math.log10(x) : x) - x0) * kx,
+    y: (y) => (y1 - (logY ? Math.log10(y) : y)) * ky,
+    atX: (pixel) => {
+      const at = pixel / kx + x0;
+      return logX ? 10 ** at : at;
+    },
+  };
 }
 
 // Pixels are little-endian RGBA on every machine that a browser runs on.
-export const packed = (colour) => { const rgb = parseInt(colour.slice(1, 7), 16); return ((255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0; };
+export const packed = (colour) => {
+  const rgb = parseInt(colour.slice(1, 7), 16);
+  return ((255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
+};

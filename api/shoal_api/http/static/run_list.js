@@ -9,7 +9,8 @@ import { bare } from "./job_query.js";
 
 // Groups if the state has a group, else each job alone: [{ key, name, colour, isShown, members }].
 export function groupsOf(jobs, state) {
-  const found = new Map(), name = state.group;
+  const found = new Map(),
+    name = state.group;
   for (const job of jobs) {
     const key = name ? String(job.values[name] ?? job.values[bare(name)] ?? "none") : job.id;
     if (!found.has(key)) found.set(key, { key, name: name ? `${name}: ${key}` : job.name, members: [] });
@@ -18,7 +19,9 @@ export function groupsOf(jobs, state) {
   const groups = [...found.values()];
   if (name) groups.sort((a, b) => a.key.localeCompare(b.key, undefined, { numeric: true }));
   groups.forEach((one, index) => {
-    one.colour = state.colours[one.key] ?? PALETTE[name || groups.length <= PALETTE.length ? index % PALETTE.length : placeIn(PALETTE.length, one.key)];
+    one.colour =
+      state.colours[one.key] ??
+      PALETTE[name || groups.length <= PALETTE.length ? index % PALETTE.length : placeIn(PALETTE.length, one.key)];
     one.isShown = !state.hidden.has(one.key);
   });
   return groups;
@@ -27,33 +30,69 @@ export function groupsOf(jobs, state) {
 export class RunList {
   // changed(): another choice or colour; mark(key): this one is pointed at, or none.
   constructor(state, changed, mark) {
-    this.state = state; this.changed = changed; this.mark = mark; this.shape = "";
-    $("show-all").addEventListener("click", () => { state.hidden.clear(); changed(); });
-    $("show-none").addEventListener("click", () => { for (const { key } of this.groups) state.hidden.add(key); changed(); });
+    this.state = state;
+    this.changed = changed;
+    this.mark = mark;
+    this.shape = "";
+    $("show-all").addEventListener("click", () => {
+      state.hidden.clear();
+      changed();
+    });
+    $("show-none").addEventListener("click", () => {
+      for (const { key } of this.groups) state.hidden.add(key);
+      changed();
+    });
   }
 
   show(groups, total) {
     this.groups = groups;
     const shape = groups.map(({ key, members }) => `${key} ${members.map((job) => job.id)}`).join();
-    if (shape !== this.shape) { this.shape = shape; this.rows = groups.map((group) => this.row(group)); $("runs").replaceChildren(...this.rows.map(({ item }) => item)); }
+    if (shape !== this.shape) {
+      this.shape = shape;
+      this.rows = groups.map((group) => this.row(group));
+      $("runs").replaceChildren(...this.rows.map(({ item }) => item));
+    }
     groups.forEach((group, index) => this.refresh(this.rows[index], group));
     const num = groups.reduce((sum, { members }) => sum + members.length, 0);
-    $("num-runs").textContent = `${groups.filter((one) => one.isShown).length} of ${groups.length} ${this.state.group ? "groups" : "jobs"} shown${total > num ? `, the first ${num} of ${total} that match` : ""}`;
+    $("num-runs").textContent =
+      `${groups.filter((one) => one.isShown).length} of ${groups.length} ${this.state.group ? "groups" : "jobs"} shown${total > num ? `, the first ${num} of ${total} that match` : ""}`;
     $("no-runs").hidden = num > 0;
   }
 
   row(group) {
-    const { key, name, members } = group, { state } = this, made = {};
+    const { key, name, members } = group,
+      { state } = this,
+      made = {};
     const box = element("input", null, { type: "checkbox", "aria-label": `Show ${name}` });
-    box.addEventListener("change", () => { state.hidden[box.checked ? "delete" : "add"](key); made.isShown = box.checked; this.changed(); });
+    box.addEventListener("change", () => {
+      state.hidden[box.checked ? "delete" : "add"](key);
+      made.isShown = box.checked;
+      this.changed();
+    });
     const dot = element("input", null, { type: "color", "aria-label": `Colour of ${name}` });
-    dot.addEventListener("input", () => { state.colours[key] = made.colour = dot.value; this.changed(); });
-    const only = element("button", "only", { type: "button", "aria-label": `Show only ${name}`, click: () => { for (const one of this.groups) state.hidden[one.key === key ? "delete" : "add"](one.key); this.changed(); } });
+    dot.addEventListener("input", () => {
+      state.colours[key] = made.colour = dot.value;
+      this.changed();
+    });
+    const only = element("button", "only", {
+      type: "button",
+      "aria-label": `Show only ${name}`,
+      click: () => {
+        for (const one of this.groups) state.hidden[one.key === key ? "delete" : "add"](one.key);
+        this.changed();
+      },
+    });
     const facts = element("span", null, { class: "dim small" });
-    const title = state.group ? element("b", `${name} (${members.length})`) : link(name, jobPage(members[0].id), { title: members[0].id });
-    const item = element("li", [box, dot, element("span", [title, " ", facts], { class: "run-name" }), only], { "data-key": key });
-    item.addEventListener("pointerenter", () => this.mark(key)); item.addEventListener("pointerleave", () => this.mark(null));
-    item.addEventListener("focusin", () => this.mark(key)); item.addEventListener("focusout", () => this.mark(null));
+    const title = state.group
+      ? element("b", `${name} (${members.length})`)
+      : link(name, jobPage(members[0].id), { title: members[0].id });
+    const item = element("li", [box, dot, element("span", [title, " ", facts], { class: "run-name" }), only], {
+      "data-key": key,
+    });
+    item.addEventListener("pointerenter", () => this.mark(key));
+    item.addEventListener("pointerleave", () => this.mark(null));
+    item.addEventListener("focusin", () => this.mark(key));
+    item.addEventListener("focusout", () => this.mark(null));
     Object.assign(made, { item, box, dot, facts });
     return made;
   }
@@ -63,7 +102,11 @@ export class RunList {
     if (row.isShown !== isShown) row.box.checked = row.isShown = isShown;
     if (row.colour !== colour) row.dot.value = row.colour = colour;
     if (this.state.group) return;
-    const [{ state, step, incidents }] = members, text = ` ${step}${incidents ? `, ${plural(incidents, "incident")}` : ""}`;
-    if (row.text !== state + text) { row.text = state + text; row.facts.replaceChildren(badge(state), text); }
+    const [{ state, step, incidents }] = members,
+      text = ` ${step}${incidents ? `, ${plural(incidents, "incident")}` : ""}`;
+    if (row.text !== state + text) {
+      row.text = state + text;
+      row.facts.replaceChildren(badge(state), text);
+    }
   }
 }

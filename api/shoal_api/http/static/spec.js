@@ -4,15 +4,33 @@ import { jobPath, request } from "./api.js";
 import { moment } from "./format.js";
 import { differences } from "./differences.js";
 
-let versions = [], wanted = 0;
+let versions = [],
+  wanted = 0;
 for (const name of ["version", "against"]) $(name).addEventListener("change", show);
-$("copy-spec").addEventListener("click", () => navigator.clipboard.writeText($("spec").textContent).then(() => { $("spec-copied").textContent = "Copied."; }, (error) => { $("spec-copied").textContent = error.message; }));
+$("copy-spec").addEventListener("click", () =>
+  navigator.clipboard.writeText($("spec").textContent).then(
+    () => {
+      $("spec-copied").textContent = "Copied.";
+    },
+    (error) => {
+      $("spec-copied").textContent = error.message;
+    },
+  ),
+);
 
 export async function showSpec(job) {
   if (wanted === job.spec_version) return;
   wanted = job.spec_version;
-  try { versions = (await request(`${jobPath(job.id)}/specs`)).items; } catch { wanted = 0; return; }  // asked again with the next change of the job
-  const options = (chosen) => versions.map((one) => new Option(`${one.version}, ${moment(one.accepted_at)}`, one.version, false, one.version === chosen));
+  try {
+    versions = (await request(`${jobPath(job.id)}/specs`)).items;
+  } catch {
+    wanted = 0;
+    return;
+  } // asked again with the next change of the job
+  const options = (chosen) =>
+    versions.map(
+      (one) => new Option(`${one.version}, ${moment(one.accepted_at)}`, one.version, false, one.version === chosen),
+    );
   $("version").replaceChildren(...options(wanted));
   $("against").replaceChildren(...options(Math.max(1, wanted - 1)));
   show();
@@ -25,5 +43,15 @@ function show() {
   $("spec").textContent = now.yaml;
   $("download-spec").href = `data:application/yaml,${encodeURIComponent(now.yaml)}`;
   const changes = before && before !== now ? differences(before.spec, now.spec) : [];
-  $("changes").replaceChildren(...changes.map(([path, from, to]) => element("li", [element("code", path), " ", element("span", from, { class: "minus" }), " → ", element("span", to, { class: "plus" })])));
+  $("changes").replaceChildren(
+    ...changes.map(([path, from, to]) =>
+      element("li", [
+        element("code", path),
+        " ",
+        element("span", from, { class: "minus" }),
+        " → ",
+        element("span", to, { class: "plus" }),
+      ]),
+    ),
+  );
 }

@@ -13,55 +13,129 @@ batch: {global_size: 16, micro_size: 4}
 stop: {steps: 120}
 elasticity: {min_workers: 1, max_workers: 2}
 `;
-const PAUSE_MS = 400, POLL_MS = 1000;
+const PAUSE_MS = 400,
+  POLL_MS = 1000;
 // What of a spec decides what is read, and where.
-const READ = ["task", "code", "secrets", "model", "data", "batch", "validation", "seed", "worker", "checkpoint", "timeouts", "project", "user", "priority"];
-let timer = null, turn = 0, valid = null, isReading = false;
+const READ = [
+  "task",
+  "code",
+  "secrets",
+  "model",
+  "data",
+  "batch",
+  "validation",
+  "seed",
+  "worker",
+  "checkpoint",
+  "timeouts",
+  "project",
+  "user",
+  "priority",
+];
+let timer = null,
+  turn = 0,
+  valid = null,
+  isReading = false;
 
 export function setUpSubmission() {
   $("yaml").value = sessionStorage.getItem("shoal.spec") || EXAMPLE;
-  $("new").addEventListener("click", () => { $("submission").hidden = false; $("yaml").focus(); check(); });
-  $("close").addEventListener("click", () => { $("submission").hidden = true; $("new").focus(); });
-  $("yaml").addEventListener("input", () => { sessionStorage.setItem("shoal.spec", $("yaml").value); clearTimeout(timer); timer = setTimeout(check, PAUSE_MS); });
+  $("new").addEventListener("click", () => {
+    $("submission").hidden = false;
+    $("yaml").focus();
+    check();
+  });
+  $("close").addEventListener("click", () => {
+    $("submission").hidden = true;
+    $("new").focus();
+  });
+  $("yaml").addEventListener("input", () => {
+    sessionStorage.setItem("shoal.spec", $("yaml").value);
+    clearTimeout(timer);
+    timer = setTimeout(check, PAUSE_MS);
+  });
   $("submit").addEventListener("click", submit);
-  $("read-data").addEventListener("click", () => readData(valid).catch((error) => { $("data-said").textContent = error.message; }).finally(() => { isReading = false; allowReading(); }));
+  $("read-data").addEventListener("click", () =>
+    readData(valid)
+      .catch((error) => {
+        $("data-said").textContent = error.message;
+      })
+      .finally(() => {
+        isReading = false;
+        allowReading();
+      }),
+  );
   setUpTabs($("submission-tabs"), () => {});
 }
 
 async function check() {
-  const mine = ++turn, body = $("yaml").value;
+  const mine = ++turn,
+    body = $("yaml").value;
   try {
     const found = await request("/v1/specs/validate", { method: "POST", body, type: "application/yaml" });
     if (mine !== turn) return;
-    say(found.valid ? "The spec is valid." : found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"), found.valid);
+    say(
+      found.valid
+        ? "The spec is valid."
+        : found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"),
+      found.valid,
+    );
     $("submit").disabled = !found.valid;
     valid = found.valid ? found.spec : null;
     allowReading();
-    if (found.valid) await plan(found.spec, mine); else $("plan").replaceChildren();
-  } catch (error) { if (mine === turn) { say(error.message, false); $("plan").replaceChildren(); } }
+    if (found.valid) await plan(found.spec, mine);
+    else $("plan").replaceChildren();
+  } catch (error) {
+    if (mine === turn) {
+      say(error.message, false);
+      $("plan").replaceChildren();
+    }
+  }
 }
 
 async function plan(spec, mine) {
-  const found = await request("/v1/plans", { method: "POST", body: { spec, workers: spec.elasticity.max_workers, top: 8 } });
+  const found = await request("/v1/plans", {
+    method: "POST",
+    body: { spec, workers: spec.elasticity.max_workers, top: 8 },
+  });
   if (mine !== turn) return;
-  $("plan-words").textContent = `${spec.elasticity.max_workers} workers: ${found.choice.name}. ${found.choice.reason} ${found.ranking.note}`;
-  $("plan").replaceChildren(...found.ranking.predictions.map((one) => row([one.name, seconds(one.step_s), number(one.tokens_per_s, 3), bytes(one.memory_bytes)])));
+  $("plan-words").textContent =
+    `${spec.elasticity.max_workers} workers: ${found.choice.name}. ${found.choice.reason} ${found.ranking.note}`;
+  $("plan").replaceChildren(
+    ...found.ranking.predictions.map((one) =>
+      row([one.name, seconds(one.step_s), number(one.tokens_per_s, 3), bytes(one.memory_bytes)]),
+    ),
+  );
 }
 
-const allowReading = () => { $("read-data").disabled = isReading || !valid || Boolean(valid.script || valid.loop); };
+const allowReading = () => {
+  $("read-data").disabled = isReading || !valid || Boolean(valid.script || valid.loop);
+};
 
 // A job that ends as soon as it has described the data: it runs where the data is, as the user whose job reads it.
 async function readData(spec) {
   isReading = true;
   allowReading();
   $("data-preview").replaceChildren();
-  const body = { ...Object.fromEntries(READ.map((key) => [key, spec[key]])), name: `${spec.name.slice(0, 58)}-data`, labels: { "data-of": spec.name }, stop: { steps: 1 }, elasticity: { min_workers: 1, max_workers: 1 }, retry: { max_failures: 0 } };
+  const body = {
+    ...Object.fromEntries(READ.map((key) => [key, spec[key]])),
+    name: `${spec.name.slice(0, 58)}-data`,
+    labels: { "data-of": spec.name },
+    stop: { steps: 1 },
+    elasticity: { min_workers: 1, max_workers: 1 },
+    retry: { max_failures: 0 },
+  };
   const { id, name } = await request("/v1/jobs", { method: "POST", body });
   const say = (text) => $("data-said").replaceChildren(link(name, jobPage(id)), ` ${text}`);
-  for (let ended = false; !await showPreview(id); await new Promise((done) => { setTimeout(done, POLL_MS); })) {
+  for (
+    let ended = false;
+    !(await showPreview(id));
+    await new Promise((done) => {
+      setTimeout(done, POLL_MS);
+    })
+  ) {
     if (ended) return;
     const { status } = await request(jobPath(id));
-    ended = ENDED.has(status.state);  // it may have described the data meanwhile
+    ended = ENDED.has(status.state); // it may have described the data meanwhile
     say([status.state, status.message].filter(Boolean).join(": "));
   }
   say("has read the data.");
@@ -73,7 +147,13 @@ async function submit() {
   try {
     const job = await request("/v1/jobs", { method: "POST", body: $("yaml").value, type: "application/yaml" });
     location.href = jobPage(job.id);
-  } catch (error) { say(error.message, false); $("submit").disabled = false; }
+  } catch (error) {
+    say(error.message, false);
+    $("submit").disabled = false;
+  }
 }
 
-function say(text, good) { $("verdict").textContent = text; $("verdict").className = good ? "done" : "error"; }
+function say(text, good) {
+  $("verdict").textContent = text;
+  $("verdict").className = good ? "done" : "error";
+}

@@ -7,12 +7,22 @@ import { sweepPage } from "./sweep_start.js";
 
 const READ_MS = 10000;
 let pages = 1;
-$("more-sweeps").addEventListener("click", () => { pages += 1; showSweeps(); });
+$("more-sweeps").addEventListener("click", () => {
+  pages += 1;
+  showSweeps();
+});
 
 // It is read again while it is looked at and a sweep goes on.
 export async function followSweeps() {
-  const goesOn = await showSweeps().catch((error) => { if (error.status) throw error; return true; });  // without a status the service is away
-  if (goesOn) setTimeout(() => { if (document.hidden) document.addEventListener("visibilitychange", followSweeps, { once: true }); else followSweeps(); }, READ_MS);
+  const goesOn = await showSweeps().catch((error) => {
+    if (error.status) throw error;
+    return true;
+  }); // without a status the service is away
+  if (goesOn)
+    setTimeout(() => {
+      if (document.hidden) document.addEventListener("visibilitychange", followSweeps, { once: true });
+      else followSweeps();
+    }, READ_MS);
 }
 
 async function showSweeps() {
@@ -30,19 +40,56 @@ async function showSweeps() {
 }
 
 function sweepRow(one) {
-  const ended = Object.entries(one.num_by_state).reduce((sum, [state, count]) => sum + (ENDED.has(state) ? count : 0), 0);
-  const jobs = [element("div", [`${whole(ended)} of ${plural(one.num_jobs, "job")} `, element("progress", null, { max: one.num_jobs, value: ended, "aria-label": `Jobs of ${one.name} that have ended` })]),
-    element("div", Object.entries(one.num_by_state).map(([state, count]) => `${whole(count)} ${state}`).join(", "), { class: "dim small" })];
-  const best = one.best ? [number(one.best.value), element("div", one.best.measure === "val_loss" ? "validation loss" : "loss", { class: "dim small" })] : "–";
+  const ended = Object.entries(one.num_by_state).reduce(
+    (sum, [state, count]) => sum + (ENDED.has(state) ? count : 0),
+    0,
+  );
+  const jobs = [
+    element("div", [
+      `${whole(ended)} of ${plural(one.num_jobs, "job")} `,
+      element("progress", null, {
+        max: one.num_jobs,
+        value: ended,
+        "aria-label": `Jobs of ${one.name} that have ended`,
+      }),
+    ]),
+    element(
+      "div",
+      Object.entries(one.num_by_state)
+        .map(([state, count]) => `${whole(count)} ${state}`)
+        .join(", "),
+      { class: "dim small" },
+    ),
+  ];
+  const best = one.best
+    ? [
+        number(one.best.value),
+        element("div", one.best.measure === "val_loss" ? "validation loss" : "loss", { class: "dim small" }),
+      ]
+    : "–";
   const took = one.ended_at === null ? "" : `took ${seconds(one.ended_at - one.created_at)}`;
-  return row([element("td", said(link(one.name, sweepPage(one))), { class: "title" }), said(one.project), badge(stateOf(one.num_by_state)), element("td", jobs, { class: "text" }), element("div", best),
-    one.best ? said(link(one.best.name, jobPage(one.best.job), { title: one.best.job })) : "–", element("div", [element("div", brief(one.created_at), { title: moment(one.created_at) }), element("div", took, { class: "dim small" })])], { class: "row", "data-sweep": one.name });
+  return row(
+    [
+      element("td", said(link(one.name, sweepPage(one))), { class: "title" }),
+      said(one.project),
+      badge(stateOf(one.num_by_state)),
+      element("td", jobs, { class: "text" }),
+      element("div", best),
+      one.best ? said(link(one.best.name, jobPage(one.best.job), { title: one.best.job })) : "–",
+      element("div", [
+        element("div", brief(one.created_at), { title: moment(one.created_at) }),
+        element("div", took, { class: "dim small" }),
+      ]),
+    ],
+    { class: "row", "data-sweep": one.name },
+  );
 }
 
 // The state of a sweep in one word. While jobs are left: RUNNING if one is in an attempt, else what most of them do; at the
 // end SUCCEEDED if a job has succeeded, else what became of most. Pure.
 export function stateOf(counts) {
-  const left = Object.entries(counts).filter(([state]) => !ENDED.has(state)), most = (of) => [...of].sort((a, b) => b[1] - a[1])[0][0];
+  const left = Object.entries(counts).filter(([state]) => !ENDED.has(state)),
+    most = (of) => [...of].sort((a, b) => b[1] - a[1])[0][0];
   if (!left.length) return counts.SUCCEEDED ? "SUCCEEDED" : most(Object.entries(counts));
   return left.every(([state]) => WAITS.has(state)) ? most(left) : "RUNNING";
 }

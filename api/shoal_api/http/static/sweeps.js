@@ -12,29 +12,62 @@ import { drawBest, drawCurves } from "./sweep_curves.js";
 import { followSweeps } from "./sweep_list.js";
 import { setUpStart } from "./sweep_start.js";
 
-const RESULTS = [["Loss", "loss"], ["Validation loss", "val_loss"], ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"]];
+const RESULTS = [
+  ["Loss", "loss"],
+  ["Validation loss", "val_loss"],
+  ["Tokens/s", "tokens_per_s"],
+  ["Goodput", "goodput"],
+  ["Incidents", "incidents"],
+];
 const READ_MS = 3000;
-const asked = new URLSearchParams(location.search), label = asked.get("label") || "";
+const asked = new URLSearchParams(location.search),
+  label = asked.get("label") || "";
 const sweepName = /^sweep=(.+)$/.exec(label)?.[1] ?? null;
-let items = [], order = "Best first", up = true, sweep = null, curves = null, timer = null, readAt = 0, may = new Set();
+let items = [],
+  order = "Best first",
+  up = true,
+  sweep = null,
+  curves = null,
+  timer = null,
+  readAt = 0,
+  may = new Set();
 $("label").value = label;
-$("pick").addEventListener("submit", (event) => { event.preventDefault(); location.search = `?label=${encodeURIComponent($("label").value.trim())}`; });
+$("pick").addEventListener("submit", (event) => {
+  event.preventDefault();
+  location.search = `?label=${encodeURIComponent($("label").value.trim())}`;
+});
 onThemeChange(draw);
 for (const name of ["over", "log"]) $(name).addEventListener("input", draw);
 $("most").addEventListener("input", draw);
 $("measure").addEventListener("input", readSweep);
-$("stop").addEventListener("click", () => ask({ title: `Stop the sweep ${sweep.name}`, confirm: "Stop sweep", words: async () => `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`, send: stop }));
+$("stop").addEventListener("click", () =>
+  ask({
+    title: `Stop the sweep ${sweep.name}`,
+    confirm: "Stop sweep",
+    words: async () =>
+      `${plural(running().length, "job")} of ${whole(sweep.num_jobs)} end. This cannot be undone; their checkpoints are kept.`,
+    send: stop,
+  }),
+);
 setUpStart();
-request("/v1/whoami").then((me) => { may = new Set(me.permissions); $("new").hidden = !may.has("jobs:submit"); showRules(); });
+request("/v1/whoami").then((me) => {
+  may = new Set(me.permissions);
+  $("new").hidden = !may.has("jobs:submit");
+  showRules();
+});
 
-const live = new Live({ fleet(fleet) {
-  items = fleet.items;
-  $("words").textContent = items.length ? `${plural(fleet.total, "job")} with ${label}${fleet.total > items.length ? `; the newest ${items.length} are shown` : ""}` : `No job has the label ${label}.`;
-  $("axes").hidden = items.length < 2;
-  $("list").hidden = !items.length;
-  show();
-  soon();
-} });
+const live = new Live({
+  fleet(fleet) {
+    items = fleet.items;
+    $("words").textContent = items.length
+      ? `${plural(fleet.total, "job")} with ${label}${fleet.total > items.length ? `; the newest ${items.length} are shown` : ""}`
+      : `No job has the label ${label}.`;
+    $("axes").hidden = items.length < 2;
+    $("list").hidden = !items.length;
+    show();
+    soon();
+  },
+});
 const ofProject = asked.get("project") ? `&project=${encodeURIComponent(asked.get("project"))}` : "";
 if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}${ofProject}`);
 else followSweeps();
@@ -42,19 +75,38 @@ else followSweeps();
 // The curves of a sweep are read again when one of its jobs has changed, but not more often than every three seconds.
 function soon() {
   if (!sweepName || timer) return;
-  timer = setTimeout(() => { timer = null; readSweep(); }, Math.max(0, readAt + READ_MS - Date.now()));
+  timer = setTimeout(
+    () => {
+      timer = null;
+      readSweep();
+    },
+    Math.max(0, readAt + READ_MS - Date.now()),
+  );
 }
 
 async function readSweep() {
   readAt = Date.now();
-  try { await readAll(); } catch (error) { if (error.status) throw error; soon(); }  // without a status the service is away
+  try {
+    await readAll();
+  } catch (error) {
+    if (error.status) throw error;
+    soon();
+  } // without a status the service is away
 }
 
 async function readAll() {
-  const project = sweep?.project ?? asked.get("project") ?? (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}`)).items[0]?.project;
+  const project =
+    sweep?.project ??
+    asked.get("project") ??
+    (await request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}`)).items[0]?.project;
   if (!project) return;
   const path = `/v1/sweeps/${encodeURIComponent(project)}/${encodeURIComponent(sweepName)}`;
-  [[sweep], curves] = await Promise.all([request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}&project=${encodeURIComponent(project)}`).then((found) => found.items), request(`${path}/curves?measure=${$("measure").value}`)]);
+  [[sweep], curves] = await Promise.all([
+    request(`/v1/sweeps?name=${encodeURIComponent(sweepName)}&project=${encodeURIComponent(project)}`).then(
+      (found) => found.items,
+    ),
+    request(`${path}/curves?measure=${$("measure").value}`),
+  ]);
   rules ??= await request(path);
   showRules();
   draw();
@@ -69,29 +121,101 @@ function showRules() {
   if (!sweep) return;
   const { limit, prune, warmup_steps: warmup, reduction } = rules;
   $("sweep-title").textContent = `${sweep.name} in ${sweep.project}`;
-  fill("rules", facts([...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]), ["Pruned", whole(pruned().length)], ["Max concurrent", limit === null ? "no limit" : whole(limit)],
-    ["Pruning", prune === null ? "off" : prune === "median" ? `median, from step ${warmup}` : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`]]));
+  fill(
+    "rules",
+    facts([
+      ...Object.entries(sweep.num_by_state).map(([state, count]) => [state, whole(count)]),
+      ["Pruned", whole(pruned().length)],
+      ["Max concurrent", limit === null ? "no limit" : whole(limit)],
+      [
+        "Pruning",
+        prune === null
+          ? "off"
+          : prune === "median"
+            ? `median, from step ${warmup}`
+            : `best 1/${reduction} at steps ${warmup}, ${warmup * reduction}, …`,
+      ],
+    ]),
+  );
   $("stop").hidden = !running().length || !may.has("jobs:change");
 }
 
 async function stop() {
-  await request(`/v1/sweeps/${encodeURIComponent(sweep.project)}/${encodeURIComponent(sweep.name)}/cancel`, { method: "POST" });
+  await request(`/v1/sweeps/${encodeURIComponent(sweep.project)}/${encodeURIComponent(sweep.name)}/cancel`, {
+    method: "POST",
+  });
   await readSweep();
 }
 
 // The labels that differ: the parameters of the sweep.
-const labelsOf = (jobs) => [...new Set(jobs.flatMap((job) => Object.keys(job.labels)))].sort().filter((name) => new Set(jobs.map((job) => job.labels[name])).size > 1);
+const labelsOf = (jobs) =>
+  [...new Set(jobs.flatMap((job) => Object.keys(job.labels)))]
+    .sort()
+    .filter((name) => new Set(jobs.map((job) => job.labels[name])).size > 1);
 const lossOf = (job) => job.val_loss ?? job.loss;
 const bestFirst = () => [...items].sort((a, b) => compare(lossOf(a), lossOf(b)));
 
 function show() {
-  const names = labelsOf(items), ranks = new Map(bestFirst().map((job, rank) => [job.id, rank]));
-  const columns = [["Job", (job) => job.name], ["State", (job) => job.state], ...names.map((name) => [name, (job) => numeric(job.labels[name])]), ["Step", (job) => job.step], ...RESULTS.map(([title, key]) => [title, (job) => job[key]]), ["Why", (job) => job.message]];
+  const names = labelsOf(items),
+    ranks = new Map(bestFirst().map((job, rank) => [job.id, rank]));
+  const columns = [
+    ["Job", (job) => job.name],
+    ["State", (job) => job.state],
+    ...names.map((name) => [name, (job) => numeric(job.labels[name])]),
+    ["Step", (job) => job.step],
+    ...RESULTS.map(([title, key]) => [title, (job) => job[key]]),
+    ["Why", (job) => job.message],
+  ];
   const value = columns.find(([title]) => title === order)?.[1] ?? ((job) => ranks.get(job.id));
   const sorted = [...items].sort((a, b) => compare(value(a), value(b)) * (up ? 1 : -1));
-  fill("heads", columns.map(([title]) => element("th", element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), { type: "button", click: () => { up = title === order ? !up : true; order = title; show(); } }),
-    { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" })));
-  fill("jobs", sorted.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), element("td", [badge(job.state), job.reason === "pruned" ? " pruned" : ranks.get(job.id) === 0 && typeof lossOf(job) === "number" ? " best" : ""], { class: "title" }), ...names.map((name) => job.labels[name] ?? "–"), steps(job), number(job.loss), number(job.val_loss), number(job.tokens_per_s), percent(job.goodput), job.incidents, element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" })], { class: "row" })));
+  fill(
+    "heads",
+    columns.map(([title]) =>
+      element(
+        "th",
+        element("button", title + (title === order ? (up ? " ▴" : " ▾") : ""), {
+          type: "button",
+          click: () => {
+            up = title === order ? !up : true;
+            order = title;
+            show();
+          },
+        }),
+        { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
+      ),
+    ),
+  );
+  fill(
+    "jobs",
+    sorted.map((job) =>
+      row(
+        [
+          element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
+          element(
+            "td",
+            [
+              badge(job.state),
+              job.reason === "pruned"
+                ? " pruned"
+                : ranks.get(job.id) === 0 && typeof lossOf(job) === "number"
+                  ? " best"
+                  : "",
+            ],
+            { class: "title" },
+          ),
+          ...names.map((name) => job.labels[name] ?? "–"),
+          steps(job),
+          number(job.loss),
+          number(job.val_loss),
+          number(job.tokens_per_s),
+          percent(job.goodput),
+          job.incidents,
+          element("td", job.state === "RUNNING" ? "" : job.message, { class: "text" }),
+        ],
+        { class: "row" },
+      ),
+    ),
+  );
   draw();
 }
 
@@ -99,7 +223,14 @@ function draw() {
   const best = bestFirst();
   if (items.length > 1) {
     const results = RESULTS.filter(([, key]) => items.some((job) => typeof job[key] === "number"));
-    drawAxes(best, [...labelsOf(items).map((name) => [name, (job) => numeric(job.labels[name])]), ...results.map(([title, key]) => [title, (job) => job[key]])], Number($("most").value) || items.length);
+    drawAxes(
+      best,
+      [
+        ...labelsOf(items).map((name) => [name, (job) => numeric(job.labels[name])]),
+        ...results.map(([title, key]) => [title, (job) => job[key]]),
+      ],
+      Number($("most").value) || items.length,
+    );
   }
   $("curves-card").hidden = !curves;
   if (!curves) return;

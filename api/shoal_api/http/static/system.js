@@ -8,61 +8,137 @@ import { bytes, number, percent, plural, seconds, words } from "./format.js";
 
 const PACE_MS = 10_000;
 const MAX_LINES = 16;
-const NAMES = { busy: "busy (not waiting)", cpu_cores: "CPUs busy", memory_bytes: "memory", gpu_busy: "GPU busy", gpu_memory_bytes: "GPU memory", gpu_celsius: "GPU temperature", gpu_watts: "GPU power",
-  received_bytes_s: "network, received by the machine", sent_bytes_s: "network, sent by the machine", read_bytes_s: "disk, read", written_bytes_s: "disk, written" };
+const NAMES = {
+  busy: "busy (not waiting)",
+  cpu_cores: "CPUs busy",
+  memory_bytes: "memory",
+  gpu_busy: "GPU busy",
+  gpu_memory_bytes: "GPU memory",
+  gpu_celsius: "GPU temperature",
+  gpu_watts: "GPU power",
+  received_bytes_s: "network, received by the machine",
+  sent_bytes_s: "network, sent by the machine",
+  read_bytes_s: "disk, read",
+  written_bytes_s: "disk, written",
+};
 const SHARES = ["busy", "data", "forward", "backward", "communication", "optimizer", "snapshot", "other", "gpu_busy"];
 
 export class System {
   constructor(id, shown) {
-    this.id = id; this.shown = shown; this.answer = null; this.asked = 0; this.timer = null;
-    for (const name of ["system-metric", "system-ranks", "system-since"]) $(name).addEventListener("change", () => this.read());
+    this.id = id;
+    this.shown = shown;
+    this.answer = null;
+    this.asked = 0;
+    this.timer = null;
+    for (const name of ["system-metric", "system-ranks", "system-since"])
+      $(name).addEventListener("change", () => this.read());
     document.addEventListener("visibilitychange", () => this.read());
     onThemeChange(() => this.draw());
   }
 
-  start() { this.read(); }
+  start() {
+    this.read();
+  }
 
   // Asks again every ten seconds while the job goes on and somebody looks.
   async read() {
     clearTimeout(this.timer);
     if (document.hidden) return;
-    const turn = ++this.asked, ranks = $("system-ranks").value.replaceAll(" ", ""), since = Number($("system-since").value);
+    const turn = ++this.asked,
+      ranks = $("system-ranks").value.replaceAll(" ", ""),
+      since = Number($("system-since").value);
     const after = since ? Math.max(0, Date.now() / 1000 - since) : 0;
     try {
-      const answer = await request(`${jobPath(this.id)}/system?metric=${$("system-metric").value || "busy"}&ranks=${encodeURIComponent(ranks)}&after=${after}`);
+      const answer = await request(
+        `${jobPath(this.id)}/system?metric=${$("system-metric").value || "busy"}&ranks=${encodeURIComponent(ranks)}&after=${after}`,
+      );
       if (turn !== this.asked) return;
       this.answer = answer;
       this.draw();
     } catch (error) {
       if (turn === this.asked) $("system-said").replaceChildren(error.message);
     }
-    if (turn === this.asked && !ENDED.has(this.shown.job?.status.state)) this.timer = setTimeout(() => this.read(), PACE_MS);
+    if (turn === this.asked && !ENDED.has(this.shown.job?.status.state))
+      this.timer = setTimeout(() => this.read(), PACE_MS);
   }
 
   draw() {
     if (!this.answer) return;
     const { metric, metrics, width_s: width, at, ranks, values } = this.answer;
     if (metrics.length && [...$("system-metric").options].map((one) => one.value).join() !== metrics.join()) {
-      $("system-metric").replaceChildren(...metrics.map((name) => element("option", NAMES[name] ?? words(name), { value: name, selected: name === metric })));
+      $("system-metric").replaceChildren(
+        ...metrics.map((name) =>
+          element("option", NAMES[name] ?? words(name), { value: name, selected: name === metric }),
+        ),
+      );
     }
     const isEmpty = !values.some((row) => row.some((value) => value !== null));
     for (const name of ["system-map", "system-lines"]) $(name).hidden = isEmpty;
     $("system-said").replaceChildren(isEmpty ? "Nothing was measured in this time." : outlier(this.answer));
     if (isEmpty) return $("system-width").replaceChildren();
-    const colour = colours(), times = at.map((one) => new Date(one * 1000)), scale = scaleOf(metric, values);
-    $("system-width").replaceChildren(`means over ${seconds(width)}; pale is ${said(metric, scale[0])}, strong is ${said(metric, scale[1])}`);
-    const layout = (height, more) => ({ height, margin: { l: 60, r: 10, t: 8, b: 34 }, xaxis: { type: "date", gridcolor: colour.line }, ...more });
-    plot("system-map", [{ type: "heatmap", x: times, y: ranks.map((rank) => `rank ${rank}`), z: values, text: values.map((row) => row.map((value) => said(metric, value))), hovertemplate: "%{y}, %{x}: %{text}<extra></extra>",
-      // without a gap, and with a colour bar, Plotly sets an inline style, which the policy forbids
-      ygap: ranks.length > 64 ? 0.01 : 1, hoverongaps: false, colorscale: [[0, colour.card], [1, colour.run]], zmin: scale[0], zmax: scale[1], showscale: false }],
-    layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), { yaxis: { autorange: "reversed", type: "category", showgrid: false } }));
-    const lines = shownRows(this.answer).map(({ name, row }, index) => ({ type: "scatter", mode: times.length > 60 ? "lines" : "lines+markers", name, x: times, y: row, line: { color: PALETTE[index % PALETTE.length], width: 1.4 }, text: row.map((value) => said(metric, value)), hovertemplate: `${name}: %{text}<extra></extra>` }));
-    plot("system-lines", lines, layout(260, { hovermode: "x", legend: { orientation: "h", y: -0.2 }, yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" } }));
+    const colour = colours(),
+      times = at.map((one) => new Date(one * 1000)),
+      scale = scaleOf(metric, values);
+    $("system-width").replaceChildren(
+      `means over ${seconds(width)}; pale is ${said(metric, scale[0])}, strong is ${said(metric, scale[1])}`,
+    );
+    const layout = (height, more) => ({
+      height,
+      margin: { l: 60, r: 10, t: 8, b: 34 },
+      xaxis: { type: "date", gridcolor: colour.line },
+      ...more,
+    });
+    plot(
+      "system-map",
+      [
+        {
+          type: "heatmap",
+          x: times,
+          y: ranks.map((rank) => `rank ${rank}`),
+          z: values,
+          text: values.map((row) => row.map((value) => said(metric, value))),
+          hovertemplate: "%{y}, %{x}: %{text}<extra></extra>",
+          // without a gap, and with a colour bar, Plotly sets an inline style, which the policy forbids
+          ygap: ranks.length > 64 ? 0.01 : 1,
+          hoverongaps: false,
+          colorscale: [
+            [0, colour.card],
+            [1, colour.run],
+          ],
+          zmin: scale[0],
+          zmax: scale[1],
+          showscale: false,
+        },
+      ],
+      layout(Math.min(900, 80 + Math.max(4, 20 * ranks.length)), {
+        yaxis: { autorange: "reversed", type: "category", showgrid: false },
+      }),
+    );
+    const lines = shownRows(this.answer).map(({ name, row }, index) => ({
+      type: "scatter",
+      mode: times.length > 60 ? "lines" : "lines+markers",
+      name,
+      x: times,
+      y: row,
+      line: { color: PALETTE[index % PALETTE.length], width: 1.4 },
+      text: row.map((value) => said(metric, value)),
+      hovertemplate: `${name}: %{text}<extra></extra>`,
+    }));
+    plot(
+      "system-lines",
+      lines,
+      layout(260, {
+        hovermode: "x",
+        legend: { orientation: "h", y: -0.2 },
+        yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" },
+      }),
+    );
   }
 }
 
 const known = (row) => row.filter((value) => value !== null);
-const mean = (row) => known(row).length ? known(row).reduce((sum, value) => sum + value, 0) / known(row).length : null;
+const mean = (row) =>
+  known(row).length ? known(row).reduce((sum, value) => sum + value, 0) / known(row).length : null;
 
 // Of a share the whole, so that equal ranks look equal; of others from 0 to the largest.
 function scaleOf(metric, values) {
@@ -73,13 +149,21 @@ function scaleOf(metric, values) {
 function shownRows({ ranks, values, at }) {
   if (ranks.length <= MAX_LINES) return ranks.map((rank, index) => ({ name: `rank ${rank}`, row: values[index] }));
   const sorted = at.map((_, column) => known(values.map((row) => row[column])).sort((one, other) => one - other));
-  const pick = (share) => sorted.map((column) => column.length ? column[Math.round(share * (column.length - 1))] : null);
-  return [["lowest", 0], ["median", 0.5], ["highest", 1]].map(([name, share]) => ({ name, row: pick(share) }));
+  const pick = (share) =>
+    sorted.map((column) => (column.length ? column[Math.round(share * (column.length - 1))] : null));
+  return [
+    ["lowest", 0],
+    ["median", 0.5],
+    ["highest", 1],
+  ].map(([name, share]) => ({ name, row: pick(share) }));
 }
 
 // In words what the map shows, also for people who do not see it.
 function outlier({ metric, ranks, values }) {
-  const means = ranks.map((rank, index) => ({ rank, value: mean(values[index]) })).filter((one) => one.value !== null).sort((one, other) => other.value - one.value);
+  const means = ranks
+    .map((rank, index) => ({ rank, value: mean(values[index]) }))
+    .filter((one) => one.value !== null)
+    .sort((one, other) => other.value - one.value);
   if (means.length < 2) return `Rank ${means[0].rank}: ${said(metric, means[0].value)} on average.`;
   return `Highest: rank ${means[0].rank} with ${said(metric, means[0].value)}; lowest: rank ${means.at(-1).rank} with ${said(metric, means.at(-1).value)}; ${plural(means.length, "rank")}, means over the time shown.`;
 }

@@ -5,18 +5,42 @@ import { jobPage } from "./api.js";
 import { brief, clock, moment, plural, seconds, whole } from "./format.js";
 import { badge, COLOURS } from "./states.js";
 
-const WIDTH = 1000, HEIGHT = 30, FEW = innerWidth > 640 ? 50 : 8;
+const WIDTH = 1000,
+  HEIGHT = 30,
+  FEW = innerWidth > 640 ? 50 : 8;
 const LOOKS = ["run", "warn", "queue", "done", "bad", "dim", "busy"];
-let changes = [], is_whole = false;
-$("all-decisions").addEventListener("click", () => { is_whole = true; showChanges(); });
+let changes = [],
+  is_whole = false;
+$("all-decisions").addEventListener("click", () => {
+  is_whole = true;
+  showChanges();
+});
 
 export function showTimeline(found) {
   const most = Math.max(1, ...found.jobs.flatMap((job) => job.workers));
-  $("timeline-words").textContent = found.jobs.length ? `The last ${seconds(found.until - found.since)}: ${plural(found.jobs.length, "job")}${found.num_left_out ? ", the newest ones" : ""}; the highest lane is ${plural(most, "worker")}.` : `No job had an attempt in the last ${seconds(found.until - found.since)}.`;
+  $("timeline-words").textContent = found.jobs.length
+    ? `The last ${seconds(found.until - found.since)}: ${plural(found.jobs.length, "job")}${found.num_left_out ? ", the newest ones" : ""}; the highest lane is ${plural(most, "worker")}.`
+    : `No job had an attempt in the last ${seconds(found.until - found.since)}.`;
   $("span").textContent = `Workers, ${brief(found.since)} to ${clock(found.until)}`;
   const seen = [...new Set(found.jobs.flatMap((job) => job.states.filter((_, index) => job.workers[index])))];
-  fill("states", seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])));
-  fill("timeline", found.jobs.map((job) => row([element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }), job.project, element("td", badge(job.state), { class: "title" }), element("td", lane(job, found, most), { class: "text" })], { class: "row", "data-id": job.id })));
+  fill(
+    "states",
+    seen.map((state) => element("li", [element("span", "", { class: `swatch lane-${look(state)}` }), state])),
+  );
+  fill(
+    "timeline",
+    found.jobs.map((job) =>
+      row(
+        [
+          element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
+          job.project,
+          element("td", badge(job.state), { class: "title" }),
+          element("td", lane(job, found, most), { class: "text" }),
+        ],
+        { class: "row", "data-id": job.id },
+      ),
+    ),
+  );
   changes = found.decisions;
   showChanges();
 }
@@ -26,30 +50,102 @@ function showChanges() {
   $("no-decisions").hidden = changes.length > 0;
   $("all-decisions").hidden = shown.length === changes.length;
   $("all-decisions").textContent = `Show all ${whole(changes.length)}`;
-  fill("decisions", shown.map((one) => row([element("span", brief(one.at), { title: moment(one.at) }), element("td", said(link(one.name, jobPage(one.job))), { class: "title" }), WHAT[one.kind], `${whole(one.before)} → ${whole(one.after)}`,
-    element("td", partners(one), { class: "text" }), element("td", one.reason || one.words, { class: "text" })], { "data-kind": one.kind })));
+  fill(
+    "decisions",
+    shown.map((one) =>
+      row(
+        [
+          element("span", brief(one.at), { title: moment(one.at) }),
+          element("td", said(link(one.name, jobPage(one.job))), { class: "title" }),
+          WHAT[one.kind],
+          `${whole(one.before)} → ${whole(one.after)}`,
+          element("td", partners(one), { class: "text" }),
+          element("td", one.reason || one.words, { class: "text" }),
+        ],
+        { "data-kind": one.kind },
+      ),
+    ),
+  );
 }
 
-const WHAT = { start: "started", grow: "grew", shrink: "shrank", preempt: "preempted", leave: "gave back", lost: "lost workers", recovered: "formed again" };
+const WHAT = {
+  start: "started",
+  grow: "grew",
+  shrink: "shrank",
+  preempt: "preempted",
+  leave: "gave back",
+  lost: "lost workers",
+  recovered: "formed again",
+};
 const GETS = new Set(["start", "grow"]);
 
 // "2 from a; 3 free workers: b had left 2 of them".
 function partners(one) {
-  const named = (flows, between) => flows.flatMap((flow, index) => [index ? ", " : "", `${whole(flow.workers)} ${between}`, link(flow.name, jobPage(flow.job))]);
+  const named = (flows, between) =>
+    flows.flatMap((flow, index) => [
+      index ? ", " : "",
+      `${whole(flow.workers)} ${between}`,
+      link(flow.name, jobPage(flow.job)),
+    ]);
   if (one.kind === "lost" || one.kind === "recovered") return ["-"];
-  const gets = GETS.has(one.kind), free = gets ? plural(one.free, "free worker") : `${whole(one.free)} ${one.free === 1 ? "is" : "are"} free`;
+  const gets = GETS.has(one.kind),
+    free = gets ? plural(one.free, "free worker") : `${whole(one.free)} ${one.free === 1 ? "is" : "are"} free`;
   const traced = gets ? one.freed_by : one.taken_by;
-  return [...named(one.others, gets ? "from " : "to "), ...(one.others.length && one.free ? ["; "] : []), ...(one.free ? [free] : []),
-    ...(traced.length ? [": ", ...(gets ? traced.flatMap((flow, index) => [index ? ", " : "", link(flow.name, jobPage(flow.job)), ` had left ${whole(flow.workers)}`]) : [...named(traced, "went to ")])] : [])];
+  return [
+    ...named(one.others, gets ? "from " : "to "),
+    ...(one.others.length && one.free ? ["; "] : []),
+    ...(one.free ? [free] : []),
+    ...(traced.length
+      ? [
+          ": ",
+          ...(gets
+            ? traced.flatMap((flow, index) => [
+                index ? ", " : "",
+                link(flow.name, jobPage(flow.job)),
+                ` had left ${whole(flow.workers)}`,
+              ])
+            : [...named(traced, "went to ")]),
+        ]
+      : []),
+  ];
 }
 
-const look = (state) => LOOKS.includes(COLOURS[state]) ? COLOURS[state] : "dim";
+const look = (state) => (LOOKS.includes(COLOURS[state]) ? COLOURS[state] : "dim");
 
 function lane(job, { since, until }, most) {
-  const at = (time) => (time - since) / (until - since) * WIDTH;
+  const at = (time) => ((time - since) / (until - since)) * WIDTH;
   const parts = job.at.flatMap((time, index) => {
-    const end = job.at[index + 1] ?? until, height = job.workers[index] / most * HEIGHT;
-    return height ? [svg("rect", { x: at(time), y: HEIGHT - height, width: Math.max(0.5, at(end) - at(time)), height, class: `lane-${look(job.states[index])}` }, [svg("title", {}, [`${plural(job.workers[index], "worker")} (granted ${job.granted[index]}), ${job.states[index]}, ${moment(time)} to ${clock(end)}`])])] : [];
+    const end = job.at[index + 1] ?? until,
+      height = (job.workers[index] / most) * HEIGHT;
+    return height
+      ? [
+          svg(
+            "rect",
+            {
+              x: at(time),
+              y: HEIGHT - height,
+              width: Math.max(0.5, at(end) - at(time)),
+              height,
+              class: `lane-${look(job.states[index])}`,
+            },
+            [
+              svg("title", {}, [
+                `${plural(job.workers[index], "worker")} (granted ${job.granted[index]}), ${job.states[index]}, ${moment(time)} to ${clock(end)}`,
+              ]),
+            ],
+          ),
+        ]
+      : [];
   });
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", class: "lane", role: "img", "aria-label": `${job.name}: ${job.workers.join(", ")} workers, one after the other` }, parts);
+  return svg(
+    "svg",
+    {
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      class: "lane",
+      role: "img",
+      "aria-label": `${job.name}: ${job.workers.join(", ")} workers, one after the other`,
+    },
+    parts,
+  );
 }

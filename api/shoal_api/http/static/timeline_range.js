@@ -3,10 +3,12 @@
 import { $ } from "./dom.js";
 import { request } from "./api.js";
 
-const HOURS = [0.25, 1, 6, 24, 168, 720], DAY = HOURS.indexOf(24);
-const LATELY = 20;  // changes
+const HOURS = [0.25, 1, 6, 24, 168, 720],
+  DAY = HOURS.indexOf(24);
+const LATELY = 20; // changes
 const FIT_MS = 60000;
-let fitted = null, fittedAt = 0;
+let fitted = null,
+  fittedAt = 0;
 
 export function setUpRange(read) {
   const asked = new URLSearchParams(location.search).get("hours");
@@ -26,7 +28,10 @@ export async function readTimeline() {
   let chosen = null;
   while (chosen === null) {
     found.push(await timeline(HOURS[found.length]));
-    chosen = fitting(found.map((one) => one.decisions.length), found.length === HOURS.length);
+    chosen = fitting(
+      found.map((one) => one.decisions.length),
+      found.length === HOURS.length,
+    );
   }
   fitted = HOURS[chosen];
   fittedAt = Date.now();

@@ -7,18 +7,74 @@ import { positions, indexAt, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
 import { isMetric, offerNames, setUpNewPanel } from "./new_panel.js";
 import { groupsOf, RunList } from "./run_list.js";
-import { apply, applyAddress, find, initial, loadViews, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
+import {
+  apply,
+  applyAddress,
+  find,
+  initial,
+  loadViews,
+  offerProjects,
+  setUpViews,
+  showViews,
+  toText,
+} from "./workspace_views.js";
 
-const PAUSE_MS = 300, DETAIL_MS = 250, COARSE = 8, POINTS = 60;
-const state = initial(), jobs = new Map();  // id -> { job, curve, detail }
-let order = [], total = 0, position = "", groups = [], turn = 0, asked = "", asking = "", typing = null, detailing = null, view = "";
-const live = new Live({ curves: (document) => { take(document, false); show(); } });
-const workspace = { state, version: 0, pointed: null, marked: null, shown: () => groups.filter((one) => one.isShown), curveOf: (job) => jobs.get(job.id).detail ?? jobs.get(job.id).curve,
-  point(x) { if (x !== this.pointed) { this.pointed = x; grid.over(); } }, mark(key) { if (key !== this.marked) { this.marked = key; grid.over(); } }, zoomTo };
-const grid = new PanelGrid(workspace, changed), list = new RunList(state, changed, (key) => workspace.mark(key));
+const PAUSE_MS = 300,
+  DETAIL_MS = 250,
+  COARSE = 8,
+  POINTS = 60;
+const state = initial(),
+  jobs = new Map(); // id -> { job, curve, detail }
+let order = [],
+  total = 0,
+  position = "",
+  groups = [],
+  turn = 0,
+  asked = "",
+  asking = "",
+  typing = null,
+  detailing = null,
+  view = "";
+const live = new Live({
+  curves: (document) => {
+    take(document, false);
+    show();
+  },
+});
+const workspace = {
+  state,
+  version: 0,
+  pointed: null,
+  marked: null,
+  shown: () => groups.filter((one) => one.isShown),
+  curveOf: (job) => jobs.get(job.id).detail ?? jobs.get(job.id).curve,
+  point(x) {
+    if (x !== this.pointed) {
+      this.pointed = x;
+      grid.over();
+    }
+  },
+  mark(key) {
+    if (key !== this.marked) {
+      this.marked = key;
+      grid.over();
+    }
+  },
+  zoomTo,
+};
+const grid = new PanelGrid(workspace, changed),
+  list = new RunList(state, changed, (key) => workspace.mark(key));
 
-const metrics = () => [...new Set(state.panels.filter(({ kind, y }) => kind === "lines" && isMetric(y)).map(({ y }) => y))].sort();
-const columns = () => [...new Set([state.group, ...state.panels.filter(({ kind }) => kind !== "lines").flatMap(({ x, y }) => [x, y])].filter(Boolean))].sort();
+const metrics = () =>
+  [...new Set(state.panels.filter(({ kind, y }) => kind === "lines" && isMetric(y)).map(({ y }) => y))].sort();
+const columns = () =>
+  [
+    ...new Set(
+      [state.group, ...state.panels.filter(({ kind }) => kind !== "lines").flatMap(({ x, y }) => [x, y])].filter(
+        Boolean,
+      ),
+    ),
+  ].sort();
 
 function query(more = {}) {
   const made = new URLSearchParams({ packed: "true", limit: String(state.limit), ...more });
@@ -32,41 +88,74 @@ function query(more = {}) {
 // Reads everything anew if the question is another one. An empty page first gets few points of each curve, an eighth of the work.
 async function load() {
   const wanted = String(query());
-  if (wanted === (asking || asked)) { detail(); return; }
+  if (wanted === (asking || asked)) {
+    detail();
+    return;
+  }
   const mine = ++turn;
   asking = wanted;
   for (const points of jobs.size ? [POINTS] : [COARSE, POINTS]) {
     let document;
-    try { document = await request(`/v1/curves?${query({ points })}`); } catch (error) { if (mine === turn) { asking = ""; problem(error.message); } return; }
+    try {
+      document = await request(`/v1/curves?${query({ points })}`);
+    } catch (error) {
+      if (mine === turn) {
+        asking = "";
+        problem(error.message);
+      }
+      return;
+    }
     if (mine !== turn) return;
-    problem(""); grid.isCoarse = points === COARSE;
-    take(document, true); show();
-    if (points === COARSE) await grid.drawn();  // the next answer does not compete with the picture for the machine
+    problem("");
+    grid.isCoarse = points === COARSE;
+    take(document, true);
+    show();
+    if (points === COARSE) await grid.drawn(); // the next answer does not compete with the picture for the machine
   }
-  asked = wanted; asking = "";
+  asked = wanted;
+  asking = "";
   live.open(`/v1/curves?${query({ since: position })}`);
   detail();
 }
 
-function problem(text) { $("where-error").textContent = text; $("where-error").hidden = !text; $("where").setAttribute("aria-invalid", String(Boolean(text))); }
+function problem(text) {
+  $("where-error").textContent = text;
+  $("where-error").hidden = !text;
+  $("where").setAttribute("aria-invalid", String(Boolean(text)));
+}
 
 function take(document, isAll) {
   if (isAll) jobs.clear();
   for (const { curve, ...job } of document.items) jobs.set(job.id, { job, curve: unpack(curve), detail: null });
-  order = document.ids.filter((id) => jobs.has(id)); total = document.total;
+  order = document.ids.filter((id) => jobs.has(id));
+  total = document.total;
   if (isAll) position = document.position;
 }
 
 function show() {
   workspace.version += 1;
-  groups = groupsOf(order.map((id) => jobs.get(id).job), state);
+  groups = groupsOf(
+    order.map((id) => jobs.get(id).job),
+    state,
+  );
   list.show(groups, total);
   grid.redraw();
 }
 
 // What was typed is taken with any change, also before the pause after it is over.
-function changed() { if (typing !== null) state.where = $("where").value.trim(); forgetTyping(); remember(); grid.show(); controls(); show(); return load(); }
-function forgetTyping() { clearTimeout(typing); typing = null; }
+function changed() {
+  if (typing !== null) state.where = $("where").value.trim();
+  forgetTyping();
+  remember();
+  grid.show();
+  controls();
+  show();
+  return load();
+}
+function forgetTyping() {
+  clearTimeout(typing);
+  typing = null;
+}
 
 function remember() {
   const kept = new URLSearchParams(view ? { view } : {});
@@ -85,62 +174,124 @@ function zoomTo(range) {
   detail();
 }
 
-function dropDetail() { workspace.version += 1; for (const one of jobs.values()) one.detail = null; }
+function dropDetail() {
+  workspace.version += 1;
+  for (const one of jobs.values()) one.detail = null;
+}
 
 // Zoomed in, more points of that part are asked for, of the jobs that are drawn; until they come, those that are known are shown.
 function detail() {
   clearTimeout(detailing);
   if (!state.zoom) return;
   detailing = setTimeout(async () => {
-    const zoom = state.zoom, mine = turn, drawn = workspace.shown().flatMap(({ members }) => members);
-    let after = Infinity, until = -1;
+    const zoom = state.zoom,
+      mine = turn,
+      drawn = workspace.shown().flatMap(({ members }) => members);
+    let after = Infinity,
+      until = -1;
     for (const job of drawn) {
-      const { curve } = jobs.get(job.id), xs = positions(job, curve, state.axis);
+      const { curve } = jobs.get(job.id),
+        xs = positions(job, curve, state.axis);
       if (!xs?.length) continue;
-      after = Math.min(after, curve.step[Math.max(0, indexAt(xs, zoom[0]) - 2)] - 1); until = Math.max(until, curve.step[Math.min(xs.length - 1, indexAt(xs, zoom[1]) + 1)]);
+      after = Math.min(after, curve.step[Math.max(0, indexAt(xs, zoom[0]) - 2)] - 1);
+      until = Math.max(until, curve.step[Math.min(xs.length - 1, indexAt(xs, zoom[1]) + 1)]);
     }
     if (!(until > after)) return;
-    const parameters = query({ after_step: Math.max(-1, after), until_step: until, points: drawn.length > 20 ? 60 : 250 });
+    const parameters = query({
+      after_step: Math.max(-1, after),
+      until_step: until,
+      points: drawn.length > 20 ? 60 : 250,
+    });
     for (const job of drawn) parameters.append("job", job.id);
     const found = await request(`/v1/curves?${parameters}`).catch(() => null);
-    if (!found || zoom !== state.zoom || mine !== turn) return;  // without an answer the points that are known stay
-    for (const { id, curve } of found.items) { const one = jobs.get(id), finer = unpack(curve); if (one && finer.step.length > 1) one.detail = finer; }
-    workspace.version += 1; grid.redraw();
+    if (!found || zoom !== state.zoom || mine !== turn) return; // without an answer the points that are known stay
+    for (const { id, curve } of found.items) {
+      const one = jobs.get(id),
+        finer = unpack(curve);
+      if (one && finer.step.length > 1) one.detail = finer;
+    }
+    workspace.version += 1;
+    grid.redraw();
   }, DETAIL_MS);
 }
 
 function controls() {
-  for (const name of ["where", "axis", "smoothing", "group", "band", "limit"]) if (document.activeElement !== $(name) && !(name === "where" && typing !== null)) $(name).value = state[name];
-  if (state.project && ![...$("project").options].some(({ value }) => value === state.project)) $("project").append(new Option(state.project, state.project));
-  $("project").value = state.project; $("of-band").hidden = !state.group;
-  $("log-x").checked = state.log_x; $("unzoom").disabled = !state.zoom;
+  for (const name of ["where", "axis", "smoothing", "group", "band", "limit"])
+    if (document.activeElement !== $(name) && !(name === "where" && typing !== null)) $(name).value = state[name];
+  if (state.project && ![...$("project").options].some(({ value }) => value === state.project))
+    $("project").append(new Option(state.project, state.project));
+  $("project").value = state.project;
+  $("of-band").hidden = !state.group;
+  $("log-x").checked = state.log_x;
+  $("unzoom").disabled = !state.zoom;
 }
 
 async function open(key) {
   forgetTyping();
   if (key) await loadViews(key, state.project);
-  const [project, ...rest] = key.split("/"), found = find(project, rest.join("/"));
+  const [project, ...rest] = key.split("/"),
+    found = find(project, rest.join("/"));
   view = found ? key : "";
   if (found) apply(state, found.view);
-  grid.panels.forEach(({ section }) => section.remove()); grid.panels.clear(); grid.inView.clear();
+  grid.panels.forEach(({ section }) => section.remove());
+  grid.panels.clear();
+  grid.inView.clear();
   showViews(view, state.project);
   $("title").textContent = found ? found.name : "Workspace";
   await changed();
   if (key && !found) problem(`There is no view ${key}, or its project is hidden from you.`);
 }
 
-$("where").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(changed, PAUSE_MS); });
+$("where").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(changed, PAUSE_MS);
+});
 $("conditions").addEventListener("submit", (event) => event.preventDefault());
-$("axis").addEventListener("change", () => { state.axis = $("axis").value; state.zoom = null; dropDetail(); changed(); });
-for (const [name, event] of [["smoothing", "input"], ["band", "change"]]) $(name).addEventListener(event, () => { state[name] = name === "band" ? $(name).value : Number($(name).value); workspace.version += 1; remember(); grid.redraw(); });
-$("project").addEventListener("change", () => { state.project = $("project").value; showViews(view, state.project); changed(); });
-$("limit").addEventListener("change", () => { if ($("limit").reportValidity()) { state.limit = Number($("limit").value); changed(); } });
-$("log-x").addEventListener("change", () => { state.log_x = $("log-x").checked; remember(); grid.redraw(); });
-$("group").addEventListener("change", () => { state.group = $("group").value.trim(); state.hidden.clear(); state.colours = {}; changed(); });
+$("axis").addEventListener("change", () => {
+  state.axis = $("axis").value;
+  state.zoom = null;
+  dropDetail();
+  changed();
+});
+for (const [name, event] of [
+  ["smoothing", "input"],
+  ["band", "change"],
+])
+  $(name).addEventListener(event, () => {
+    state[name] = name === "band" ? $(name).value : Number($(name).value);
+    workspace.version += 1;
+    remember();
+    grid.redraw();
+  });
+$("project").addEventListener("change", () => {
+  state.project = $("project").value;
+  showViews(view, state.project);
+  changed();
+});
+$("limit").addEventListener("change", () => {
+  if ($("limit").reportValidity()) {
+    state.limit = Number($("limit").value);
+    changed();
+  }
+});
+$("log-x").addEventListener("change", () => {
+  state.log_x = $("log-x").checked;
+  remember();
+  grid.redraw();
+});
+$("group").addEventListener("change", () => {
+  state.group = $("group").value.trim();
+  state.hidden.clear();
+  state.colours = {};
+  changed();
+});
 $("unzoom").addEventListener("click", () => zoomTo(null));
 setUpNewPanel(state, changed, problem);
 for (const listen of [onThemeChange, (redraw) => addEventListener("resize", redraw)]) listen(() => grid.redraw());
-setUpViews(state, open, (key) => { view = key; remember(); });
+setUpViews(state, open, (key) => {
+  view = key;
+  remember();
+});
 const named = applyAddress(state, location);
 (named ? open(named) : changed()).then(async () => {
   if (!named) await loadViews(view, state.project);
