@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
+.PHONY: help setup demo test test-slow test-all test-gpu test-versions soak lint types bench bench-overhead bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-recovery bench-layouts bench-schedule bench-proofs bench-hugging-face bench-culprit bench-reports bench-long-job bench-programs bench-ends bench-gpu gpu-checks fuzz-tasks fuzz-loops faults-map faults docs site picture screenshots researcher-tasks clean bench-media bench-system-metrics bench-damaged
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -68,7 +68,7 @@ lint: setup types ## ruff, mypy strict, import-linter, prettier
 types: setup     ## mypy, strict for what is shipped; both runs at once
 	@$(BIN)/mypy --config-file bench/mypy.ini & $(BIN)/mypy; shipped=$$?; wait $$! && exit $$shipped
 
-bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-gradient-log bench-planner bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-media bench-system-metrics bench-damaged ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-proofs bench-hugging-face bench-api bench-pages bench-start bench-forming bench-reforming bench-scale bench-big-start bench-busy-host bench-data bench-streaming bench-determinism bench-snapshots bench-planner bench-schedule bench-reports bench-long-job bench-programs bench-ends bench-gpu bench-media bench-system-metrics bench-damaged ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
@@ -111,7 +111,7 @@ bench-scale: setup ## how the work of a supervisor grows with its workers, in on
 	@$(BIN)/python bench/scale/real_workers.py --out build/real-workers.json
 	@$(BIN)/python bench/scale/polling.py --out build/polling.json
 
-bench-big-start: setup ## memory of eight workers while models of 1 B and 0.5 B parameters start, first step included, and while one of 0.5 B is restored from disk; a node of eight with the defaults of a spec; host memory of snapshots, copies and gradient log (30 minutes)
+bench-big-start: setup ## memory of eight workers while models of 1 B and 0.5 B parameters start, first step included, and while one of 0.5 B is restored from disk; a node of eight with the defaults of a spec; host memory of snapshots and copies (30 minutes)
 	@$(BIN)/python bench/scale/big_start.py
 	@$(BIN)/python bench/scale/big_start.py --resume 500
 	@$(BIN)/python bench/scale/default_memory.py
@@ -141,9 +141,6 @@ bench-determinism: setup ## what deterministic mode costs, by world size
 
 bench-snapshots: setup ## the snapshot store against memcpy
 	@$(BIN)/python bench/snapshots.py
-
-bench-gradient-log: setup ## the gradient log: bytes on the wire, share of the step time, time of a replay (five minutes)
-	@$(BIN)/python bench/gradient_log.py
 
 bench-planner: setup ## predictions beside 91 published runs, and seconds to rank the layouts of 1,024 and 16,384 GPUs
 	@$(BIN)/python bench/published_runs.py

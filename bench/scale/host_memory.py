@@ -1,4 +1,4 @@
-"""Host memory of a worker with snapshots, copies for the other node and the gradient log, against the prediction.
+"""Host memory of a worker with snapshots and copies for the other node, against the prediction.
 
     python bench/scale/host_memory.py --millions 25 --steps 60
 
@@ -36,7 +36,6 @@ _PATIENCE_S = 900.0
 _CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "no snapshots": ({"enabled": False}, False),
     "snapshots, one node": ({}, False),
-    "two nodes, no log": ({"gradient_log": "off"}, True),
     "two nodes, log": ({}, True),
 }
 """Settings of `snapshot`, and whether each worker has a buddy on the other node."""

@@ -81,7 +81,6 @@ JOB = Board(
                     _query("shoal_job_communication_ratio", "waiting in collectives"),
                     _query("shoal_job_data_wait_ratio", "making batches"),
                     _query("shoal_job_snapshot_share", "snapshots"),
-                    _query("shoal_job_gradient_log_share", "gradient log", "a gradient log"),
                 ),
                 "percentunit",
             ),
@@ -162,7 +161,6 @@ JOB = Board(
                 (
                     _query("shoal_job_node_loss_steps", "now"),
                     _query("shoal_job_node_loss_max_steps", "at most", "a bound in steps"),
-                    _query("shoal_job_gradient_log_lag_steps", "lag of the gradient log", "a gradient log"),
                 ),
                 help="Completed steps that would be repeated.",
             ),

@@ -27,8 +27,6 @@ class HostNeed(Frozen):
     """Memory of the copies that are made to be sent to the buddy, if the worker has one."""
     kept: int = 0
     """Memory that the copies of this worker take on the buddy."""
-    log: int = 0
-    """Memory that the gradient log of this worker takes on the buddy."""
 
     @property
     def own(self) -> int:

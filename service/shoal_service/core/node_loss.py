@@ -18,8 +18,6 @@ class Protection(StrEnum):
     """Other nodes train replicas of every shard."""
     SHARED_MEMORY = "shared_memory"
     """The nodes are on one machine, and its memory outlives each of them."""
-    GRADIENT_LOG = "gradient_log"
-    """Buddies replay the gradients of the steps since the last copy."""
     COPIES = "copies"
     """Copies of the whole state on other nodes."""
     CHECKPOINT = "checkpoint"
@@ -50,10 +48,6 @@ class NodeLossBound(Frozen):
     """Completed steps that it would cost now, at the newest completed step."""
     every_steps: float | None = None
     """Steps between two copies of the whole state on other nodes; null: there are none."""
-    log_lag_steps: int | None = None
-    """Completed steps that the gradient log lacks; null: no log is in force."""
-    log_share: float | None = None
-    """Share of the step time that the gradient log takes; null: no log is in force."""
     reason: str = ""
     """Why the bound is not a better one."""
 
@@ -68,8 +62,6 @@ class NodeLossBound(Frozen):
                 return "other nodes have replicas"
             case Protection.SHARED_MEMORY:
                 return "all nodes are on one machine, whose memory outlives them"
-            case Protection.GRADIENT_LOG:
-                return f"gradient log, {count_text(self.log_lag_steps or 0, 'step')} behind"
             case Protection.COPIES:
                 every = "step" if self.every_steps == 1 else f"{self.every_steps:g} steps"
                 how = f"copies on other nodes after every {every}"

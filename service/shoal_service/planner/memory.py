@@ -26,7 +26,6 @@ Host memory: what a worker trains with, and what it and its buddy keep of its st
                     Otherwise two copies
     sent            copies of the state for the buddy: one is sent, one stays until the next has arrived, one is written
     kept            at the buddy: the two newest copies
-    log             at the buddy: the gradients of the steps between two copies
     build           a task of the user's own that has not declared `deferred_init` builds its whole model first
 
 Snapshots of an earlier layout stay until the new group has its own, and are not counted. `ranking`, `planning` and
@@ -47,17 +46,14 @@ from shoal_service.planner.gpus import CPU
 from shoal_service.planner.holding import ALL_ADAMW, Holding, holding_of
 from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_service.planner.stack import SHOAL, AttentionKernel, Stack
-from shoal_workers.contract.fault_tolerance import GradientLogMode
 from shoal_workers.contract.hugging_face import HF_TASKS
 from shoal_workers.contract.language_model import LM_TASK
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.spec import JobSpec, Precision
+from shoal_workers.contract.spec import JobSpec
 
 SENT_COPIES = {True: 3, False: 2}
 """Copies of the state besides the own snapshots, by whether the state is double-buffered."""
 KEPT_COPIES = 2
-LOG_ENTRIES = 24
-"""20 steps between two copies, two before the newest copy, and those that pass until a copy has arrived."""
 _FP32 = 4
 _WIDTHS = 4
 """Tensors of the width of a feed-forward layer that this engine saves."""
@@ -316,10 +312,7 @@ def host_need(spec: JobSpec, rank_params: float, training: float, shape: ModelSh
     """`rank_params`: parameters of the worker's shard. `training`: bytes of host memory at the peak of a step."""
     holding = holding_of(spec, shape)
     state = round(rank_params * holding.snapshot_bytes(shape))
-    trained = rank_params * holding.trained(shape)
     keeps = spec.snapshot.enabled
-    has_log = keeps and not spec.worker.gpus and spec.snapshot.gradient_log is not GradientLogMode.OFF
-    gradient_bytes = 2 if spec.reduce_precision is Precision.BF16 else 4
     return HostNeed(
         process=CPU.reserved_bytes,
         training=round(training),
@@ -327,7 +320,6 @@ def host_need(spec: JobSpec, rank_params: float, training: float, shape: ModelSh
         snapshots=own_copies(spec) * state,
         sent=SENT_COPIES[_is_double_buffered(spec)] * state * keeps,
         kept=KEPT_COPIES * state * keeps,
-        log=round(LOG_ENTRIES * gradient_bytes * trained) * has_log,
     )
 
 

@@ -245,16 +245,6 @@ JOB_NODE_LOSS_MAX_STEPS = _gauge(
     "Completed steps that a job loses at most with one node; absent: not limited by a number of steps.",
     lambda job: job.status.node_loss.at_most if job.status.node_loss else None,
 )
-JOB_GRADIENT_LOG_LAG_STEPS = _gauge(
-    "shoal_job_gradient_log_lag_steps",
-    "Completed steps that the gradient log of a job lacks; absent: no log is in force.",
-    lambda job: job.status.node_loss.log_lag_steps if job.status.node_loss else None,
-)
-JOB_GRADIENT_LOG_SHARE = _gauge(
-    "shoal_job_gradient_log_share",
-    "Share of a job's step time that its gradient log takes; absent: no log is in force.",
-    lambda job: job.status.node_loss.log_share if job.status.node_loss else None,
-)
 JOB_CHECKPOINT_HEALTHY = _gauge(
     "shoal_job_checkpoint_healthy",
     "1 if a job's last checkpoint could be saved, 0 if it failed or the storage stalls: training goes on without.",

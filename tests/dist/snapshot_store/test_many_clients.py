@@ -1,4 +1,4 @@
-"""More clients than a server has threads: each is served in its turn, and logs, which last, leave the threads free."""
+"""More clients than a server has threads: each is served in its turn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.snapshot_store.log.records import head_of
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.server import MAX_CONNECTIONS
 from shoal_workers.snapshot_store.transfer.wire import connect
 
@@ -54,19 +52,6 @@ def test_more_ranks_than_there_are_threads_read_at_once(nodes: Any, writer: Snap
     for thread in threads:
         thread.join()
     assert read == [_NUM_BYTES] * len(threads)
-
-
-def test_logs_do_not_occupy_the_threads_that_readers_need(nodes: Any, writer: SnapshotStore) -> None:
-    reader, source = nodes.start("b"), nodes.source(writer, step=1)
-    head = head_of((), (("w", 0, (1,)),), commit_room=1).model_dump_json().encode()
-    with ExitStack() as stack:
-        for rank in range(MAX_CONNECTIONS + 1):
-            wire = stack.enter_context(connect(source.parts[0], "secret", check=_nothing, patience_s=60.0))
-            part = Part(generation=1, rank=rank, world_size=99, step=1, index_bytes=len(head))
-            wire.send_message(Request(verb=Verb.LOG, part=part))
-            wire.send(head)
-            assert wire.receive_message(Answer).ok
-        assert _read(reader, source) == _NUM_BYTES
 
 
 def test_a_rank_reads_only_the_parts_that_it_needs(nodes: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from kit.worlds.snapshot_spec import snapshot_spec
-from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import SnapshotCost
 
 STEPS = 8
@@ -68,44 +67,6 @@ def test_both_buffers_have_the_frozen_parameters(make_job: Any, reference: Any) 
     assert source.step == 4
     job.finish(survivors, restore_snapshot=source)
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
-
-
-def test_the_loss_of_a_node_is_replayed_from_a_log_without_the_frozen_part(make_job: Any, reference: Any) -> None:
-    steps = 12
-    spec = {**_spec(), "stop": {"steps": steps}}
-    del spec["snapshot"]
-    job = make_job(memory=True, **spec)
-    workers = [job.workers(1, node)[0] for node in ("a", "b")]
-    workers[0].strike("forward", 9, "hold")
-    job.start(workers, buddy_of=lambda rank: workers[1 - rank])
-    workers[0].reached()
-    workers[0].poll()
-    workers[0].kill()
-    survivors = [workers[1]]
-    source = job.in_memory(job.interrupt(survivors), survivors)
-    assert source.step == 9
-    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED]
-    costs = [one for one in workers[0].reports if isinstance(one, SnapshotCost)]
-    assert costs[-1].log_lag_steps is not None, costs[-1].log_reason
-    assert job.losses(workers) == pytest.approx(reference(steps, **spec), abs=1e-5)
-
-
-def test_the_log_has_no_room_for_the_frozen_part(make_job: Any, tmp_path: Path) -> None:
-    sizes = []
-    for number, groups in enumerate(([], list(FROZEN))):
-        spec = {**_spec(), "model": {"dim": 160}, "optimizer": {"lr": 0.02, "groups": groups}}
-        job = make_job(f"job-{number}", memory=True, **spec)
-        workers = [job.workers(1, node)[0] for node in ("a", "b")]
-        workers[0].strike("forward", 5, "hold")
-        generation = job.start(workers, buddy_of=lambda rank, group=workers: group[1 - rank])
-        workers[0].reached()
-        sizes.append(sum(one.stat().st_size for one in (tmp_path / f"job-{number}-memory").rglob("log-*")))
-        for worker in workers:
-            worker.call("interrupt", generation)
-        workers[0].call("go")
-        job.interrupt(workers)
-    whole, rest = sizes
-    assert 0 < rest < 0.7 * whole
 
 
 def test_frozen_parameters_that_were_read_from_a_checkpoint_are_in_both_buffers(make_job: Any, reference: Any) -> None:

@@ -131,19 +131,6 @@ def test_a_death_goes_back_to_the_last_copies_with_one_of_whole_tensors(
     assert max(losses) == STEPS
 
 
-@pytest.mark.parametrize("name", ["lion", pytest.param("adamw-groups", marks=pytest.mark.matrix)])
-def test_a_lost_node_costs_no_completed_step(make_job: Any, reference: Any, name: str) -> None:
-    """The buddy makes an equal optimizer by its path, and steps it from the gradient log."""
-    optimizer = OPTIMIZERS.get(name) or {**GROUPED["adamw"], "groups": [GROUPS[0], GROUPS[2]]}
-    spec = {**SPEC, "optimizer": optimizer, "snapshot": {}}
-    job = make_job(memory=True, **spec)
-    here, source = job.lose_a_node(5)
-    assert source.step == 5
-    assert [end.kind for end in job.run([here], restore_snapshot=source)] == [ExitKind.FINISHED]
-    assert [one for one in job.reported([here], SnapshotCost) if one.log_lag_steps is not None], "the log was in force"
-    assert job.losses([here]) == pytest.approx(reference(STEPS, **spec), rel=1e-6, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "words"),
     [

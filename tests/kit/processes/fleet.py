@@ -248,7 +248,6 @@ class Job:
             if buddy_of is not None:
                 buddy = buddy_of(rank)
                 values["buddy"] = None if buddy is None else buddy.snapshot_server
-                values["is_covered"] = buddy is None
             worker.call("run", Assignment(**values))
         return self.generation
 

@@ -195,10 +195,6 @@ class WorkerProcess:
     def do_go(self):
         self.go.set()
 
-    def do_sent_bytes(self):
-        """Bytes that were sent as whole copies and as gradient logs."""
-        return self.snapshot_store.sent_bytes
-
     def do_mapped_bytes(self):
         """Bytes of other workers' live slots, once the maps that were begun are made."""
         assert self.snapshot_store.wait_until_mapped(60)

@@ -77,9 +77,7 @@ def job_id(store: Store, submit: Callable[..., str], begin: Callable[..., Any], 
         status_snapshot_share=0.1,
         status_snapshot_every_steps=1,
         status_checkpoint_step=1,
-        status_node_loss=NodeLossBound(
-            protection=Protection.GRADIENT_LOG, at_most=1, now=0, log_lag_steps=0, log_share=0.01
-        ),
+        status_node_loss=NodeLossBound(protection=Protection.COPIES, at_most=1, now=0),
         status_conditions=tuple(
             Condition(type=type_, status=True, reason="r", message="m", since=1.0) for type_ in ConditionType
         ),

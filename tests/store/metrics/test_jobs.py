@@ -65,9 +65,7 @@ def test_the_series_of_a_running_job_have_the_values_of_its_status(store: Store,
         checkpoints=(_checkpoint(10), _checkpoint(20), _checkpoint(30, "damaged")),
         status_snapshot_share=0.004,
         status_snapshot_every_steps=2,
-        status_node_loss=NodeLossBound(
-            protection=Protection.GRADIENT_LOG, at_most=1, now=0, log_lag_steps=0, log_share=0.01
-        ),
+        status_node_loss=NodeLossBound(protection=Protection.COPIES, at_most=1, now=0),
         status_goodput=Goodput(
             at=9.0, seconds={"productive": 30.0, "queued": 10.0}, recovering={"hung": 3.0}, total=40.0, ratio=0.75
         ),
@@ -104,8 +102,6 @@ def test_the_series_of_a_running_job_have_the_values_of_its_status(store: Store,
         "shoal_job_snapshot_every_steps": 2,
         "shoal_job_node_loss_steps": 0,
         "shoal_job_node_loss_max_steps": 1,
-        "shoal_job_gradient_log_lag_steps": 0,
-        "shoal_job_gradient_log_share": 0.01,
     }
     for name, value in expected.items():
         assert value_of(samples, name, job_id=job_id) == value, name

@@ -65,11 +65,6 @@ class CheckpointSpec(Frozen):
     """If checkpoints exist and every one of them is damaged: stop the job, or start over from step 0."""
 
 
-class GradientLogMode(StrEnum):
-    AUTO = "auto"
-    OFF = "off"
-
-
 class SnapshotSpec(Frozen):
     """Snapshots in memory. With them, an unexpected death of a worker costs at most one step on CPU with an elementwise
     optimizer, else the steps between two copies of the state."""
@@ -79,11 +74,6 @@ class SnapshotSpec(Frozen):
     budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
     """Fraction of the step time that snapshots may cost. They are taken, and copied to another node, as often as this
     allows, at most once per step."""
-    gradient_log: GradientLogMode = GradientLogMode.AUTO
-    """Send each step's gradients to another node, which repeats the update if this node is lost: a lost node then costs
-    at most one step. auto: if the job can have it (on CPU, at least two nodes, built-in AdamW or another elementwise
-    optimizer); its cost is not part of `budget`. off: a lost node costs the steps since the last
-    copy."""
 
 
 class NonFinitePolicy(StrEnum):

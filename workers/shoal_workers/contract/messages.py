@@ -170,9 +170,7 @@ class Assignment(Frozen):
     """A whole snapshot in memory; takes precedence over `restore_from`."""
     buddy: SnapshotServer | None = None
     """The worker on another machine that keeps a copy of this rank's snapshots; None if there is no other machine, or
-    `is_covered`."""
-    is_covered: bool = False
-    """This rank's shard has a replica on another machine, or a lower rank sends it to a buddy."""
+    this rank's shard has a replica on another machine, or a lower rank sends it to a buddy."""
     is_recovery: bool = False
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     settings: TrainingSettings | None = None

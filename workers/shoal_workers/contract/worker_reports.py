@@ -172,13 +172,6 @@ class SnapshotCost(Frozen):
     """Newest step of which every rank's copy has arrived at its buddy; None if there is none in this generation."""
     buddy_flight_steps: int = 1
     """Steps that complete until a copy has arrived at every buddy; the largest number of this generation."""
-    log_lag_steps: int | None = None
-    """Completed steps that a buddy cannot yet rebuild from its gradient log, on the rank that is furthest behind; None:
-    no gradient log is in force."""
-    log_share: float = 0.0
-    """Fraction of the step time that the gradient log costs."""
-    log_reason: str = ""
-    """Why no gradient log is in force; empty: one is."""
     copies_reason: str = ""
     """Why snapshots are copies of the state; empty: the state itself is in shared memory."""
 

@@ -37,7 +37,6 @@ from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.process.use_meter import CpuWait
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.schedule import is_due, lr_factor, total_steps
-from shoal_workers.engine.state.device_state import Factors
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
@@ -92,7 +91,6 @@ class Trainer:
             runtime.state,
             self._extra,
             budget=spec.snapshot.budget,
-            log=runtime.state.step_log(generation, store),
         )
         self._cpu_wait = CpuWait()
         self._saving_s = self._validating_s = 0.0
@@ -193,7 +191,7 @@ class Trainer:
                 if verdict.is_finite or requests.yields:
                     self._snapshots.mark_complete(position.step)
                 if requests.snapshots or requests.yields:
-                    self._snapshot(replicate=self._snapshots.is_replicating(verdict, position.step))
+                    self._snapshot(replicate=self._snapshots.is_replicating(verdict))
                 self._snapshots.update(verdict, step_s, position.step)
             end = self._after(position.step, requests)
         return end
@@ -272,11 +270,9 @@ class Trainer:
         self._frozen.check()
         generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
-        self._snapshots.log.append(step + 1)
         if clock is not None:
             clock.end()
         compute_s = device_s if device_s is not None else time.perf_counter() - start - (waited_s() - waited)
-        self._snapshots.wait_for_buddy(step)
         requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
         self._replicas.finish(step)
         copy_s, send_s = self._snapshots.take_costs()
@@ -289,8 +285,6 @@ class Trainer:
             copy_s=copy_s,
             send_s=send_s,
             arrived_step=self._snapshots.arrived_step,
-            log_lag=self._snapshots.log_lag,
-            log_s=self._snapshots.log.take_cost(),
             data_s=self._batches.spent_s - data,
             cpu_wait_s=self._cpu_wait.take(),
             saving_s=saving_s,
@@ -325,42 +319,26 @@ class Trainer:
         self._num_skipped = 0
         generation.position.enter(Phase.OPTIMIZER)
         self._gradients.drop_unused(verdict.uses, step)
-        factors = Factors(
-            unscale=1 / (scale * weight),
-            clip=clip_factor(verdict.grad_norm, spec.optimizer.clip_norm),
-            lr=lr_factor(spec.schedule, step, self.total_steps),
-        )
         with generation.user_code:
-            self._gradients.balance()  # before the commit, which has all that the step changes beside the update
-        self._commit(step + 1, verdict, factors)
-        # Two multiplications, as in the replay: one by the product of both could give other bits.
-        gradients.scale(factors.unscale)
-        gradients.scale(factors.clip)
+            self._gradients.balance()
+        # Two multiplications: one by the product of both could give other bits.
+        gradients.scale(1 / (scale * weight))
+        gradients.scale(clip_factor(verdict.grad_norm, spec.optimizer.clip_norm))
         seed_everything(randomness_seed(spec.seed, step, spec.batch.num_micro_batches))  # on all ranks alike
         with generation.user_code:
-            self._runtime.state.step(factors.lr)
+            self._runtime.state.step(lr_factor(spec.schedule, step, self.total_steps))
         generation.position.reach(step + 1)
         return verdict
 
     def _again(self) -> Verdict:
         """Repeats the step, on all ranks; nothing has been changed."""
         self._gradients.forget()
-        self._snapshots.log.abort()
         return self.step()
 
     def _doubt(self) -> Tensor | None:
         """Return, for the ballot, whether something has changed in this step that torch does not count."""
         doubts = [doubt for doubt in (self._gradients.buffer_doubt(), self._frozen.doubt()) if doubt is not None]
         return any_of(doubts, self._generation.device)
-
-    def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
-        """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""
-        if not self._snapshots.log.is_open:
-            return
-        extra = b"{}"
-        if self._generation.rank == 0:
-            extra = self._extra.encoded(step, self._step_report(step, verdict, time.perf_counter() - self._ended))
-        self._snapshots.log.commit(step, factors, extra)
 
     def _requests_after(self, step: int) -> Requests:
         """What this rank requests after step number `step`."""
@@ -408,7 +386,6 @@ class Trainer:
         generation = self._generation
         for parameter in self._runtime.assembly.parameters():
             parameter.grad = None
-        self._snapshots.log.abort()
         generation.position.reach(generation.position.step + 1)
         if generation.rank == 0:
             generation.outbox.report(

@@ -21,19 +21,15 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store.log.records import LogHead
-from shoal_workers.snapshot_store.log.replay import Comparison, Difference, Replayer
 from shoal_workers.snapshot_store.slots import registry
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.transfer import loading
 from shoal_workers.snapshot_store.transfer.loading import Loaded
-from shoal_workers.snapshot_store.transfer.log_stream import LogSender
 from shoal_workers.snapshot_store.transfer.peer_maps import PeerMaps
-from shoal_workers.snapshot_store.transfer.requests import Part
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
 from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of
 
@@ -76,24 +72,9 @@ class SnapshotStore:
         self._live = LiveSlots(self._registry.path, self._make_room)
         self._peer_maps = PeerMaps(self._registry)
         self._buddies = BuddySlots(self._registry.path, self._make_room)
-        self._entries = EntrySlots(self._registry.path)
-        self._replayer = Replayer(self._registry, self._buddies)
-        self._comparison = Comparison(self._replayer)
         self._sender = Sender(key)
-        self._closed_log_bytes = 0
-        self._logs: list[LogSender] = []
-        """The open one, and closed ones whose thread has not ended yet."""
         try:
-            self._server = PartServer(
-                self._registry,
-                self._buddies,
-                self._entries,
-                self._replayer,
-                self._comparison,
-                node_id=node_id,
-                key=key,
-                host=host,
-            )
+            self._server = PartServer(self._registry, self._buddies, node_id=node_id, key=key, host=host)
         except OSError:
             self._registry.close()
             raise
@@ -106,9 +87,8 @@ class SnapshotStore:
         return self._registry.node
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """Returns every part in this node's memory: of live and dead processes of this attempt, copies, and parts that
-        can be replayed."""
-        return snapshot_parts_of(self._registry, self._replayer, self._node_id)
+        """Returns every part in this node's memory: of live and dead processes of this attempt, and copies."""
+        return snapshot_parts_of(self._registry, self._node_id)
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
@@ -209,41 +189,9 @@ class SnapshotStore:
         """Cost of the last copy that was completed since the last call; None if none was."""
         return self._sender.take_cost()
 
-    def take_difference(self) -> Difference | None:
-        """The next copy of another rank that was found to differ from its replay; None if there is none."""
-        return self._comparison.take()
-
-    @property
-    def plan(self) -> SavePlan:
-        """The plan of the newest own snapshot."""
-        return self._own.plan
-
-    def wait_until_sent(self, check: Callable[[], None], *, patience_s: float) -> None:
-        """Returns when no copy is being sent, or after `patience_s`. An error of `check` passes within a slice."""
-        self._sender.wait(check, patience_s=patience_s)
-
     def break_off_send(self) -> None:
         """Breaks off the copy that is being sent, because it is not needed any more."""
         self._sender.break_off()
-
-    def open_log(self, buddy: SnapshotServer, stamp: Stamp, head: LogHead) -> LogSender:
-        """A log of gradients at the buddy that begins after the step of `stamp`; closes the one before."""
-        self.close_log()
-        part = Part(generation=stamp.generation, rank=stamp.rank, world_size=stamp.world_size, step=stamp.step)
-        self._logs.append(LogSender(self._key, buddy, part, head.model_dump_json().encode()))
-        return self._logs[-1]
-
-    @property
-    def sent_bytes(self) -> tuple[int, int]:
-        """Bytes of whole copies and of logs that went to buddies so far."""
-        return self._sender.sent_bytes, self._closed_log_bytes + sum(log.sent_bytes for log in self._logs)
-
-    def close_log(self) -> None:
-        """Closes the open log; what was handed to it is still sent."""
-        for log in self._logs:
-            log.close()
-        self._closed_log_bytes += sum(log.sent_bytes for log in self._logs if not log.is_alive)
-        self._logs = [log for log in self._logs if log.is_alive]
 
     def load(
         self,
@@ -295,7 +243,6 @@ class SnapshotStore:
         self._own.drop_older(generation)
         self._live.drop_older(generation)
         self._buddies.drop_older(generation)
-        self._entries.drop_older(generation)
         self._registry.remove_dead_slots(generation)
         self._sweep()
 
@@ -320,14 +267,11 @@ class SnapshotStore:
         self._is_closed = True
         # The threads end first: they read and write the slots, which are unmapped below.
         self._sender.close()
-        for log in self._logs:
-            log.break_off()
         self._server.close()
         self._peer_maps.close()
         self._own.close()
         self._live.close()
         self._buddies.close()
-        self._entries.close()
         self._registry.close()
 
 

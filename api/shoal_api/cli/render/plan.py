@@ -105,9 +105,8 @@ def _host(need: HostNeed) -> Text:
         parts["the whole model while it is built"] = need.build
     text = f"host memory of a worker: {need.alone / GIB:.2f} GiB ("
     text += ", ".join(f"{use} {size / GIB:.2f}" for use, size in parts.items() if size) + ")"
-    if copies := need.sent + need.kept + need.log:
+    if copies := need.sent + need.kept:
         text += f"; on several machines up to {copies / GIB:.2f} GiB more for copies"
-        text += f", of which the gradient log {need.log / GIB:.2f}" if need.log else ""
     return Text(text)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from shoal_service.core.attempt import code_update, hangs, memory_snapshots, placement
 from shoal_service.core.attempt.memory_snapshots import best_source
 from shoal_service.core.attempt.messages import Run
-from shoal_service.core.attempt.placement import Choice, choose, covered_ranks, is_settled, machine_of, next_workers
+from shoal_service.core.attempt.placement import Choice, choose, is_settled, machine_of, next_workers
 from shoal_service.core.attempt.scripts import find_rules
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, Forming, Group, GroupAfter, Stage, Waiting, Worker
 from shoal_service.core.attempt.turn import Decision, Turn
@@ -117,7 +117,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
     machines, settings = tuple(machine_of(info) for info in infos), state.target.settings
-    covered, checkpoint_url = covered_ranks(layout, machines), _find_checkpoint_url(state)
+    checkpoint_url = _find_checkpoint_url(state)
     collective_timeout_s = hangs.collective_timeout_s(state)
     node_ids = [info.node_id for info in infos]
     node_ranks = {node_id: number for number, node_id in enumerate(dict.fromkeys(node_ids))}
@@ -137,7 +137,6 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             restore_from=checkpoint_url,
             restore_snapshot=memory,
             buddy=buddy,
-            is_covered=buddy is None and rank in covered,
             is_recovery=state.incident is not None,
             settings=settings,
             standing=state.history.standing,

@@ -230,15 +230,6 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
         if len(nodes) > 1:
             return _from_snapshots(Protection.SHARED_MEMORY, cost)
         return _from_checkpoint(state, "all workers are on one node")
-    if cost.log_lag_steps is not None:
-        return NodeLossBound(
-            protection=Protection.GRADIENT_LOG,
-            at_most=max(1, cost.log_lag_steps),
-            now=cost.log_lag_steps,
-            every_steps=cost.buddy_every_steps,
-            log_lag_steps=cost.log_lag_steps,
-            log_share=cost.log_share,
-        )
     if cost.buddy_step is None:
         return _from_checkpoint(state, "there is no copy of every rank on other nodes yet")
     return _from_copies(state, cost, cost.buddy_step)
@@ -285,7 +276,6 @@ def _from_copies(state: Attempt, cost: SnapshotCost, buddy_step: int) -> NodeLos
         at_most=max(now, between + flight),
         now=now,
         every_steps=cost.buddy_every_steps,
-        reason=cost.log_reason,
     )
 
 

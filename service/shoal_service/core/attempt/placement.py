@@ -380,7 +380,7 @@ def memory_verdict(
         alone = need.of(number)
         if alone > TOLERANCE * has:
             refusals.append((alone / has, _refusal(hosts[machine], has, number, need)))
-        copies = sending[machine] * need.sent + kept[machine] * (need.kept + need.log)
+        copies = sending[machine] * need.sent + kept[machine] * need.kept
         if copies and alone + copies > has:
             remarks.append(((alone + copies) / has, _remark(hosts[machine], has, number, kept[machine], need, copies)))
     return MemoryVerdict(max(refusals, default=(0, ""))[1], max(remarks, default=(0, ""))[1])
@@ -407,10 +407,9 @@ def _refusal(host: str, has: int, number: int, need: HostNeed) -> str:
 
 
 def _remark(host: str, has: int, number: int, num_kept: int, need: HostNeed, copies: int) -> str:
-    log = f", snapshot.gradient_log: off saves {_gib(num_kept * need.log)}" if need.log else ""
     return (
         f"{host} has {_gib(has)} of memory, and {count_text(number, 'worker')} with the copies that they send and keep "
-        f"for {count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}{log}"
+        f"for {count_text(num_kept, 'rank')} of other nodes need {_gib(need.of(number) + copies)}"
     )
 
 
@@ -486,14 +485,6 @@ def lonely_ranks(layout: Layout, machines: Sequence[str]) -> tuple[int, ...]:
     for rank in range(len(machines)):
         holders[layout.shard_of(rank)].append(rank)
     return tuple(sorted(ranks[0] for ranks in holders.values() if len({machines[rank] for rank in ranks}) == 1))
-
-
-def covered_ranks(layout: Layout, machines: Sequence[str]) -> frozenset[int]:
-    """Ranks whose shard outlives their machine without a copy that they send themselves; none if all are on one
-    machine."""
-    if len(set(machines)) <= 1:
-        return frozenset()
-    return frozenset(range(len(machines))) - frozenset(lonely_ranks(layout, machines))
 
 
 def find_leave(state: Attempt, worker: Worker) -> AvoidedNode | None:

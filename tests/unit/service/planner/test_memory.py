@@ -15,7 +15,7 @@ from shoal_service.planner import memory_note, plan, rank, refusal
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates, cut
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.holding import ALL_ADAMW, Kind, holding_of, num_adapter_params, tensors_of
-from shoal_service.planner.memory import LOG_ENTRIES, BytesPart, Work, host_need, in_flight, memory
+from shoal_service.planner.memory import BytesPart, Work, host_need, in_flight, memory
 from shoal_service.planner.shape import shape_of
 from shoal_service.planner.step_time import SecondsPart
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -26,7 +26,6 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import freeze, groups_of_spec
-from shoal_workers.snapshot_store.slots.buddy_slots import MAX_ENTRIES, STEPS_PER_COPY
 from shoal_workers.tasks.transformer import Transformer
 
 MODEL: dict[str, Any] = {
@@ -167,29 +166,21 @@ SMALL = {"dim": 1024, "num_layers": 8, "num_heads": 8, "seq_len": 64}
 BATCH = {"global_size": 8, "micro_size": 1}
 
 
-def test_on_a_cpu_the_state_is_there_twice_and_a_buddy_has_two_copies_and_the_log(job: Any) -> None:
+def test_on_a_cpu_the_state_is_there_twice_and_a_buddy_has_two_copies(job: Any) -> None:
     need = host_need(job(), MIB, 100 * MIB)
     assert (need.process, need.training, need.snapshots) == (300 * MIB, 100 * MIB, 12 * MIB)
-    assert (need.sent, need.kept, need.log) == (36 * MIB, 24 * MIB, 24 * 4 * MIB)
+    assert (need.sent, need.kept) == (36 * MIB, 24 * MIB)
     assert need.alone == 412 * MIB
 
 
 def test_what_is_switched_off_needs_nothing(job: Any) -> None:
-    without_log = host_need(job(snapshot={"gradient_log": "off"}), MIB, 0)
-    assert without_log.log == 0 and without_log.kept == 24 * MIB
     nothing = host_need(job(snapshot={"enabled": False}), MIB, 0)
-    assert (nothing.snapshots, nothing.sent, nothing.kept, nothing.log) == (0, 0, 0, 0)
+    assert (nothing.snapshots, nothing.sent, nothing.kept) == (0, 0, 0)
 
 
 def test_a_gpu_and_a_fused_update_have_two_copies_in_the_host(job: Any) -> None:
     for sections in ({"worker": {"gpus": 1}}, {"optimizer": {"fused": True}}):
         assert host_need(job(**sections), MIB, 0).snapshots == 24 * MIB
-    assert host_need(job(worker={"gpus": 1}), MIB, 0).log == 0
-    assert host_need(job(reduce_precision="bf16"), MIB, 0).log == 24 * 2 * MIB
-
-
-def test_the_log_has_the_entries_of_the_store() -> None:
-    assert STEPS_PER_COPY < LOG_ENTRIES <= MAX_ENTRIES
 
 
 def test_a_task_that_builds_its_model_in_each_worker_needs_all_of_it(job: Any) -> None:
@@ -364,15 +355,14 @@ def test_state_and_gradients_are_those_of_the_optimizer(name: str, model: dict[s
             assert total * kind.trained == pytest.approx(sum(one.numel() for one in own if one.requires_grad))
 
 
-def test_snapshots_and_log_follow_the_optimizer_and_what_is_frozen() -> None:
+def test_snapshots_follow_the_optimizer_and_what_is_frozen() -> None:
     shape = shape_of(_spec(DENSE))
     lion = host_need(_spec(DENSE, optimizer={"name": "lion"}), 1000, 0, shape)
-    assert (lion.snapshots, lion.log) == (8000, 24 * 4 * 1000)
+    assert lion.snapshots == 8000
     half = {"groups": [{"match": "blocks.*", "frozen": True}]}
     frozen = host_need(_spec(DENSE, optimizer=half), 1000, 0, shape)
     whole = host_need(_spec(DENSE), 1000, 0, shape)
     assert frozen.snapshots < whole.snapshots == 12000
-    assert frozen.log < 0.7 * whole.log
     assert holding_of(_spec(DENSE), shape) == ALL_ADAMW
 
 

@@ -30,7 +30,7 @@ Made by `build_runtime`, if the optimizer allows it (`state_of`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,14 +40,12 @@ from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
-from shoal_workers.engine.cpu.gradient_log import GradientLog
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.process.warm_memory import return_freed_memory
-from shoal_workers.engine.state.device_state import CopiedState, DeviceState, StepLog
+from shoal_workers.engine.state.device_state import CopiedState, DeviceState
 from shoal_workers.engine.state.training_state import StateView
-from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.log.rules import ParameterBuffers, keep_tensors
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
 from shoal_workers.snapshot_store.slots.own_slots import with_rooms
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
@@ -274,7 +272,7 @@ class DoubleBufferedState:
             self.update.step(lr_factor)
             for parameter in self._moved:
                 if parameter.local_parameter is not None and parameter.state:
-                    keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
+                    _keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
         self.settle()
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
@@ -339,9 +337,6 @@ class DoubleBufferedState:
             self._note_frozen(self._current)
         return self.view.tensors()
 
-    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
-        return GradientLog(generation, store, self.view, self.update)
-
     def _copy_to(self, index: int, *, frozen: bool) -> None:
         """Copies the frozen parameters of the current slot, or all that is not frozen, to another one."""
         chosen = [number for number, member in enumerate(self._moved) if member.is_frozen is frozen]
@@ -381,6 +376,16 @@ class DoubleBufferedState:
             )
             if moved.has_expected_layout and all(member in planned for member in moved.names):
                 yield moved
+
+
+def _keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> None:
+    """Where an optimizer has put another tensor into its state, copies its values to the tensor that was there before,
+    and puts that one back."""
+    for key, tensor in tensors.items():
+        kept = state.get(key)
+        if isinstance(kept, Tensor) and kept is not tensor:
+            tensor.copy_(kept)
+            state[key] = tensor
 
 
 @dataclass(frozen=True, slots=True)

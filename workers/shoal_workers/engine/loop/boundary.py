@@ -36,7 +36,6 @@ from shoal_workers.engine.loop.tracked import Tracked
 from shoal_workers.engine.parallel.device_copies import to_device
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.schedule import is_due
-from shoal_workers.engine.state.device_state import NoLog
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Recent
@@ -46,7 +45,6 @@ from shoal_workers.snapshot_store.store import SnapshotStore
 
 _SETTLING_SHARE = 0.05
 """Largest share of a step that may be spent on noting what is tracked."""
-_WHY_COPIES = "a loop decides itself what it updates, so its state is copied"
 
 
 class TrackedState:
@@ -54,7 +52,7 @@ class TrackedState:
     copy. Training thread only."""
 
     is_in_shared_memory = False
-    why_copies = _WHY_COPIES
+    why_copies = "a loop decides itself what it updates, so its state is copied"
 
     def __init__(
         self, tracked: Tracked, seed: int, recent: Recent, streams: StreamStates, epochs: Sequence[Sequence[int]]
@@ -157,8 +155,7 @@ class StepBoundary:
         self._recent = recent
         self._buffers = buffers
         self._saver = saver
-        log = NoLog(_WHY_COPIES)
-        self._snapshots = Snapshots(membership, store, state, state, budget=spec.snapshot.budget, log=log)
+        self._snapshots = Snapshots(membership, store, state, state, budget=spec.snapshot.budget)
         self._snapshots.start()
         self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         self._ended = time.perf_counter()
@@ -202,7 +199,7 @@ class StepBoundary:
         self._snapshots.voted(verdict, step)
         if requests.snapshots or requests.yields:
             membership.position.enter(Phase.SNAPSHOT)
-            self._snapshots.take(step, replicate=self._snapshots.is_replicating(verdict, step))
+            self._snapshots.take(step, replicate=self._snapshots.is_replicating(verdict))
         self._snapshots.update(verdict, step_s, step)
         pending = None
         if requests.durably or requests.saves or is_due(step, self._spec.checkpoint.every_steps):
@@ -241,7 +238,6 @@ class StepBoundary:
             copy_s=copy_s,
             send_s=send_s,
             arrived_step=self._snapshots.arrived_step,
-            log_lag=self._snapshots.log_lag,
             data_s=data_s,
             saving_s=self._saving_s,
             uses=uses if on_device is None else torch.cat([uses, on_device]),

@@ -103,10 +103,10 @@ def build_runtime(
     update = runtime.update
     if not begins and not is_drawn and update.keeps_tensors:
         return build_runtime(generation, check_whole, is_drawn=True)
-    if generation.rank == 0 and update.not_logged and not update.is_elementwise:
+    if generation.rank == 0 and update.not_elementwise and not update.is_elementwise:
         generation.outbox.log_text(
-            f"{update.not_logged}. So the state is not kept in shared memory: snapshots are copies, and an unexpected "
-            "death repeats the steps since the last one."
+            f"{update.not_elementwise}. So the state is not kept in shared memory: snapshots are copies, and an "
+            "unexpected death repeats the steps since the last one."
         )
     return runtime
 

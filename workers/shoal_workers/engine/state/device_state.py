@@ -2,7 +2,7 @@
 
     a GPU, and most optimizers of a task    `CopiedState`: the tensors stay where they are, and a snapshot is a copy
     a CPU, with an elementwise optimizer    `engine/cpu`: the tensors are in shared memory, which outlives the worker,
-                                            so a snapshot costs no copy; the buddy gets each step's gradients
+                                            so a snapshot costs no copy
 
 `engine/cpu` hides all that only a CPU can do; whoever reads how a GPU trains need not read it. Made by `build_runtime`;
 used by the trainer, by `Snapshots` and by `restore`.
@@ -10,67 +10,16 @@ used by the trainer, by `Snapshots` and by `restore`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from shoal_workers.checkpoint.save_plan import SavePlan
-from shoal_workers.contract.fault_tolerance import GradientLogMode
 from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.training_state import StateView
-from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.update import Update
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """What the update does to the gradients, and the learning rate."""
-
-    unscale: float
-    """1 / loss scale, and 1 / the mean weight of the micro-batches if losses are sums with weights."""
-    clip: float
-    lr: float
-    """Factor on the peak learning rate of each group."""
-
-
-class StepLog(Protocol):
-    """What the buddy gets of each step between two whole copies. Training thread only. All methods do nothing while no
-    log is open."""
-
-    @property
-    def is_open(self) -> bool: ...
-
-    def reason(self, arrived_step: float) -> str:
-        """Why no log is in force; empty: one is. `arrived_step`: of the newest whole copy at the buddy."""
-        ...
-
-    def lag(self, step: int) -> int:
-        """How many of `step` completed steps the buddy cannot replay yet, if a log is in force."""
-        ...
-
-    def begin(self, step: int, plan: SavePlan) -> None:
-        """Begins a log, unless one is open, beside a whole copy of the state after `step`. `plan`: the copy's."""
-
-    def append(self, step: int) -> None:
-        """Sends the gradients of the update to `step`. Called after the backward pass, before the vote."""
-
-    def wait(self) -> None:
-        """Waits, before the vote, until the buddy has all that was logged or the log is broken."""
-
-    def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
-        """Sends, right after the vote and before the update, what the buddy needs to repeat the update. Everything else
-        that the step changes must have changed already."""
-
-    def abort(self) -> None:
-        """Called when the vote has refused the step: its entry is dropped."""
-
-    def take_cost(self) -> float:
-        """CPU seconds of this rank and its buddy since the last call."""
-        ...
 
 
 class TensorView(Protocol):
@@ -151,20 +100,16 @@ class DeviceState(SnapshotState, Protocol):
         """Returns, before a restore, the tensors that must be overwritten."""
         ...
 
-    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
-        """The log of a generation that begins."""
-        ...
-
 
 class CopiedState:
-    """The tensors stay where the model has them: snapshots are copies, and there is no log."""
+    """The tensors stay where the model has them: snapshots are copies."""
 
     is_in_shared_memory = False
 
     def __init__(self, assembly: Assembly, update: Update) -> None:
         self.view = StateView(assembly, update)
         self.update = update
-        self.why_copies = update.not_logged
+        self.why_copies = update.not_elementwise
         self.why_left = ""
         self.keeps_restored = True
 
@@ -196,54 +141,3 @@ class CopiedState:
 
     def tensors_to_restore(self, source: SnapshotSource | None) -> dict[str, Tensor]:
         return self.view.tensors()
-
-    def step_log(self, generation: Generation, store: SnapshotStore | None) -> StepLog:
-        return NoLog(why_no_log(generation, store, self.update))
-
-
-class NoLog:
-    """The log of a generation that has none."""
-
-    is_open = False
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def reason(self, arrived_step: float) -> str:
-        return self._why
-
-    def lag(self, step: int) -> int:
-        return 0
-
-    def begin(self, step: int, plan: SavePlan) -> None:
-        pass
-
-    def append(self, step: int) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-    def commit(self, step: int, factors: Factors, extra_json: bytes) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    def take_cost(self) -> float:
-        return 0.0
-
-
-def why_no_log(generation: Generation, store: SnapshotStore | None, update: Update) -> str:
-    """Why a generation can have no log; empty: it can."""
-    if store is None:
-        return "there are no snapshots in memory"
-    if generation.spec.snapshot.gradient_log is GradientLogMode.OFF:
-        return "snapshot.gradient_log is off"
-    if generation.assignment.buddy is None and not generation.assignment.is_covered:
-        return "no other machine keeps copies"
-    if generation.device.type != "cpu":
-        return "the state is on a GPU"
-    if update.double_buffered is None and update.logged is None:
-        return update.not_logged or "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
-    return ""

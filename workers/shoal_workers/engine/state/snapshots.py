@@ -31,20 +31,17 @@ import time
 from collections.abc import Sequence
 
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
-from shoal_workers.engine.state.device_state import SnapshotState, StepLog
+from shoal_workers.contract.worker_reports import SnapshotCost, SnapshotsStopped
+from shoal_workers.engine.state.device_state import SnapshotState
 from shoal_workers.engine.state.training_state import PlainValues
 from shoal_workers.engine.step.generation import Membership
-from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, NOTHING_ARRIVED, Verdict
-from shoal_workers.snapshot_store.slots.buddy_slots import STEPS_PER_COPY
+from shoal_workers.engine.step.vote import NO_BUDDY, NOTHING_ARRIVED, Verdict
 from shoal_workers.snapshot_store.slots.slot_files import Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.sender import SendCost
 
 _REPORT_EVERY = 50
-_PATIENCE_S = 3.0
-"""Longest wait for the first whole copy to arrive."""
 
 
 class Snapshots:
@@ -58,9 +55,8 @@ class Snapshots:
         extra: PlainValues,
         *,
         budget: float,
-        log: StepLog,
     ) -> None:
-        """`budget`: fraction of the step time that snapshots may cost. `log`: of this generation."""
+        """`budget`: fraction of the step time that snapshots may cost."""
         self._membership = membership
         self._assignment = membership.assignment
         self._outbox = membership.outbox
@@ -76,19 +72,11 @@ class Snapshots:
         self._num_reported = 0
         self._num_since_freed = -1
         """Steps since older snapshots were freed; -1: they were not."""
-        self.log = log
-        self._lag = 0
-        self._has_waited_for_copy = False
-        self._log_lag: int | None = None
-        """The lag that the last vote found."""
-        self._log_costs = Pace(1.0)
         self._has_senders = False
         """Some ranks send copies. A rank without a buddy then keeps copies of the same steps: a step is whole only with
         every shard."""
-        self._replicated_at = 0
-        """Step of the newest whole copy that was made in order to be sent; equal on all ranks."""
         self._reported: tuple[object, ...] | None = None
-        """The two paces, whether their cost was known, the step that every buddy has, and the state of the log."""
+        """The two paces, whether their cost was known, and the step that every buddy has."""
         self._num_bytes = 0
         self._is_on_gpu = False
         self._busy_since_s = time.process_time()
@@ -136,38 +124,15 @@ class Snapshots:
             self._store.break_off_send()
         self._busy_since_s = time.process_time()
 
-    def wait_for_buddy(self, step: int) -> None:
-        """Waits before each vote, when `step` steps are complete, until the buddy has what it needs for the newest of
-        them.
-
-        In the second step of a generation that is the first whole copy: before the third, the group could still go back
-        to the snapshot that it was restored from."""
-        self._lag = self.log.lag(step)
-        self.log.wait()
-        if self._store is not None and self.log.is_open and not self._has_waited_for_copy:
-            self._has_waited_for_copy = True
-            self._store.wait_until_sent(self._membership.check, patience_s=_PATIENCE_S)
-
-    @property
-    def log_lag(self) -> float:
-        """Returns what the ballot needs, once `wait_for_buddy` and `take_costs` were called."""
-        if self._assignment.buddy is None:
-            return NO_BUDDY
-        return NO_LOG if self.log.reason(self._copies.arrived_step()) else float(self._lag)
-
     def voted(self, verdict: Verdict, step: int) -> None:
         """Called after each vote, before the snapshot of its step: a copy that is sent with it must not replace one of
         those that have just become whole."""
         self._copies.voted(verdict.arrived_steps, step)
 
-    def is_replicating(self, verdict: Verdict, step: int) -> bool:
-        """All ranks: whether the state after `step` is copied to be sent. Whole copies have a fixed pace with a log."""
+    def is_replicating(self, verdict: Verdict) -> bool:
+        """All ranks: whether the state after this step is copied to be sent."""
         self._has_senders = any(at != NO_BUDDY for at in verdict.arrived_steps)
-        if verdict.requests.is_sending:
-            return False
-        if verdict.log_lag is None:
-            return verdict.requests.replicates
-        return step - self._replicated_at >= STEPS_PER_COPY
+        return verdict.requests.replicates and not verdict.requests.is_sending
 
     def take_costs(self) -> tuple[float, float]:
         """Once per vote: what snapshots cost since the last vote.
@@ -227,7 +192,6 @@ class Snapshots:
     def update(self, verdict: Verdict, step_s: float, step: int) -> None:
         """Called after each step: frees older snapshots once they are not needed; rank 0 also adapts the pace to the
         cost."""
-        self._report_difference()
         is_older_needed = self._num_taken <= 2 or self._copies.are_lacking
         if verdict.requests.lacks_memory:
             self._can_copy, is_older_needed = False, False
@@ -239,14 +203,9 @@ class Snapshots:
         if not self._decides:
             return
         step_s = step_s if self._is_on_gpu else min(step_s, busy_s)
-        self._log_lag = verdict.log_lag
-        self._log_costs.note_step(step_s)
-        if verdict.log_s:
-            self._log_costs.note_cost(verdict.log_s)
         self._pace.note(step_s, verdict.copy_s, verdict.send_s)
         pace = self._pace
-        log = self._log_reason, self._log_lag is not None and min(self._log_lag, 2)
-        current = pace.copies.every_steps, pace.sends.every_steps, pace.share > 0, self._copies.whole_step, log
+        current = pace.copies.every_steps, pace.sends.every_steps, pace.share > 0, self._copies.whole_step
         if current != self._reported or self._num_taken >= self._num_reported + _REPORT_EVERY:
             self._reported, self._num_reported = current, self._num_taken
             self._report(step)
@@ -259,19 +218,10 @@ class Snapshots:
         elif self._num_since_freed == 1:
             store.map_peers()
 
-    @property
-    def _log_reason(self) -> str:
-        """Why not every rank has a log in force; empty: all have."""
-        if self._log_lag is not None:
-            return ""
-        return self.log.reason(self._copies.arrived_step()) or "another rank has none"
-
     def _replicate(self, store: SnapshotStore, step: int) -> None:
-        """A whole copy for the buddy, and with it a gradient log, unless one is open."""
-        self._replicated_at = step
+        """A whole copy for the buddy."""
         self._copies.copied(self._copy(store, step))
         if self._can_copy:
-            self.log.begin(step, store.plan)
             self._send(step)
 
     @property
@@ -338,40 +288,19 @@ class Snapshots:
         busy_s, self._busy_since_s = now_s - self._busy_since_s, now_s
         return busy_s
 
-    def _report_difference(self) -> None:
-        """A rank of which this one is the buddy has sent a copy that differs from the replay of its gradients."""
-        first = self._store.take_difference() if self._store is not None else None
-        if first is None or first.generation != self._assignment.generation:
-            return
-        own, names = self._assignment.rank, ", ".join(first.names[:3])
-        self._outbox.report(
-            ReplicaMismatch(
-                generation=first.generation,
-                step=first.step,
-                at=time.time(),
-                ranks=(first.rank, own),
-                is_certain=False,
-                message=f"after step {first.step}, the state of rank {first.rank} differs from what its buddy, rank "
-                f"{own}, has replayed from its gradients, in {len(first.names)} tensors ({names}); one is wrong",
-            )
-        )
-
     def _report(self, step: int) -> None:
         self._outbox.report(
             SnapshotCost(
                 generation=self._assignment.generation,
                 step=step,
                 every_steps=self._pace.copies.every_steps,
-                buddy_every_steps=self._pace.sends.every_steps if self._log_lag is None else STEPS_PER_COPY,
+                buddy_every_steps=self._pace.sends.every_steps,
                 copy_s=self._pace.copies.cost_s,
                 buddy_s=self._pace.sends.cost_s,
                 share=self._pace.share,
                 num_bytes=self._num_bytes,
                 buddy_step=self._copies.whole_step,
                 buddy_flight_steps=self._copies.flight_steps,
-                log_lag_steps=self._log_lag,
-                log_share=0.0 if self._log_lag is None else self._log_costs.share,
-                log_reason=self._log_reason,
                 copies_reason=self._state.why_copies,
             )
         )

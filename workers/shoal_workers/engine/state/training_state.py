@@ -113,12 +113,10 @@ class Extra:
     def values(self, step: int) -> dict[str, Any]:
         return {**self._without_reports(step), "reports": self._recent.values()}
 
-    def encoded(self, step: int, also: StepReport | None = None) -> bytes:
-        """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again.
-
-        `also`: a report that is not among the recent ones yet."""
+    def encoded(self, step: int) -> bytes:
+        """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again."""
         rest = json.dumps(self._without_reports(step))
-        return f'{rest[:-1]}, "reports": {self._recent.encoded(also)}}}'.encode()
+        return f'{rest[:-1]}, "reports": {self._recent.encoded()}}}'.encode()
 
     def encoded_values(self) -> bytes:
         """Returns, as JSON, what ranks other than that of shard 0 have to save: the optimizer's values for their
@@ -217,12 +215,9 @@ class Recent:
     def values(self) -> list[dict[str, Any]]:
         return [values for values, _ in self._all()]
 
-    def encoded(self, also: StepReport | None = None) -> str:
-        """The values as JSON, with one more if given."""
-        texts = [text for _, text in self._all()]
-        if also is not None:
-            texts = [*texts, json.dumps(_values(also), allow_nan=False)][-_NUM_KEPT:]
-        return f"[{', '.join(texts)}]"
+    def encoded(self) -> str:
+        """The values as JSON."""
+        return f"[{', '.join(text for _, text in self._all())}]"
 
     def _all(self) -> deque[tuple[dict[str, Any], str]]:
         while self._new:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from shoal_workers.contract.optimizers import EMA
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.snapshot_store.log.rules import class_of, rebuild
+from shoal_workers.engine.step.equal_optimizers import class_of, rebuild
 from shoal_workers.torch_internals import local_of, set_shard_memory, shard_memory
 
 

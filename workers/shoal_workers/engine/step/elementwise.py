@@ -50,8 +50,8 @@ from torch.optim import (
 
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.averaged_weights import Averaging
+from shoal_workers.engine.step.equal_optimizers import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.engine.step.own_optimizers import Lion
-from shoal_workers.snapshot_store.log.rules import plain_settings_of_groups, rebuild, settings_of_groups
 from shoal_workers.torch_internals import OpOverload, TorchDispatchMode, schema_of, tree_leaves
 
 _ELEMENTWISE = frozenset({ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RAdam, RMSprop, Rprop})

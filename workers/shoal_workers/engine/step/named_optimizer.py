@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from shoal_workers.contract.optimizers import ADAMW, OptimizerSpec, known
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.averaged_weights import Averaging
+from shoal_workers.engine.step.equal_optimizers import class_of
 from shoal_workers.engine.step.parameter_groups import ParameterGroup, parameters_in
 from shoal_workers.engine.task.task import needs_arguments
-from shoal_workers.snapshot_store.log.rules import class_of
 
 
 def named_optimizer(assembly: Assembly, settings: OptimizerSpec, groups: list[ParameterGroup]) -> Optimizer:

@@ -36,11 +36,12 @@ from torch.optim import AdamW, Optimizer
 from shoal_workers.contract.optimizers import EMA, OptimizerSpec
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_like, take_attributes, user_attributes
+from shoal_workers.engine.parallel.cutting import WholeNumbers, local, shard_like, take_attributes
 from shoal_workers.engine.step import own_optimizers
 from shoal_workers.engine.step.averaged_weights import Averaging
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.elementwise import is_held, why_not_elementwise
+from shoal_workers.engine.step.equal_optimizers import rebuild, settings_of_groups
 from shoal_workers.engine.step.named_optimizer import named_optimizer
 from shoal_workers.engine.step.parameter_groups import (
     NoParameters,
@@ -51,8 +52,6 @@ from shoal_workers.engine.step.parameter_groups import (
 )
 from shoal_workers.engine.task.reachable import marks, reachable
 from shoal_workers.engine.task.task import LoadedTask
-from shoal_workers.snapshot_store.log.records import LoggedOptimizer
-from shoal_workers.snapshot_store.log.rules import describe, rebuild, settings_of_groups
 
 
 class Update:
@@ -64,16 +63,14 @@ class Update:
         optimizer: Optimizer,
         local_parameters: Sequence[tuple[nn.Parameter, nn.Parameter]],
         *,
-        logged: LoggedOptimizer | None = None,
-        not_logged: str = "",
+        not_elementwise: str = "",
         is_rebuilt: bool = False,
     ) -> None:
         """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory, which
-        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these. `logged`: how another
-        process can make an equal one. `not_logged`: why none can."""
+        is the same one if it is whole. `is_rebuilt`: the task's own, elementwise one, over these.
+        `not_elementwise`: why it is not."""
         self.optimizer = optimizer
-        self.logged = logged
-        self.not_logged = not_logged
+        self.not_elementwise = not_elementwise
         self._is_rebuilt = is_rebuilt
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
@@ -450,7 +447,7 @@ def build_update(
         return default_update(assembly, spec.optimizer, groups, deterministic=spec.deterministic)
     if groups is not None and not any(parameter.requires_grad for parameter in assembly.parameters()):
         nothing = "the stages of this worker have no parameter to train"
-        return Update(assembly, NoParameters(groups), (), not_logged=nothing, is_rebuilt=True)
+        return Update(assembly, NoParameters(groups), (), not_elementwise=nothing, is_rebuilt=True)
     optimizer, declared = task.build_optimizer(assembly.module, spec.optimizer), task.elementwise_optimizer
     if optimizer is None:
         assert groups is not None, "those of a spec are always made"
@@ -463,7 +460,7 @@ def build_update(
     try:
         return _elementwise_update(assembly, optimizer, declared=declared, is_kept=is_kept)
     except _NotElementwise as reason:
-        return Update(assembly, optimizer, (), not_logged=str(reason))
+        return Update(assembly, optimizer, (), not_elementwise=str(reason))
 
 
 def _refuse_strangers(optimizer: Optimizer, assembly: Assembly) -> None:
@@ -495,10 +492,9 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         raise _NotElementwise("the optimizer has parameters that are not on a CPU")
     if not declared and (why := why_not_elementwise(optimizer)):
         raise _NotElementwise(why)
-    logged, not_logged = _described(optimizer, owners)
     if not is_split:
         pairs = [(parameter, parameter) for parameter in owners]
-        return Update(assembly, optimizer, pairs, logged=logged, not_logged=not_logged, is_rebuilt=True)
+        return Update(assembly, optimizer, pairs, is_rebuilt=True)
     local_parameters: list[tuple[nn.Parameter, nn.Parameter]] = []
     groups = []
     with torch.no_grad():
@@ -518,17 +514,7 @@ def _elementwise_update(assembly: Assembly, optimizer: Optimizer, *, declared: b
         for local_parameter, parameter in local_parameters
     ):
         raise _NotElementwise("the optimizer has a state before the first step that its constructor does not make")
-    return Update(assembly, rebuilt, local_parameters, logged=logged, not_logged=not_logged, is_rebuilt=True)
-
-
-def _described(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> tuple[LoggedOptimizer | None, str]:
-    """Returns how another process can make an equal one; or None, and why none can."""
-    if any(map(user_attributes, parameters)) and not type(optimizer).__module__.startswith("torch."):
-        return None, "the optimizer may read attributes of parameters, which another node does not have"
-    try:
-        return describe(optimizer), ""
-    except ValueError as error:
-        return None, f"the optimizer cannot be made again on another node: {error}"
+    return Update(assembly, rebuilt, local_parameters, is_rebuilt=True)
 
 
 def _is_same_state(state: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -565,7 +551,7 @@ def default_update(
             if all(local_parameter.is_cpu for _, local_parameter in named)
             else "the state is on a GPU"
         )
-    return Update(assembly, optimizer, local_parameters, not_logged=why)
+    return Update(assembly, optimizer, local_parameters, not_elementwise=why)
 
 
 def _is_shard(value: object, parameter: Tensor) -> bool:

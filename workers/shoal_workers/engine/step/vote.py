@@ -26,11 +26,10 @@ from torch import Tensor
 from shoal_workers.engine.group.direct_collectives import begin_all_reduce_small
 from shoal_workers.engine.parallel.device_copies import to_device
 
-_NUM_FIGURES = 10
+_NUM_FIGURES = 8
 """Numbers that each rank contributes at an index of its own."""
 NOTHING_ARRIVED = -1.0
 NO_BUDDY = math.inf
-NO_LOG = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,6 @@ class Ballot:
     """CPU seconds of a copy that reached the buddy since the last vote; 0: none did."""
     arrived_step: float = NO_BUDDY
     """Step of the newest copy of this generation that reached the buddy; NOTHING_ARRIVED, or NO_BUDDY."""
-    log_lag: float = NO_BUDDY
-    """Completed steps that the buddy cannot replay yet from the gradient log; NO_LOG: none is in force; NO_BUDDY: a
-    replica of the state is enough, or there is no other machine."""
-    log_s: float = 0.0
-    """CPU seconds of the gradient log since the last vote."""
     data_s: float = 0.0
     """Seconds of `compute_s` in which the rank made batches."""
     cpu_wait_s: float = 0.0
@@ -115,10 +109,6 @@ class Verdict:
     send_s: float
     arrived_steps: tuple[float, ...] = ()
     """The value in each rank's ballot, by rank."""
-    log_lag: int | None = None
-    """The lag of the rank that is furthest behind; None if not every rank with a buddy has a log in force."""
-    log_s: float = 0.0
-    """Mean of all ranks."""
     data_s: tuple[float, ...] = ()
     cpu_wait_s: tuple[float, ...] = ()
     saving_s: tuple[float, ...] = ()
@@ -151,7 +141,7 @@ def begin_vote(ballot: Ballot, rank: int, world_size: int) -> Vote:
     """The same in two parts: the collective has begun when this returns."""
     # Zeros at all other ranks' indices: the sum leaves each figure as it is, infinities included.
     figures = [0.0] * (_NUM_FIGURES * world_size)
-    costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
+    costs = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step]
     local_figures = [*costs, ballot.data_s, ballot.cpu_wait_s, ballot.saving_s, 0.0]
     figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = local_figures
     words = [1.0, *map(float, _requests_of(ballot.requests)), *figures]
@@ -211,7 +201,6 @@ def _verdict(sums: list[float], world_size: int, num_uses: int) -> Verdict:
     num_requests = len(fields(Requests))
     end = num_requests + _NUM_FIGURES * world_size
     request_counts, all_figures, others = rest[:num_requests], rest[num_requests:end], rest[end:]
-    lags = [lag for lag in all_figures[4::_NUM_FIGURES] if lag != NO_BUDDY]
     return Verdict(
         loss=total_loss,
         grad_norm=total_norm**0.5 if total_norm >= 0 else total_norm,
@@ -221,12 +210,10 @@ def _verdict(sums: list[float], world_size: int, num_uses: int) -> Verdict:
         copy_s=max(all_figures[1::_NUM_FIGURES]),
         send_s=max(all_figures[2::_NUM_FIGURES]),
         arrived_steps=tuple(all_figures[3::_NUM_FIGURES]),
-        log_lag=int(max(lags)) if lags and NO_LOG not in lags else None,
-        log_s=sum(all_figures[5::_NUM_FIGURES]) / world_size,
-        data_s=tuple(all_figures[6::_NUM_FIGURES]),
-        cpu_wait_s=tuple(all_figures[7::_NUM_FIGURES]),
-        saving_s=tuple(all_figures[8::_NUM_FIGURES]),
-        not_finite=tuple(other for other, bad in enumerate(all_figures[9::_NUM_FIGURES]) if bad),
+        data_s=tuple(all_figures[4::_NUM_FIGURES]),
+        cpu_wait_s=tuple(all_figures[5::_NUM_FIGURES]),
+        saving_s=tuple(all_figures[6::_NUM_FIGURES]),
+        not_finite=tuple(other for other, bad in enumerate(all_figures[7::_NUM_FIGURES]) if bad),
         metrics=tuple(others[num_uses:]),
         uses=tuple(others[:num_uses]),
     )

@@ -7,7 +7,6 @@
                 <worker id>.<random>/        one per process
                     owner                    held exclusively by its process
                     own-*, buddy-*           slots with parts
-                    log-*                    slots with entries of gradient logs
 
 The kernel releases both locks when their holder dies, also by SIGKILL: if a lock can be acquired, its holders are dead.
 A sweeper must not delete the directory of a process that is starting. The process therefore checks, once it holds the
@@ -44,7 +43,6 @@ _TRIES = 1000
 KEEP_S = 120.0
 """Longer than a supervisor waits for a worker that is started to read the snapshots of a node (Timeouts.orphans_s)."""
 _PARTS = ("own-", "buddy-")
-_ENTRIES = ("log-",)
 _LIVE = ("own-live-",)
 
 
@@ -104,23 +102,6 @@ class SlotRegistry:
             if process != self.path:
                 yield from self._slots_of(process, _LIVE)
 
-    def entries(self, num_start_bytes: int) -> Iterator[tuple[Path, PartHeader, bytes]]:
-        """Yields every complete log entry in this node's memory, of all processes, with the start of its extra
-        region."""
-        for path in self._slots(self.node, _ENTRIES):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                header = read_header(fd)
-                start = b"" if header is None else os.pread(fd, num_start_bytes, header.extra_offset)
-                is_unchanged = header is not None and read_sequence(fd) == header.sequence
-            finally:
-                os.close(fd)
-            if header is not None and is_unchanged:
-                yield path, header, start
-
     def scan(self) -> None:
         """Notes where all parts are, so that opening several does not read all slots of the node for each of them."""
         self._paths = {(header.generation, header.rank, header.step): path for path, header in self.parts()}
@@ -143,7 +124,7 @@ class SlotRegistry:
         for process in _directories(self.node):
             if process == self.path or _is_locked(process / _OWNER):
                 continue
-            for path in self._slots_of(process, _PARTS + _ENTRIES):
+            for path in self._slots_of(process, _PARTS):
                 with suppress(FileNotFoundError):
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
@@ -152,7 +133,7 @@ class SlotRegistry:
                         os.close(fd)
                     if is_outdated(header, before=generation):
                         path.unlink()
-            if not any(self._slots_of(process, _PARTS + _ENTRIES)):
+            if not any(self._slots_of(process, _PARTS)):
                 shutil.rmtree(process, ignore_errors=True)
 
     def remove_attempt(self) -> None:

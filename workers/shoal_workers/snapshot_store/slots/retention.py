@@ -20,8 +20,6 @@ Buddy slots. For each rank of each generation, the two newest copies: the older 
 dies in the middle leaves the newer one complete. If the older one belongs to the newest step of which every rank has a
 copy (`keep_step`), the newer one is overwritten instead. Copies of earlier generations stay until the group no longer
 needs them, since it may be restoring from them.
-
-Log entries. A ring for each rank: an entry may be overwritten once a newer whole copy makes it unnecessary.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ NUM_LIVE_SLOTS = 2
 _COPIES = 2
 _SPARE_BUDDY_SLOTS = 2
 """Slots without a part that stay allocated for the senders of the next generation."""
-_STEPS_BEFORE_COPY = 2
-"""Entries up to this many steps before the newest whole copy stay: the group may go back to one of these steps."""
 
 
 def kept(headers: Headers, *, generation: int, restored: tuple[int, int] | None) -> int | None:
@@ -95,21 +91,6 @@ def reusable_for_copy(headers: Headers, *, generation: int, rank: int, keep_step
     copies.sort(key=lambda copy: (copy[0] == keep_step, copy[0]))
     older = [position for _, position in copies[: len(copies) + 1 - _COPIES]]
     return older + [position for position, header in enumerate(headers) if header is None]
-
-
-def reusable_for_entry(headers: Headers, *, generation: int, rank: int, newest_copy: int | None) -> list[int]:
-    """Positions that may hold the next entry of this rank: empty ones, then its own oldest unnecessary entry."""
-    empty = [position for position, header in enumerate(headers) if header is None]
-    if newest_copy is None:
-        return empty
-    unnecessary = [
-        (header.step, position)
-        for position, header in enumerate(headers)
-        if header is not None
-        and (header.generation, header.rank) == (generation, rank)
-        and header.step < newest_copy - _STEPS_BEFORE_COPY
-    ]
-    return empty + [position for _, position in sorted(unnecessary)]
 
 
 def surplus_empty(headers: Headers) -> list[int]:

@@ -6,8 +6,6 @@
     UNCHANGED  part           -> Answer: ok if the part was not overwritten since; sent after reading
     PUT        part           -> Answer: there is room; then the client sends index, extra and payload, raw
                               -> Answer: the copy is complete
-    LOG        part           then the client sends the head, raw -> Answer
-                              then LogMessages, each with its bytes, raw -> Answer to each but aborts
 
 A connection may carry any number of requests. Used by both sides: `call` by clients, the types also by the server.
 """
@@ -32,13 +30,6 @@ class Verb(StrEnum):
     READ = "read"
     UNCHANGED = "unchanged"
     PUT = "put"
-    LOG = "log"
-
-
-class LogKind(StrEnum):
-    GRADIENTS = "gradients"
-    COMMIT = "commit"
-    ABORT = "abort"
 
 
 class Part(Frozen):
@@ -65,26 +56,14 @@ class Request(Frozen):
     """PUT: the step of an earlier copy of this rank that must not be overwritten."""
 
 
-class LogMessage(Frozen):
-    """One message of an open log."""
-
-    kind: LogKind
-    step: Count
-    """Optimizer steps that are completed with the entry."""
-    num_bytes: Count
-    """What follows, raw."""
-
-
 class Answer(Frozen):
     ok: bool = True
-    pending: bool = False
-    """FIND: the part is being replayed; another answer follows."""
     why: str = ""
     """The reason, if not ok."""
     part: Part | None = None
     snapshot_parts: tuple[SnapshotPart, ...] = ()
     cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """PUT, in the second answer, and in a log: CPU seconds that receiving took."""
+    """PUT, in the second answer: CPU seconds that receiving took."""
 
 
 def call(wire: Wire, request: Request) -> Answer:
@@ -96,8 +75,6 @@ def call(wire: Wire, request: Request) -> Answer:
 def receive_ok(wire: Wire) -> Answer:
     """The next answer. PeerRefused if it is not ok."""
     answer = wire.receive_message(Answer)
-    while answer.pending:
-        answer = wire.receive_message(Answer)
     if not answer.ok:
         raise PeerRefused(answer.why)
     return answer

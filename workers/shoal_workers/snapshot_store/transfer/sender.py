@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.snapshot_store.slots.slot_files import PartHeader
 from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
-from shoal_workers.snapshot_store.transfer.wire import SLICE_S, Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import Wire, connect
 
 _PATIENCE_S = 5.0
 _BREAK_OFF_S = 0.5
@@ -62,8 +62,6 @@ class Sender:
         self._cost: SendCost | None = None
         self._stopped = False
         self._is_broken_off = False
-        self.sent_bytes = 0
-        """The bytes of all copies that have arrived."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -80,17 +78,6 @@ class Sender:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="snapshot-send", daemon=True)
             self._thread.start()
-
-    def wait(self, check: Callable[[], None], *, patience_s: float) -> None:
-        """Returns when no copy is being sent, or after `patience_s`."""
-        give_up = time.monotonic() + patience_s
-        while True:
-            check()
-            with self._changed:
-                if self._changed.wait_for(lambda: self._sending is None, timeout=SLICE_S):
-                    return
-            if time.monotonic() > give_up:
-                return
 
     def break_off(self) -> None:
         """Breaks off the copy that is being sent, because it is not needed any more. Returns once it has ended, or
@@ -124,7 +111,6 @@ class Sender:
             sending.on_end(cost is not None)  # before it is idle: `OwnSlots.hand_over` asserts that nothing is sent
             with self._changed:
                 self._cost = cost or self._cost
-                self.sent_bytes += cost.num_bytes if cost is not None else 0
                 self._sending = None
                 self._is_broken_off = False
                 self._changed.notify_all()

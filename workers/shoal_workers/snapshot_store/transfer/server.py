@@ -1,7 +1,7 @@
 """Serves the parts in this node's memory to processes of other nodes, and receives their copies.
 
     accept thread ---> one thread per connection, at most MAX_CONNECTIONS: proof of the key, then requests, until the
-                       client closes the connection; a log's connection, which lasts, is not counted
+                       client closes the connection
     kernel             further connections wait in the listener's queue, in the order in which they came
 
 A client that hangs, sends nonsense or is cut off occupies one of these threads for a few seconds and does no other
@@ -17,15 +17,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.snapshot_store.log.replay import Comparison, Replayer, ReplayFailed
-from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, EntrySlots, OutdatedCopy
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.slots.slot_files import Regions, Stamp
 from shoal_workers.snapshot_store.snapshot_errors import SharedMemoryFull
-from shoal_workers.snapshot_store.transfer.log_stream import LogReceiver
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
@@ -34,8 +31,6 @@ _MAX_QUEUED = 4096
 """Linux allows no more unless net.core.somaxconn was raised."""
 _PROOF_S = 2.0
 _PATIENCE_S = 10.0
-_PENDING_S = 1.0
-"""A client that waits for a replay gets a message this often."""
 _READ_BYTES = 1 << 20
 """Ranges are gathered in a buffer of this size, small enough to stay in the processor's cache."""
 
@@ -45,23 +40,9 @@ _log = logging.getLogger(__name__)
 class PartServer:
     """Listens from its construction on; its threads are daemons."""
 
-    def __init__(
-        self,
-        registry: SlotRegistry,
-        buddies: BuddySlots,
-        entries: EntrySlots,
-        replayer: Replayer,
-        comparison: Comparison,
-        *,
-        node_id: str,
-        key: str,
-        host: str,
-    ) -> None:
+    def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
         self._registry = registry
         self._buddies = buddies
-        self._replayer = replayer
-        self._comparison = comparison
-        self._logs = LogReceiver(entries, buddies, replayer, comparison)
         self._node_id = node_id
         self._key = key
         self._stopped = threading.Event()
@@ -99,49 +80,30 @@ class PartServer:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        is_counted = True
         try:
             with Wire(sock, check=_Deadline(self._stopped), patience_s=_PROOF_S) as wire:
                 wire.challenge(self._key)
                 wire.set_limits(self._raise_if_stopped, patience_s=_PATIENCE_S)
                 while True:
-                    request = wire.receive_message(Request)
-                    if request.verb is Verb.LOG:
-                        # It lasts as long as its generation: counted, logs would use up the threads that restores need.
-                        is_counted = False
-                        self._free.release()
-                        self._keep_log(wire, request)
-                        return
-                    self._answer(wire, request)
+                    self._answer(wire, wire.receive_message(Request))
         except OSError as error:  # the client closed it, died, or does not belong to this attempt
             _log.debug("snapshot_store.connection_ended", extra={"error": str(error)})
         except Exception:  # the boundary of the thread: a bug must not look like a dead node
             _log.exception("snapshot_store.request_failed")
         finally:
             self._threads.discard(threading.current_thread())
-            if is_counted:
-                self._free.release()
-
-    def _keep_log(self, wire: Wire, request: Request) -> None:
-        if request.part is None:
-            raise ConnectionError("the request for a log contains no part")
-        self._logs.receive(wire, request.part, self._raise_if_stopped, patience_s=_PATIENCE_S)
+            self._free.release()
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.LIST:
-            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._replayer, self._node_id)))
+            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._node_id)))
             return
         if request.part is None:
             raise ConnectionError(f"the request {request.verb} contains no part")
         if request.verb is Verb.PUT:
-            part = request.part
-            with self._comparison.of_copy(part.generation, part.rank) as is_compared:
-                if self._receive_copy(wire, part, request.keep_step) and is_compared:
-                    self._comparison.run(part.generation, part.rank, part.step, self._raise_if_stopped)
+            self._receive_copy(wire, request.part, request.keep_step)
             return
         wanted = request.part
-        if request.verb is Verb.FIND and not self._make_if_missing(wire, wanted):
-            return
         with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as stored_part:
             if stored_part is None:
                 wire.send_message(Answer(ok=False, why="it no longer exists, or is not complete"))
@@ -157,37 +119,14 @@ class PartServer:
                 wire.send_message(Answer())
                 _send_ranges(wire, stored_part, request.ranges)
 
-    def _make_if_missing(self, wire: Wire, wanted: Part) -> bool:
-        """Replays the log if the part is not here as a file. False: that failed, and the client knows why."""
-        place = wanted.generation, wanted.rank, wanted.step
-        with self._registry.open_part(*place) as part:
-            if part is not None:
-                return True
-        reported = time.monotonic()
-
-        def keep_waiting() -> None:
-            nonlocal reported
-            self._raise_if_stopped()
-            if time.monotonic() - reported > _PENDING_S:
-                reported = time.monotonic()
-                wire.send_message(Answer(pending=True))
-
-        try:
-            self._replayer.make(*place, check=keep_waiting)
-        except ReplayFailed as error:
-            wire.send_message(Answer(ok=False, why=str(error)))
-            return False
-        return True
-
-    def _receive_copy(self, wire: Wire, part: Part, keep_step: int | None) -> bool:
-        """Returns False if the copy was refused."""
+    def _receive_copy(self, wire: Wire, part: Part, keep_step: int | None) -> None:
         start_s = time.thread_time()
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
             slot = self._buddies.acquire(regions, generation=part.generation, rank=part.rank, keep_step=keep_step)
         except (SharedMemoryFull, OutdatedCopy) as error:
             wire.send_message(Answer(ok=False, why=str(error)))
-            return False
+            return
         try:
             wire.send_message(Answer())
             memory = memoryview(slot.map)
@@ -202,7 +141,6 @@ class PartServer:
         finally:
             self._buddies.release(slot)
         wire.send_message(Answer(cpu_s=time.thread_time() - start_s))
-        return True
 
     def _raise_if_stopped(self) -> None:
         if self._stopped.is_set():
@@ -221,11 +159,8 @@ class _Deadline:
             raise ConnectionAbortedError(f"the client did not prove within {_PROOF_S:g} s that it knows the key")
 
 
-def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) -> tuple[SnapshotPart, ...]:
-    """Returns every part in this node's memory, each once, sorted by generation, step and rank: complete ones, and
-    those that can be replayed from a log."""
-    headers = [header for _, header in registry.parts()]
-    headers += [replace(step.header, step=step.step) for step in replayer.replayable()]
+def snapshot_parts_of(registry: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
+    """Returns every complete part in this node's memory, each once, sorted by generation, step and rank."""
     parts = {
         SnapshotPart(
             generation=header.generation,
@@ -235,7 +170,7 @@ def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) 
             num_bytes=header.num_bytes,
             node_id=node_id,
         )
-        for header in headers
+        for _, header in registry.parts()
     }
     return tuple(sorted(parts, key=lambda part: (part.generation, part.step, part.rank)))
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
-from shoal_workers.snapshot_store.log.rules import ParameterBuffers
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, ParameterBuffers
 
 SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
 

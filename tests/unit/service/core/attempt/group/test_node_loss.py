@@ -73,13 +73,10 @@ def test_until_a_copy_of_every_rank_has_arrived_only_the_checkpoint_counts(new_w
 
 def test_copies_promise_their_pace_and_the_steps_until_they_have_arrived(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=6)
-    _cost(world, buddy_step=4, buddy_every_steps=2.5, buddy_flight_steps=2, log_reason="the optimizer is not known")
+    _cost(world, buddy_step=4, buddy_every_steps=2.5, buddy_flight_steps=2)
     bound = _bound(world)
     assert (bound.protection, bound.at_most, bound.now, bound.every_steps) == (Protection.COPIES, 5, 2, 2.5)
-    assert bound.words() == (
-        "a lost node costs at most 5 steps, now 2 (copies on other nodes after every 2.5 steps; "
-        "the optimizer is not known)"
-    )
+    assert bound.words() == "a lost node costs at most 5 steps, now 2 (copies on other nodes after every 2.5 steps)"
 
 
 def test_slow_copies_follow_one_another_no_faster_than_they_arrive(new_world: NewWorld) -> None:
@@ -97,14 +94,6 @@ def test_copies_that_no_longer_arrive_raise_the_bound(new_world: NewWorld) -> No
     assert (_bound(world).at_most, _bound(world).now) == (2, 1)
     world.run(2)
     assert (_bound(world).at_most, _bound(world).now) == (3, 3)
-
-
-def test_a_gradient_log_promises_one_step(new_world: NewWorld) -> None:
-    world = new_world(workers=2, memory=True).open(then=6)
-    _cost(world, buddy_step=2, log_lag_steps=0, log_share=0.01)
-    bound = _bound(world)
-    assert (bound.protection, bound.at_most, bound.now) == (Protection.GRADIENT_LOG, 1, 0)
-    assert (bound.log_lag_steps, bound.log_share) == (0, 0.01)
 
 
 def test_on_one_node_a_lost_node_costs_the_steps_since_the_checkpoint(new_world: NewWorld) -> None:

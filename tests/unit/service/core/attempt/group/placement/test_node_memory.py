@@ -8,7 +8,7 @@ from shoal_workers.contract.messages import WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotServer
 
 GIB = 1 << 30
-NEED = HostNeed(process=GIB // 4, training=GIB, snapshots=GIB // 2, sent=GIB, kept=GIB, log=2 * GIB)
+NEED = HostNeed(process=GIB // 4, training=GIB, snapshots=GIB // 2, sent=GIB, kept=GIB)
 """1.75 GiB alone; a buddy adds 1 GiB to the sender, and 3 GiB to the one that keeps."""
 
 
@@ -64,15 +64,15 @@ def test_a_model_that_each_worker_builds_counts_before_it_trains() -> None:
 
 
 def test_copies_are_remarked_where_they_are_kept() -> None:
-    """3 ranks of one node and 1 of the other: the single one keeps three copies and logs."""
-    infos = workers(3, 1, memory_gib=12)
+    """3 ranks of one node and 1 of the other: the single one keeps three copies."""
+    infos, need = workers(3, 1, memory_gib=12), NEED.model_copy(update={"kept": 3 * GIB})
     by_rank = kept_by(infos[3], infos[3], infos[3], infos[0])
-    assert memory_verdict(infos, by_rank, NEED).remark == ""
-    tight = memory_verdict(workers(3, 1, memory_gib=11.5), by_rank, NEED)
+    assert memory_verdict(infos, by_rank, need).remark == ""
+    tight = memory_verdict(workers(3, 1, memory_gib=11.5), by_rank, need)
     assert tight.refusal == ""
     assert tight.remark == (
         "10.0.0.2 has 11.5 GiB of memory, and 1 worker with the copies that they send and keep for 3 ranks of other "
-        "nodes need 11.8 GiB, snapshot.gradient_log: off saves 6.0 GiB"
+        "nodes need 11.8 GiB"
     )
 
 
