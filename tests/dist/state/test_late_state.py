@@ -93,7 +93,7 @@ def test_state_from_the_beginning_stays_that_of_every_parameter(make_job: Any, u
 @pytest.mark.cells(1, 1)
 @pytest.mark.parametrize("step", [4, 7])
 def test_only_some_ranks_use_the_late_head(make_job: Any, reference: Any, step: int) -> None:
-    """Before the vote the spare head has zeros for a gradient, and the buddy has got them: it is never updated."""
+    """Before the vote the spare head has zeros for a gradient: it is never updated."""
     spec = _spec("Late", data={"late": LATE, "partly": True})
     job = make_job(memory=True, **spec)
     here, there = job.workers(1, "n1"), job.workers(1, "n2")
@@ -108,7 +108,7 @@ def test_only_some_ranks_use_the_late_head(make_job: Any, reference: Any, step: 
     here[0].call("interrupt", generation)
     here[0].call("go")
     source = job.in_memory([here[0].exit()], here)
-    assert source.step <= step if step > 6 else source.step == step
+    assert 0 < source.step <= step
     state = _finish(job, here, restore_snapshot=source)
     assert not [name for name in state if name.startswith("optim.spare.")]
     assert job.losses(here) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
