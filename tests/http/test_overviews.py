@@ -1,5 +1,6 @@
 """The documents and streams behind the pages: complete, resumable, and idle while nothing happens."""
 
+import asyncio
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ import httpx
 
 from kit.store_calls import replace_call
 from shoal_api.client.transport import parse_stream, split_lines
+from shoal_api.http.followers import OverviewFollower, OverviewReader, Position
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.reports import PendingLog
 from shoal_service.store import histories, submissions
@@ -143,3 +145,21 @@ def test_every_version_of_a_spec_is_kept(service: Any, spec: dict[str, Any]) -> 
     service.store.writing(submissions.patch)(job.id, JobPatch(priority=5), if_match=None, now=time.time())
     versions = service.client.spec_versions(job.id)
     assert [(one.version, one.spec.priority) for one in versions] == [(1, 0), (2, 5)]
+
+
+def test_pages_that_are_equally_far_share_one_read_of_the_database(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise(status=JobStatus(state=JobState.RUNNING, step=2, workers=2))
+    reader = OverviewReader(service.store)
+
+    def num_reads() -> int:
+        return service.store.tallies.seconds.values()["read",].count
+
+    async def read(number: int) -> tuple[int, set[tuple[bytes, ...]]]:
+        followers = [OverviewFollower(reader, job_id, Position(), logs=True) for _ in range(number)]
+        before = num_reads()
+        batches = await asyncio.gather(*(follower.read() for follower in followers))
+        assert {follower.position for follower in followers} == {followers[0].position}
+        return num_reads() - before, {batch.chunks for batch in batches}
+
+    alone, [chunks] = asyncio.run(read(1))
+    assert asyncio.run(read(200)) == (alone, {chunks})

@@ -215,7 +215,7 @@ def test_a_followed_log_begins_with_its_tail_and_loses_no_line(
     def read(follower: LogFollower) -> list[str]:
         found: list[str] = []
         while True:
-            batch = follower.read()
+            batch = follower.read_now()
             found += [chunk.decode().partition("] ")[2].rstrip() for chunk in batch.chunks]
             if not batch.more:
                 return found

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
-from shoal_api.http.followers import OverviewCache
+from shoal_api.http.followers import OverviewReader
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.job_storage import JobStorage, Verifications
 from shoal_service.control.planning import PlanningProcesses
@@ -88,8 +88,8 @@ class Context:
     curves: ManyCurves = field(default_factory=ManyCurves)
 
     @cached_property
-    def overviews(self) -> OverviewCache:
-        return OverviewCache(self.store)
+    def overviews(self) -> OverviewReader:
+        return OverviewReader(self.store)
 
     def surroundings(self, note: str) -> Surroundings:
         """Return what is known now about where a submitted job will run; `note` begins that of its status."""

@@ -13,21 +13,21 @@ cost of a change does not grow with the number of open pages.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
 
 from shoal_api.answers import EventPage, StreamEnd, log_source
-from shoal_api.http.streams import Batch, sse_event
+from shoal_api.http.streams import Batch, ThreadFollower, sse_event
 from shoal_service.store import Store, histories
-from shoal_service.views import LogView, SampleColumns
+from shoal_service.views import LogView
 from shoal_workers.contract import JobState
 
 _BATCH = 500
@@ -37,7 +37,6 @@ _NEW_AT_ONCE = 1000
 _MAX_LOG_LINES = 500
 """Log lines in the first answer, at most."""
 _MAX_POINTS = 500
-_KEPT = 256
 _Version = tuple[float, int, int]
 _LINES = TypeAdapter(list[Any])
 
@@ -79,14 +78,14 @@ def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
 
 
 @dataclass(slots=True)
-class EventFollower:
+class EventFollower(ThreadFollower):
     """Sends every event after a number, without gaps; the number is the SSE id."""
 
     store: Store
     job_id: str
     after: int
 
-    def read(self) -> Batch:
+    def read_now(self) -> Batch:
         page = read_events(self.store, self.job_id, self.after, _BATCH)
         self.after = page.next_after
         chunks = [sse_event(event.model_dump_json(), event_id=event.seq) for event in page.items]
@@ -96,7 +95,7 @@ class EventFollower:
 
 
 @dataclass(slots=True)
-class LogFollower:
+class LogFollower(ThreadFollower):
     """Sends every line of the log after a number, as server-sent events or as plain text."""
 
     store: Store
@@ -104,7 +103,7 @@ class LogFollower:
     lines: LogSelection
     plain: bool
 
-    def read(self) -> Batch:
+    def read_now(self) -> Batch:
         state = self.store.get_job(self.job_id).status.state
         logs, after = read_lines(self.store, self.job_id, self.lines, _BATCH)
         more = self.lines.tail is None and len(logs) == _BATCH
@@ -117,14 +116,14 @@ class LogFollower:
 
 
 @dataclass(slots=True)
-class DocumentFollower:
+class DocumentFollower(ThreadFollower):
     """Sends a document after each change of it, as events of one name."""
 
     event: str
     read_document: Callable[[], str]
     _sent: str = ""
 
-    def read(self) -> Batch:
+    def read_now(self) -> Batch:
         document = self.read_document()
         if document == self._sent:
             return Batch(())
@@ -133,14 +132,14 @@ class DocumentFollower:
 
 
 @dataclass(slots=True)
-class JobFollower:
+class JobFollower(ThreadFollower):
     """Sends the job after each change, as events `job`, until its end."""
 
     store: Store
     job_id: str
     _sent: str = ""
 
-    def read(self) -> Batch:
+    def read_now(self) -> Batch:
         job = self.store.get_job(self.job_id)
         state, document = job.status.state, job.model_dump_json()
         chunks = [] if document == self._sent else [sse_event(document, event="job")]
@@ -188,68 +187,62 @@ class Position:
         return f"{self.event}.{max(0, self.step)}.{self.log}"
 
 
-class OverviewCache:
-    """The newest parts that were made, for all streams of an application. Thread-safe."""
+_Question = tuple[str, Position, bool]
+"""Job, how far the client is, and whether it wants the log."""
+_Part = tuple[JobState, tuple[bytes, ...], Position]
+"""State of the job, what a client lacks, and how far it is then."""
+
+
+class OverviewReader:
+    """Reads overviews, one at a time, for all streams of an application. On its event loop.
+
+    Streams that are equally far share a read that has begun after all of them asked. While one read runs, all who ask
+    share the next, so 200 open pages of a job cost one read a change, and no thread waits for another.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._made: OrderedDict[Any, tuple[tuple[bytes, ...], Position]] = OrderedDict()
-        self._version_lock = threading.Lock()
-        self._num_reads = 0
-        """Number of reads of versions that have begun."""
-        self._versions: OrderedDict[str, tuple[int, tuple[JobState, _Version]]] = OrderedDict()
-        """The newest version that was read, and the number of that read, by job."""
+        self._turn = asyncio.Lock()
+        self._asked: dict[_Question, asyncio.Task[_Part]] = {}
+        """Reads that have not begun."""
 
-    def version(self, job_id: str) -> tuple[JobState, _Version]:
-        """Return `histories.job_version`. Streams that ask at the same time share a read that has begun after they
-        asked."""
-        num_begun = self._num_reads
-        with self._version_lock:
-            known = self._versions.get(job_id)
-            if known is None or known[0] <= num_begun:
-                self._num_reads += 1
-                known = self._num_reads, self._store.reading(histories.job_version)(job_id)
-                self._versions[job_id] = known
-                if len(self._versions) > _KEPT:
-                    self._versions.popitem(last=False)
-            return known[1]
+    async def read(self, question: _Question) -> _Part:
+        """Return the state of the job, the parts after the position, and the position after them."""
+        if question not in self._asked:
+            self._asked[question] = asyncio.create_task(self._read(question))
+        return await asyncio.shield(self._asked[question])  # the others wait for it even if this client has gone
 
-    def next(
-        self, job_id: str, position: Position, version: _Version, *, logs: bool
-    ) -> tuple[tuple[bytes, ...], Position]:
-        """Return the parts after `position`, and the position after them."""
-        key = (job_id, position, version, logs)
-        with self._lock:  # held while they are made: others that want the same wait for them
-            if key not in self._made:
-                self._made[key] = _parts(self._store, job_id, position, version, logs=logs)
-                if len(self._made) > _KEPT:
-                    self._made.popitem(last=False)
-            return self._made[key]
+    async def _read(self, question: _Question) -> _Part:
+        async with self._turn:
+            del self._asked[question]
+            return await run_in_threadpool(_read_after, self._store, *question)
 
 
 @dataclass(slots=True)
 class OverviewFollower:
     """Sends the overview of one job to one client. A `streams.Follower`."""
 
-    cache: OverviewCache
+    reader: OverviewReader
     job_id: str
     position: Position
     logs: bool
 
-    def read(self) -> Batch:
-        state, version = self.cache.version(self.job_id)
-        chunks: tuple[bytes, ...] = ()
+    async def read(self) -> Batch:
         before = self.position
-        if version != before.version:
-            chunks, self.position = self.cache.next(self.job_id, before, version, logs=self.logs)
-        after = self.position
+        state, chunks, after = await self.reader.read((self.job_id, before, self.logs))
         more = after.event - before.event >= _NEW_AT_ONCE or (self.logs and after.log - before.log >= _NEW_AT_ONCE)
-        if more:
-            self.position = replace(after, version=None)
-        elif state.ended:
+        self.position = replace(after, version=None) if more else after
+        if state.ended and not more:
             chunks = (*chunks, end_event(state))
         return Batch(chunks, more=more, ended=state.ended and not more)
+
+
+def _read_after(store: Store, job_id: str, position: Position, logs: bool) -> _Part:
+    """Read what a client lacks; nothing if the job has not changed since."""
+    state, version = store.reading(histories.job_version)(job_id)
+    if version == position.version:
+        return state, (), position
+    return state, *_parts(store, job_id, position, version, logs=logs)
 
 
 def _parts(
@@ -265,12 +258,11 @@ def _parts(
     with store.read() as tx:
         series = histories.series_columns(tx, job_id, after_step=after, max_points=_MAX_POINTS)
     if series.step or first:
-        new = {"replace": position.step < 0, "columns": series.model_dump(mode="json")}
-        parts.append(("series", json.dumps(new, separators=(",", ":"))))
+        parts.append(("series", _columns(series, is_first=position.step < 0)))
     with store.read() as tx:
         samples = histories.samples(tx, job_id, after=position.sampled_at)
     if samples.at or first:
-        parts.append(("samples", _samples(samples, is_first=position.sampled_at == 0.0)))
+        parts.append(("samples", _columns(samples, is_first=position.sampled_at == 0.0)))
 
     documents = {
         "incidents": to_json(store.reading(histories.newest_incidents)(job_id)).decode(),
@@ -305,11 +297,10 @@ def _parts(
         documents=(checksums[0], checksums[1], checksums[2]),
         version=version,
     )
-    chunks = [sse_event(text, event=name) for name, text in parts]
-    chunks[-1] = sse_event(parts[-1][1], event=parts[-1][0], event_id=reached.id)
-    return tuple(chunks), reached
+    *before_last, (name, text) = parts
+    chunks = [sse_event(text, event=name) for name, text in before_last]
+    return (*chunks, sse_event(text, event=name, event_id=reached.id)), reached
 
 
-def _samples(samples: SampleColumns, *, is_first: bool) -> str:
-    new = {"replace": is_first, "columns": samples.model_dump(mode="json")}
-    return json.dumps(new, separators=(",", ":"))
+def _columns(columns: BaseModel, *, is_first: bool) -> str:
+    return json.dumps({"replace": is_first, "columns": columns.model_dump(mode="json")}, separators=(",", ":"))

@@ -62,9 +62,19 @@ class Batch:
 
 
 class Follower(Protocol):
-    """Reads from its own position on. Called on worker threads, by one thread at a time."""
+    """Reads from its own position on. One call at a time, on the event loop."""
 
-    def read(self) -> Batch: ...
+    async def read(self) -> Batch: ...
+
+
+class ThreadFollower:
+    """A follower that reads the store for itself, on a worker thread."""
+
+    async def read(self) -> Batch:
+        return await run_in_threadpool(self.read_now)
+
+    def read_now(self) -> Batch:
+        raise NotImplementedError
 
 
 class Stream(StreamingResponse):
@@ -117,7 +127,7 @@ async def _follow(
         while not changes.closing:
             if changed:
                 watch.arm()
-                batch = await run_in_threadpool(follower.read)
+                batch = await follower.read()
                 if batch.chunks:
                     yield b"".join(batch.chunks)
                     sent_mono = time.monotonic()

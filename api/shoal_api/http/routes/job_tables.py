@@ -55,7 +55,7 @@ from shoal_api.http.json_router import (
     selectors_of,
 )
 from shoal_api.http.problems import InvalidRequest, NotAcceptable
-from shoal_api.http.streams import STREAMED, Batch, sse_event, sse_response
+from shoal_api.http.streams import STREAMED, Batch, ThreadFollower, sse_event, sse_response
 from shoal_api.http.table_files import (
     FILES,
     FileFormat,
@@ -343,14 +343,14 @@ def _body(read: Reader, many: ManyCurves) -> tuple[bytes, str]:
     return body[: -len(unplaced)] + f'"position":"{position}"}}'.encode(), position
 
 
-class _CurveFollower:
+class _CurveFollower(ThreadFollower):
     """Sends the jobs that have changed since it has sent them."""
 
     def __init__(self, read: Reader, known: Versions | None) -> None:
         self._read = read
         self._known = known
 
-    def read(self) -> Batch:
+    def read_now(self) -> Batch:
         drawn, versions = self._read(self._known)
         is_same = self._known is not None and list(versions) == list(self._known)
         self._known = versions
