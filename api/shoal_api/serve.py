@@ -33,7 +33,7 @@ from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.isolation import Isolation, IsolationConfig, IsolationError, isolate
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.clusters.wire import DEFAULT_CLUSTER, GatewayConfig
-from shoal_service.collector import spare_what_exists
+from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.gateway_process import GatewayProcess
@@ -129,7 +129,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     console = JobConsole(store, since=time.time())
     requests, passes = RequestMetrics(), PassTimes()
     control = ControlLoop(store, clusters, clock, config, times=passes)
-    tallies = WebhookTallies(hook.name for hook in settings.webhooks)
+    tallies = WebhookTallies((hook.name for hook in settings.webhooks), waits)
     hooks = WebhookConfig(secrets=secrets, rules=settings.webhook_rules, hooks=settings.webhooks)
     if any(hook.is_apprise for hook in hooks.hooks) and not is_installed():
         _log.warning("webhooks.no_apprise", extra={"reason": MISSING})
@@ -162,7 +162,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
         exposure=exposure,
-        issuer=_issuer(settings),
+        issuer=_issuer(settings, waits),
         limits=Limits(
             requests_per_s=settings.limit_requests,
             streams=settings.limit_streams,
@@ -234,7 +234,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
         lock.listens_at(f"http://{_netloc(host, port)}")
-        spare_what_exists()
+        collect_rarely(OF_CONTROL_PLANE)
         _say(f"listening on {wire.scheme}://{_netloc(host, port)}")
         console.start()
         try:
@@ -267,7 +267,7 @@ def _register_gateway(store: Store, settings: Settings) -> None:
         raise SettingsError(str(error)) from None
 
 
-def _issuer(settings: Settings) -> Issuer | None:
+def _issuer(settings: Settings, waits: WaitTallies) -> Issuer | None:
     if not settings.oidc_issuer:
         return None
     rules = ClaimRules(
@@ -276,7 +276,8 @@ def _issuer(settings: Settings) -> Issuer | None:
         roles=settings.oidc_roles,
         projects_claim=settings.oidc_projects_claim,
     )
-    return Issuer(IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules))
+    config = IssuerConfig(issuer=settings.oidc_issuer, audience=settings.oidc_audience, rules=rules)
+    return Issuer(config, waits=waits)
 
 
 def _connections(settings: Settings) -> ConnectionLimits:

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
-from shoal_service.collector import spare_what_exists
+from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.planning import planning_profile
 from shoal_service.fleet_views import ClusterView, StartForecast
 from shoal_service.store import Store
@@ -68,7 +68,7 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     print(port, flush=True)
-    spare_what_exists()  # as `shoal serve` does
+    collect_rarely(OF_CONTROL_PLANE)  # as `shoal serve` does
     make_server(app, host="127.0.0.1", port=port).run(sockets=[listener])
 
 

@@ -26,7 +26,7 @@ from shoal_api.http.access.limits import Limits
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import ConnectionLimits, Wire, make_server
 from shoal_service.clock import SystemClock
-from shoal_service.collector import spare_what_exists
+from shoal_service.collector import OF_CONTROL_PLANE, collect_rarely
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.joined_clusters import JoinedClusters
@@ -90,7 +90,7 @@ def main() -> None:
     wire = Wire(connections=ConnectionLimits(of_address=_WIDE, in_all=_WIDE))
     server = make_server(app, host="127.0.0.1", port=port, wire=wire)
     print(port, flush=True)
-    spare_what_exists()  # as `shoal serve` does
+    collect_rarely(OF_CONTROL_PLANE)  # as `shoal serve` does
 
     async def serve() -> None:
         stop = asyncio.Event()

@@ -181,7 +181,7 @@ def _speed(bench: _Bench) -> None:
     bench.too_slow = any(one.seconds > speed.LIMIT_S for one in timings)
     bench.say(
         f"\n## Time of a decision\n\n{machine['cpu']}, {machine['system']}. The limit is "
-        f"{1000 * speed.LIMIT_S:.0f} ms by the clock, while the garbage collector runs (the control loop pauses it)."
+        f"{1000 * speed.LIMIT_S:.0f} ms by the clock, with the garbage collector paused, as the control loop does."
         f"\n\n{tables.speed(timings)}"
     )
 

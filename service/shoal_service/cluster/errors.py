@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #   ClusterError
 #   |-- ClusterUnreachable
+#   |   `-- OrderUnanswered
 #   |-- ConnectionStale
 #   |-- GcsUnavailable
 #   |-- RayCallFailed
@@ -17,6 +18,10 @@ class ClusterError(Exception):
 
 class ClusterUnreachable(ClusterError):
     """Ray does not answer."""
+
+
+class OrderUnanswered(ClusterUnreachable):
+    """The gateway reports, but has not answered an order in time."""
 
 
 class ConnectionStale(ClusterError):

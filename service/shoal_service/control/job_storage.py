@@ -71,6 +71,7 @@ class JobStorage:
         """`default_url`: the checkpoint directory of jobs without a `checkpoint.url`; empty: they cannot be read."""
         self._default_url = default_url
         self._waits = waits or WaitTallies()
+        self._waits.expect("storage", _ANSWER_S)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="storage")
 
     def catalog(self, job: JobView) -> CheckpointCatalog:
@@ -191,8 +192,8 @@ class JobStorage:
         """Runs a blocking call on one of the threads, and returns its result. Raises StorageAway, FileNotFoundError."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
-            with self._waits.waiting("storage", within_s):
-                return await asyncio.wait_for(asyncio.shield(future), within_s)
+            async with self._waits.bounded("storage", within_s):
+                return await asyncio.shield(future)
         except TimeoutError:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whatever it is
             raise StorageAway(f"the storage did not answer within {within_s:g} s") from None

@@ -31,8 +31,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable, RayCallFailed
-from shoal_service.clusters.verbs import BY_METHOD, Verb
+from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, RayCallFailed
+from shoal_service.clusters.verbs import BY_METHOD, VERBS, Verb
 from shoal_service.clusters.wire import MAX_WORDS, Answer, ClusterSnapshot
 from shoal_service.control.protocols import JoinedAs
 from shoal_service.store import ClusterNotFound, Lease, Store, StoreUnavailable, cluster_links
@@ -70,6 +70,8 @@ class JoinedClusters:
         self._store = store
         self._own = own
         self._waits = waits or WaitTallies()
+        for verb in VERBS.values():
+            self._waits.expect(verb.kind, verb.limit_s)
         self._clock = clock
         self._lease = lease
         self._lock = threading.Lock()
@@ -260,11 +262,10 @@ class JoinedCluster:
         """Orders a verb and waits for the answer. If the caller is cancelled, so is the order."""
         number, answer = await asyncio.to_thread(self._write, verb, verb.asked(*arguments, **named))
         try:
-            with self._waits.waiting(verb.kind, verb.limit_s):
-                async with asyncio.timeout(verb.limit_s):
-                    return await asyncio.wrap_future(answer)
+            async with self._waits.bounded(verb.kind, verb.limit_s):
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
-            raise ClusterUnreachable(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s") from None
+            raise OrderUnanswered(f"{verb.kind}: the gateway has not answered within {verb.limit_s:g} s") from None
         finally:
             self._leave(number)
 

@@ -24,6 +24,7 @@ from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
 from shoal_service.core.access import ClaimRules, ClaimsRefused, Principal, principal_of
+from shoal_service.telemetry.tallies import WaitTallies
 
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _KEPT_S = 3600.0
@@ -68,8 +69,11 @@ class Issuer:
         config: IssuerConfig,
         clock: Callable[[], float] = time.time,
         clock_mono: Callable[[], float] = time.monotonic,
+        waits: WaitTallies | None = None,
     ) -> None:
         self._config = config
+        self._waits = waits or WaitTallies()
+        self._waits.expect("issuer", _TIMEOUT_S)
         self._clock = clock
         self._clock_mono = clock_mono
         self._keys: _Keys | None = None
@@ -135,7 +139,7 @@ class Issuer:
 
     async def _read(self) -> None:
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with self._waits.bounded("issuer", _TIMEOUT_S):
                 self._keys = _Keys(await self._read_keys(), self._clock_mono())
             self._away = ""
         except TimeoutError:

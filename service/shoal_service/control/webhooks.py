@@ -49,7 +49,7 @@ from shoal_service.core.webhooks import (
 )
 from shoal_service.store import Lease, LeaseLost, Store, StoreUnavailable, histories, webhook_lanes
 from shoal_service.store.webhook_lanes import JOB, SERVICE, Failure, Lane
-from shoal_service.telemetry.tallies import DeliveryOutcome, WebhookTallies
+from shoal_service.telemetry.tallies import DeliveryOutcome, WaitTallies, WebhookTallies
 from shoal_service.views import EventView
 from shoal_workers.contract import JobSpec, WebhookSpec
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
@@ -320,9 +320,9 @@ class LaneDelivery:
         self._owns = owns
         self._by_name = {SERVICE + hook.name: hook for hook in config.hooks}
         self._rules = config.rules
-        self._sender = Sender(config.answer_s)
-        self._sender_of_specs = Sender(config.answer_s, config.rules)
-        self._notifier = Notifier(config.answer_s)
+        self._sender = Sender(config.answer_s, tallies.waits)
+        self._sender_of_specs = Sender(config.answer_s, tallies.waits, config.rules)
+        self._notifier = Notifier(config.answer_s, tallies.waits)
         self._slots = Slots(config.slots)
         self._jobs: dict[str, _Job] = {}
 
@@ -603,10 +603,10 @@ class Sender:
     address that was checked is the one that is used, whatever the name server answers next.
     """
 
-    def __init__(self, answer_s: float, rules: WebhookRules | None = None) -> None:
+    def __init__(self, answer_s: float, waits: WaitTallies, rules: WebhookRules | None = None) -> None:
         """`answer_s`: seconds for a whole attempt, from the connection to the status of the answer. `rules`: for hooks
         of specs; None means those of an administrator."""
-        self._answer_s = answer_s
+        self._answer_s, self._waits = answer_s, waits
         self._http = httpx.AsyncClient(
             follow_redirects=False,
             trust_env=False,  # neither proxies nor passwords from the environment
@@ -619,7 +619,7 @@ class Sender:
         """Posts the message. Empty: the receiver has accepted it, with a status of 200 to 299. Otherwise why not, in
         words without the URL."""
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with self._waits.bounded("webhook", self._answer_s):
                 async with self._http.stream("POST", url, headers=headers, content=body) as answer:
                     status = answer.status_code
         except (TimeoutError, httpx.TimeoutException):
@@ -679,9 +679,10 @@ class Notifier:
     message; its calls block, and run on threads of their own.
     """
 
-    def __init__(self, answer_s: float) -> None:
+    def __init__(self, answer_s: float, waits: WaitTallies) -> None:
         """`answer_s`: seconds for a whole attempt."""
-        self._answer_s = answer_s
+        self._answer_s, self._waits = answer_s, waits
+        waits.expect("webhook", answer_s)
         self._threads = Threads(_APPRISE_THREADS)
 
     async def send(self, url: str, event: EventView, job: JobFacts) -> str:
@@ -692,7 +693,7 @@ class Notifier:
         text = f"{event.message}\n\njob {job.id} ({job.name}), project {job.project}, user {job.user}; event "
         text += message_id(job.id, event.seq)
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with self._waits.bounded("webhook", self._answer_s):
                 return await self._threads(_send, url, title, text, _TYPES.get(event.severity, "info"))
         except TimeoutError:
             return f"has not answered within {self._answer_s:g} s"

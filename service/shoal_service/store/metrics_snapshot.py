@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import Column, ColumnElement, Row, Select, and_, case, func, not_, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, case, func, not_, or_, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
@@ -70,29 +69,23 @@ class Snapshot:
 
 def read(tx: Transaction, live: LiveJobs, *, now: float) -> Snapshot:
     """Reads all values. `live`: what the caller has read before."""
-    counted = tx.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
+    counted = tx.execute(_BY_STATE).all()
+    incident_counts = [(IncidentCause(cause), is_over, count) for cause, is_over, count in tx.execute(_INCIDENTS)]
     return Snapshot(
         jobs_by_state={JobState(state): count for state, count in counted},
         live=live.read(tx, now=now),
-        incidents_by_cause=_incidents(tx, is_over=True),
-        open_incidents=_incidents(tx, is_over=False),
+        incidents_by_cause={cause: count for cause, is_over, count in incident_counts if is_over},
+        open_incidents={cause: count for cause, is_over, count in incident_counts if not is_over},
         recoveries=_recoveries(tx),
-        steps_lost=_by_cause(tx, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
-        bytes_moved=_by_cause(tx, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
-        checkpoints=_checkpoints(tx),
-        queue_wait=_queue_wait(tx),
+        steps_lost=_by_cause(tx, _STEPS_LOST),
+        bytes_moved=_by_cause(tx, _BYTES_MOVED),
+        checkpoints=_histogram(tx.execute(_CHECKPOINTS).one()),
+        queue_wait=_histogram(tx.execute(_WAITED).one()),
         queued_since=_queued_since(tx, (shown := _projects(tx))),
         projects=shown,
         lease=lease.current(tx),
         webhooks=lags(tx),
     )
-
-
-def _queue_wait(tx: Transaction) -> Histogram:
-    waited = jobs.c.started_at - jobs.c.created_at
-    under = [func.coalesce(func.sum(case((waited <= bound, 1), else_=0)), 0) for bound in QUEUE_WAIT_SECONDS.buckets]
-    query = select(*under, func.count(), func.coalesce(func.sum(waited), 0.0)).where(jobs.c.started_at.is_not(None))
-    return _histogram(tx.execute(query).one())
 
 
 def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
@@ -106,83 +99,72 @@ def _projects(tx: Transaction) -> tuple[ProjectView, ...]:
     return tuple(shown.values())
 
 
-def _incidents(tx: Transaction, *, is_over: bool) -> dict[IncidentCause, int]:
-    """Counts incidents. An incident is over when it is closed, and at the latest with its attempt."""
-    states = sorted(state.value for state in ATTEMPT_STATES)
-    is_current = and_(jobs.c.state.in_(states), incidents.c.attempt == jobs.c.attempt)
-    over = or_(incidents.c.closed, not_(is_current))
-    query = (
-        select(incidents.c.cause, func.count())
-        .join(jobs, jobs.c.num == incidents.c.job_num)
-        .where(over if is_over else not_(over))
-        .group_by(incidents.c.cause)
-    )
-    return {IncidentCause(cause): count for cause, count in tx.execute(query)}
-
-
 def _queued_since(tx: Transaction, shown: Sequence[ProjectView]) -> dict[str, float]:
-    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
-    query = select(jobs.c.project, since).where(jobs.c.state == JobState.QUEUED.value).group_by(jobs.c.project)
     names, since_by_job = {state.name for state in shown}, dict[str, float]()
-    for project, at in tx.execute(query):
+    for project, at in tx.execute(_QUEUED_SINCE):
         name = project if project in names else DEFAULT_PROJECT
         since_by_job[name] = min(at, since_by_job.get(name, at))
     return since_by_job
 
 
-@cache
-def _recoveries_query() -> Select[*tuple[Any, ...]]:
-    """The query for recoveries. Made once, because it has some hundred columns."""
-    bounds = RECOVERY_SECONDS.buckets
-    buckets = [part for phase in RecoveryPhase for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
-    return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
-
-
 def _recoveries(tx: Transaction) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
-    phases = list(RecoveryPhase)
     histograms: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
     width = len(RECOVERY_SECONDS.buckets) + 2
-    for cause, *values in tx.execute(_recoveries_query()):
-        for i, phase in enumerate(phases):
+    for cause, *values in tx.execute(_RECOVERIES):
+        for i, phase in enumerate(RecoveryPhase):
             histogram = _histogram(values[i * width : (i + 1) * width])
             if histogram.count:
                 histograms[IncidentCause(cause), phase] = histogram
     return histograms
 
 
-@cache
-def _by_cause_query(column: Column[Any], metric: Metric) -> Select[*tuple[Any, ...]]:
-    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
-    return query.group_by(incidents.c.cause)
-
-
-def _by_cause(tx: Transaction, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
+def _by_cause(tx: Transaction, query: Select[Any]) -> dict[IncidentCause, Histogram]:
     """Histograms of the closed incidents that have a value, by cause."""
-    rows = tx.execute(_by_cause_query(column, metric))
-    histograms = {IncidentCause(cause): _histogram(values) for cause, *values in rows}
+    histograms = {IncidentCause(cause): _histogram(values) for cause, *values in tx.execute(query)}
     return {cause: histogram for cause, histogram in histograms.items() if histogram.count}
 
 
-@cache
-def _checkpoints_query() -> Select[*tuple[Any, ...]]:
-    buckets = _buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS.buckets)
-    return select(*buckets).where(checkpoints.c.committed_at.is_not(None))
-
-
-def _checkpoints(tx: Transaction) -> Histogram:
-    return _histogram(list(tx.execute(_checkpoints_query()).one()))
-
-
-def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
+def _buckets(column: ColumnElement[Any], metric: Metric) -> list[ColumnElement[Any]]:
     """Columns of a histogram: for each bound the number of values at or below it, then the number and the sum of all
     values."""
-    under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in bounds]
+    under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in metric.buckets]
     return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
 
 
 def _histogram(values: Sequence[Any]) -> Histogram:
     *under, count, total = values
     return Histogram(tuple(int(n) for n in under), int(count), float(total))
+
+
+def _of_closed(*buckets: ColumnElement[Any]) -> Select[Any]:
+    return select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
+
+
+_BY_STATE = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+_WITH_ATTEMPT = jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))
+_IS_OVER = or_(incidents.c.closed, not_(and_(_WITH_ATTEMPT, incidents.c.attempt == jobs.c.attempt)))
+"""An incident is over when it is closed, and at the latest with its attempt."""
+_INCIDENTS = (
+    select(incidents.c.cause, _IS_OVER, func.count())
+    .join(jobs, jobs.c.num == incidents.c.job_num)
+    .group_by(incidents.c.cause, _IS_OVER)
+)
+_QUEUED_SINCE = (
+    select(jobs.c.project, func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at)))
+    .where(jobs.c.state == JobState.QUEUED.value)
+    .group_by(jobs.c.project)
+)
+_PHASES = [incidents.c[f"{phase.value}_s"] for phase in RecoveryPhase]
+_RECOVERIES = _of_closed(*(part for phase in _PHASES for part in _buckets(phase, RECOVERY_SECONDS)))
+_STEPS_LOST = _of_closed(*_buckets(incidents.c.steps_lost, INCIDENT_STEPS_LOST))
+_BYTES_MOVED = _of_closed(*_buckets(incidents.c.bytes_moved, INCIDENT_BYTES_MOVED))
+_CHECKPOINTS = select(*_buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS)).where(
+    checkpoints.c.committed_at.is_not(None)
+)
+_WAITED = select(*_buckets(jobs.c.started_at - jobs.c.created_at, QUEUE_WAIT_SECONDS)).where(
+    jobs.c.started_at.is_not(None)
+)
+"""Statements are built once: that takes longer than to run them."""
 
 
 GRACE_S = 60.0
@@ -207,6 +189,8 @@ _LIVE = select(
     jobs.c.step_times,
     _NEWEST_CHECKPOINT.label("checkpoint"),
 ).order_by(jobs.c.num)
+_RUNNING = _LIVE.where(_WITH_ATTEMPT)
+_ENDED = _LIVE.where(jobs.c.ended_at >= bindparam("since"), jobs.c.attempt > 0)
 
 _WORKERS = TypeAdapter(tuple[WorkerSample, ...])
 
@@ -223,9 +207,7 @@ class LiveJobs:
         self._known: dict[int, _Known] = {}
 
     def read(self, tx: Transaction, *, now: float) -> tuple[LiveJob, ...]:
-        running = _LIVE.where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
-        ended = _LIVE.where(jobs.c.ended_at >= now - GRACE_S, jobs.c.attempt > 0)
-        rows = [row for query in (running, ended) for row in tx.execute(query)]
+        rows = [*tx.execute(_RUNNING), *tx.execute(_ENDED, {"since": now - GRACE_S})]
         with self._lock:
             values = {}
             for row in rows:

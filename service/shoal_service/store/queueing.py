@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, select
+from sqlalchemy import Column, Row, Select, bindparam, delete, func, select
 
 from shoal_service.core.events import JobHeldBack
 from shoal_service.core.job_machine import ATTEMPT_STATES
@@ -280,7 +280,7 @@ def project_views(tx: Transaction, visible: Collection[str] | None = None) -> li
     """The defined projects and those that have jobs, ended ones too, by name, each with what it uses itself; `visible`:
     of these alone."""
     known = defined_projects(tx)
-    queued, running, workers = _usage(tx)
+    queued, running, workers = _usage(tx, _OF_PROJECTS)
     total = sum(workers.values())
     names = sorted({DEFAULT_PROJECT, *known, *tx.execute(_WITH_JOBS).scalars()})
     return [
@@ -353,17 +353,24 @@ def ancestors(known: Mapping[str, Project], name: str) -> Iterator[Project]:
         name = known[name].parent or ""
 
 
-def _usage(tx: Transaction) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Queued jobs, jobs with an attempt, and workers that these were granted, by project."""
-    queued: Counter[str] = Counter(dict(_counts(tx, [JobState.QUEUED])))
-    running: Counter[str] = Counter(dict(_counts(tx, ATTEMPT_STATES)))
-    query = (
-        select(jobs.c.project, func.sum(jobs.c.granted_workers))
-        .where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES)))
-        .group_by(jobs.c.project)
-    )
-    workers: Counter[str] = Counter({row[0]: int(row[1]) for row in tx.execute(query)})
+def _usage(tx: Transaction, query: Select[Any]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Queued jobs, jobs with an attempt, and workers that these were granted, by project or user."""
+    queued, running, workers = Counter[str](), Counter[str](), Counter[str]()
+    for name, state, count, granted in tx.execute(query):
+        (queued if state == JobState.QUEUED.value else running)[name] += int(count)
+        workers[name] += int(granted)
     return queued, running, workers
+
+
+def _usage_by(column: Column[str]) -> Select[Any]:
+    return (
+        select(column, jobs.c.state, func.count(), func.sum(jobs.c.granted_workers))
+        .where(jobs.c.state.in_(sorted(state.value for state in (JobState.QUEUED, *ATTEMPT_STATES))))
+        .group_by(column, jobs.c.state)
+    )
+
+
+_OF_PROJECTS, _OF_USERS = _usage_by(jobs.c.project), _usage_by(jobs.c.user)
 
 
 def _all_with_jobs() -> Select[Any]:
@@ -377,15 +384,6 @@ def _all_with_jobs() -> Select[Any]:
 _WITH_JOBS = _all_with_jobs()
 
 
-def _counts(tx: Transaction, states: frozenset[JobState] | list[JobState]) -> list[tuple[str, int]]:
-    query = (
-        select(jobs.c.project, func.count())
-        .where(jobs.c.state.in_(sorted(state.value for state in states)))
-        .group_by(jobs.c.project)
-    )
-    return [(row[0], int(row[1])) for row in tx.execute(query)]
-
-
 def defined_users(tx: Transaction, *, lock: bool = False) -> dict[str, User]:
     """The defined users by name. `lock`: until the transaction ends."""
     query = select(users).order_by(users.c.name)
@@ -396,15 +394,7 @@ def defined_users(tx: Transaction, *, lock: bool = False) -> dict[str, User]:
 def user_views(tx: Transaction) -> list[UserView]:
     """The defined users and those who have jobs in the queue or with workers, by name."""
     known = defined_users(tx)
-    queued, running, workers = Counter[str](), Counter[str](), Counter[str]()
-    query = (
-        select(jobs.c.user, jobs.c.state, func.count(), func.sum(jobs.c.granted_workers))
-        .where(jobs.c.state.in_(sorted(state.value for state in (JobState.QUEUED, *ATTEMPT_STATES))))
-        .group_by(jobs.c.user, jobs.c.state)
-    )
-    for user, state, count, granted in tx.execute(query):
-        (queued if state == JobState.QUEUED.value else running)[user] += int(count)
-        workers[user] += int(granted)
+    queued, running, workers = _usage(tx, _OF_USERS)
     views = []
     for name in sorted({DEFAULT_USER, *known, *queued, *running}):
         limits = _limits(known, name)
@@ -456,7 +446,7 @@ def _require_room_of_project(tx: Transaction, name: str) -> None:
         return
     defined_projects(tx, lock=True)  # two submissions at the same time count one after the other
     queued: Counter[str] = Counter()
-    for project, count in _counts(tx, [JobState.QUEUED]):
+    for project, count in _usage(tx, _OF_PROJECTS)[0].items():
         for ancestor in ancestors(known, project if project in known else DEFAULT_PROJECT):
             queued[ancestor.name] += count
     for ancestor in above:

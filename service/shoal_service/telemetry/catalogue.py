@@ -517,7 +517,8 @@ DATABASE_ERRORS = Metric(
 WAIT_SECONDS = Metric(
     "shoal_wait_seconds",
     Kind.HISTOGRAM,
-    "Seconds for which this process waited for another machine: for a gateway, by the order, and for storage.",
+    "Seconds for which this process waited for another machine: for a gateway, by the order; for storage, a receiver "
+    "of webhooks, and the issuer of tokens.",
     ("what",),
     (0.01, 0.1, 1, 5, 10, 30, 60, 180, 600),
 )

@@ -6,12 +6,13 @@ classes are thread-safe, and each is written by the part of the service that it 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from enum import StrEnum
 
 from shoal_service.core.retention import Kind
@@ -96,14 +97,19 @@ class WaitTallies:
         self.ended = Count()
         self._limits: dict[Labels, float] = {}
 
-    @contextmanager
-    def waiting(self, what: str, limit_s: float) -> Iterator[None]:
-        """Counts one wait. The block raises TimeoutError if it has lasted `limit_s`."""
-        began_mono = time.monotonic()
+    def expect(self, what: str, limit_s: float) -> None:
+        """Shows a kind of wait from now on, with its bound."""
         self._limits[what,] = limit_s
         self.ended.add(what, amount=0)  # `increase()` sees the first one only after a 0
+
+    @asynccontextmanager
+    async def bounded(self, what: str, limit_s: float) -> AsyncIterator[None]:
+        """Counts one wait, and ends it after `limit_s` seconds. Raises TimeoutError."""
+        began_mono = time.monotonic()
+        self.expect(what, limit_s)
         try:
-            yield
+            async with asyncio.timeout(limit_s):
+                yield
         except TimeoutError:
             self.ended.add(what)
             raise
@@ -138,8 +144,9 @@ class DeliveryOutcome(StrEnum):
 class WebhookTallies:
     """What this process has delivered to the receivers of webhooks. `control/webhooks.py` writes it."""
 
-    def __init__(self, hooks: Iterable[str] = ()) -> None:
-        """`hooks`: names of the hooks of the settings."""
+    def __init__(self, hooks: Iterable[str] = (), waits: WaitTallies | None = None) -> None:
+        """`hooks`: names of the hooks of the settings. `waits` gets the waits for receivers."""
+        self.waits = waits or WaitTallies()
         self.hooks = (*sorted(hooks), OF_JOBS)
         self.seconds = Durations(WEBHOOK_SECONDS)
         self.outcomes = Count()
