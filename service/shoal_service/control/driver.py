@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
+from shoal_service.cluster.errors import ClusterUnreachable, OrderUnanswered, SupervisorGone, SupervisorUnavailable
 from shoal_service.clusters.wire import AttemptKey
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted, named_cluster
@@ -227,7 +227,9 @@ class Driver:
     async def run(self) -> None:
         """Follows the attempt until its end is stored, or its supervisor is dead and the job is back in the queue.
 
-        Raises LeaseLost, StoreUnavailable. Every other error is counted, and the attempt ends after some in a row.
+        Raises LeaseLost, StoreUnavailable. Every other error is counted, and the attempt ends after some in a row. A
+        cluster that is away is waited for: `control/moving.py` says so. Orders that a gateway which reports leaves
+        without an answer count until the supervisor has reported, since its workers then train on without them.
         """
         with self._requests(self._requested):
             is_over = False
@@ -236,10 +238,13 @@ class Driver:
                     is_over = await self._attend()
                 except (LeaseLost, StoreUnavailable):
                     raise
-                except ClusterUnreachable:
-                    await self._clock.sleep(_AWAY_S)
                 except Exception as error:
-                    is_over = await self._count_error(error)
+                    if isinstance(error, ClusterUnreachable) and (
+                        self._has_reported or not isinstance(error, OrderUnanswered)
+                    ):
+                        await self._clock.sleep(_AWAY_S)
+                    else:
+                        is_over = await self._count_error(error)
 
     async def _attend(self) -> bool:
         """Follows the attempt, and does what has to be done about it. False: it goes on."""
@@ -392,6 +397,8 @@ class Driver:
             if silent_s >= _UNANSWERED_S:
                 await self._check_starts()
         except ClusterUnreachable:
+            if not self._has_reported:
+                raise  # `run` counts it, or waits
             return
         if self._is_rekeyed or not self._has_reported:
             return

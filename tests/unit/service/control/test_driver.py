@@ -14,7 +14,7 @@ from doubles.event_loop import settle, until
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeSupervisor
 from kit.store_calls import replace_call
-from shoal_service.cluster.errors import RayCallFailed, SupervisorGone
+from shoal_service.cluster.errors import OrderUnanswered, RayCallFailed, SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.control.driver import to_its_end
 from shoal_service.core.attempt.state.parts import AvoidedNode
@@ -403,6 +403,46 @@ async def test_an_error_in_any_place_of_a_driver_ends_the_attempt_in_words(
     status = store.get_job(bench.job_id).status
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
     assert f"a fault of {place}" in status.message
+
+
+@pytest.mark.parametrize("place", ["find_supervisor", "start_supervisor", "upload_code"])
+async def test_orders_that_a_gateway_never_answers_are_counted_and_end_an_attempt_that_has_not_begun(
+    store: Store, tmp_path: Path, place: str
+) -> None:
+    archive = pack(tmp_path)
+    store.writing(archives.put)(archives.checked(archive.sha256, archive.data), now=1.0)
+    bench = DriverBench(store, code={"archive": archive.sha256})
+
+    async def never(*arguments: object, **named: object) -> NoReturn:
+        await bench.clock.sleep(60.0)
+        raise OrderUnanswered(f"{place}: the gateway has not answered within 60 s")
+
+    setattr(bench.cluster, place, never)
+    bench.start()
+    await bench.clock.advance(62.0)
+    message = store.get_job(bench.job_id).status.message
+    assert "could not drive the attempt, next try in" in message and f"{place}: the gateway has not" in message
+    await bench.clock.advance(8 * 60.0 + 120.0)
+    status = store.get_job(bench.job_id).status
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+    assert "failed 8 times in a row to drive the attempt" in status.message
+    assert bench.task.done() and bench.task.exception() is None
+
+
+async def test_orders_without_an_answer_end_no_attempt_whose_supervisor_has_begun(
+    store: Store, bench: DriverBench
+) -> None:
+    async def never(*arguments: object, **named: object) -> NoReturn:
+        await bench.clock.sleep(60.0)
+        raise OrderUnanswered("FindSupervisor: the gateway has not answered within 60 s")
+
+    supervisor = await bench.started()
+    await bench.clock.advance(1.0)
+    supervisor.cut_off()  # its workers train on
+    bench.cluster.find_supervisor = never
+    await bench.clock.advance(900.0)
+    assert not bench.task.done() and store.get_job(bench.job_id).status.state is JobState.RUNNING
+    await bench.stop()
 
 
 @pytest.mark.parametrize("call", [reporting.end_attempt, driving.note_driver_failure])
