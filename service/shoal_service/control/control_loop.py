@@ -381,7 +381,7 @@ class ControlLoop:
         with self._store.read() as tx:
             projects, users = queueing.defined_projects(tx), queueing.defined_users(tx)
         foreign = dict(reader.foreign)
-        for node_id, need in self._moving.kept(rows).items():
+        for node_id, need in self._moving.kept().items():
             foreign[node_id] = foreign.get(node_id, WorkerNeed()).plus(need)
         state = self._market.build(rows, reader.connected_nodes, foreign, reader.workers, projects, users, now, where)
         self._spared.note(self._market.num_new, len(rows))

@@ -7,8 +7,9 @@
 The storage of a cluster is not this server's: a directory of the same name may be another one there. So its nodes are
 asked whether they can read a job's checkpoints, in the background (ReachableStorage), and a cluster that does not
 answer holds up nothing. In a full cluster the job would wait, so it trains on until the market would start it there;
-the room is then kept for it until it has saved. Part of the control loop, on its event loop; `core/lost_clusters.py`
-decides about lost clusters. What stands in the way is said once, in the job's status and history.
+the room is then kept for it until it has started there, or ARRIVES_S after its attempt has ended. Part of the control
+loop, on its event loop; `core/lost_clusters.py` decides about lost clusters. What stands in the way is said once, in
+the job's status and history.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import TypeAlias
 
 from shoal_service.clock import Clock
@@ -55,8 +57,22 @@ _AT_ONCE = 4
 _Key: TypeAlias = tuple[str, str, int, bool]
 """Cluster, job, attempt (the next one may have saved something), and whether the attempt will save."""
 
+ARRIVES_S = 60.0
+"""The room in the other cluster is kept so many seconds for a job whose attempt has ended: whether its checkpoints can
+be read there has to be found out."""
 _PASS_S = 2.0
 """Longest time between two passes that is counted: the process may have been suspended."""
+
+
+@dataclass(slots=True)
+class _Claim:
+    """The room that is kept in another cluster for an attempt that is directed to save and end."""
+
+    to: str
+    needs: dict[str, WorkerNeed]
+    """By node id."""
+    until_mono: float = inf
+    """Set when the attempt has ended."""
 
 
 class Moving:
@@ -80,9 +96,11 @@ class Moving:
         self._clock = clock
         self._storage = ReachableStorage(store, clusters, clock, checkpoint_url)
         self._lost = _Silences(clock)
-        self._begun: dict[AttemptKey, dict[str, WorkerNeed]] = {}
-        """What is kept of each node of the other cluster, by node id, for each attempt that is directed to save and
-        end. They stay directed, whatever becomes of the other cluster."""
+        self._begun: dict[AttemptKey, _Claim] = {}
+        """The attempts that are directed to save and end. They stay directed, whatever becomes of the other
+        cluster."""
+        self._arriving: dict[AttemptKey, str] = {}
+        """The jobs that may start now where room is kept for them, and that cluster."""
         self._ready: list[DriveRow] = []
         """Jobs that move as soon as they would start in the other cluster."""
         self._waits: dict[AttemptKey, str] = {}
@@ -136,6 +154,13 @@ class Moving:
                     named = named_cluster(row.spec)
                     await self._say(row, unreadable.get(named) or "", lease, cluster=named)
         held = away | await self._movers(rows, lease)
+        self._arriving = {
+            key: claim.to for key, claim in self._begun.items() if claim.until_mono < inf and key[0] not in excluded
+        }
+        taken, arriving = frozenset(self._arriving.values()), {job_id for job_id, _ in self._arriving}
+        for row in rows if taken else ():
+            if row.state is JobState.QUEUED and row.id not in arriving:
+                excluded[row.id] = excluded.get(row.id, frozenset()) | taken
         states = {name: self._state(name) for name in self._clusters.joined}
         return Whereabouts(own=self._clusters.own, clusters=states, held=held, excluded=excluded)
 
@@ -187,18 +212,17 @@ class Moving:
                 forecast_move, market, row.id, named_cluster(row.spec), self._policy, now
             )
             if start.workers:
-                self._begun[row.id, row.attempt] = kept
+                self._begun[row.id, row.attempt] = _Claim(named_cluster(row.spec), kept)
                 return True  # another one that is ready is asked about in the market that follows
             self._waits[row.id, row.attempt] = f"{start.reason}. It trains on until then"
         return False
 
-    def kept(self, rows: Sequence[DriveRow]) -> dict[str, WorkerNeed]:
-        """What is kept of each node for jobs that are about to leave another cluster, by node id."""
+    def kept(self) -> dict[str, WorkerNeed]:
+        """What is kept of each node for jobs that cannot start there yet, by node id."""
         kept: dict[str, WorkerNeed] = {}
-        for row in rows:
-            if row.state is not JobState.QUEUED and self.moves(row):
-                for node_id, need in self._begun.get((row.id, row.attempt), {}).items():
-                    kept[node_id] = kept.get(node_id, WorkerNeed()).plus(need)
+        for key, claim in self._begun.items():
+            for node_id, need in claim.needs.items() if key not in self._arriving else ():
+                kept[node_id] = kept.get(node_id, WorkerNeed()).plus(need)
         return kept
 
     async def _is_given_up(self, row: DriveRow, lease: Lease) -> bool:
@@ -235,8 +259,13 @@ class Moving:
         return True
 
     async def _movers(self, rows: Sequence[DriveRow], lease: Lease) -> frozenset[str]:
-        keys = {(row.id, row.attempt) for row in rows}
-        self._begun = {key: kept for key, kept in self._begun.items() if key in keys}
+        by_key, mono = {(row.id, row.attempt): row for row in rows}, self._clock.monotonic()
+        for key, claim in [*self._begun.items()]:
+            row = by_key.get(key)
+            if row is not None and row.state is JobState.QUEUED:
+                claim.until_mono = min(claim.until_mono, mono + ARRIVES_S)
+            if row is None or mono >= claim.until_mono or named_cluster(row.spec) != claim.to:
+                del self._begun[key]
         self._ready, moving = [], set()
         for row in rows:
             if row.state is JobState.QUEUED or row.desired is not Desired.RUN or not self._is_elsewhere(row):
@@ -296,10 +325,7 @@ class Moving:
         before = self._said.get(row.id, "")
         if message == before:
             return
-        if message:
-            self._said[row.id] = message
-        else:
-            del self._said[row.id]
+        self._said[row.id] = message
         if message or row.status.note == before:
             await self._note(row, message, lease, cluster)
 

@@ -1,5 +1,6 @@
 """The control loop with several clusters: where jobs start, one that does not answer, moves, and jobs of a lost one."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -188,7 +189,26 @@ async def test_a_job_trains_on_until_it_would_start_in_the_other_cluster_which_k
     saved(supervisor, 9)
     ended(supervisor, 9)
     await bench.clock.advance(3.0)
-    assert {key for key in bench.cluster.supervisors if key[0] in (job_id, later)} in ({(job_id, 2)}, {(later, 1)})
+    assert {key for key in bench.cluster.supervisors if key[0] in (job_id, later)} == {(job_id, 2)}
+
+
+@with_a_job_in_west
+async def test_the_room_of_a_move_is_kept_after_its_attempt_has_ended_and_not_longer_than_a_minute(
+    bench: ControlBench, job_id: str, supervisor: FakeSupervisor
+) -> None:
+    first, _ = (submit(bench, "default") for _ in range(2))
+    await bench.clock.advance(2.0)
+    bench.store.writing(submissions.move)(job_id, "default", now=bench.clock.time())
+    bench.cluster.supervisors[first, 1].end(AttemptEnd(reason=EndReason.FINISHED, message="done.", step=9))
+    await bench.clock.advance(5.0)
+    later = submit(bench, "default")
+    bench.cluster.sees_storage = lambda *_: asyncio.Event().wait()  # type: ignore[method-assign,assignment]
+    saved(supervisor, 9)
+    ended(supervisor, 9)
+    await bench.clock.advance(40.0)
+    assert {bench.state(job_id), bench.state(later)} == {JobState.QUEUED}, "whether it can start is not known yet"
+    await bench.clock.advance(30.0)
+    assert (later, 1) in bench.cluster.supervisors and bench.state(job_id) is JobState.QUEUED
 
 
 @with_a_job_in_west
