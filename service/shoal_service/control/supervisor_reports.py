@@ -177,9 +177,10 @@ class SupervisorLinks:
         self._clock = clock
         self._links: Mapping[AttemptKey, SupervisorLink] = {}
         self._read_mono = float("-inf")
+        self._turn = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
-        """The reading that begins when the current one ends."""
+        """The reading that has not begun."""
 
     async def of(self, key: AttemptKey, *, newest: bool = False) -> SupervisorLink | None:
         """When the supervisor of an attempt has reported last; None: the attempt is over. `newest`: the answer includes
@@ -187,26 +188,19 @@ class SupervisorLinks:
 
         All who wait share a reading, however long the others take to go on: after a takeover every driver asks.
         """
-        reading = None
-        if newest:
-            if self._next is None and self._reading is not None:
-                self._next = asyncio.create_task(self._read_after(self._reading))
-            reading = self._next
-        if reading is None and (newest or self._clock.monotonic() - self._read_mono >= _FRESH_S):
-            reading = self._reading = self._reading or asyncio.create_task(self._read())
-        if reading is not None:
+        if newest or self._clock.monotonic() - self._read_mono >= _FRESH_S:
+            reading = None if newest else self._reading
+            if reading is None:
+                reading = self._next = self._next or asyncio.create_task(self._read())
             await asyncio.shield(reading)
         return self._links.get(key)
 
-    async def _read_after(self, before: asyncio.Task[None]) -> None:
-        await asyncio.wait([before])
-        self._reading, self._next = self._next, None
-        await self._read()
-
     async def _read(self) -> None:
-        began_mono = self._clock.monotonic()
-        try:
-            self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
-            self._read_mono = began_mono
-        finally:
-            self._reading = None
+        async with self._turn:
+            self._reading, self._next = self._next, None
+            began_mono = self._clock.monotonic()
+            try:
+                self._links = await asyncio.to_thread(self._store.reading(supervisor_links.links))
+                self._read_mono = began_mono
+            finally:
+                self._reading = None

@@ -103,9 +103,9 @@ def load_all(tx: Transaction, job_ids: Collection[str]) -> dict[str, JobRecord]:
     return {row.id: record_of(row) for row in tx.execute(_BY_IDS_LOCKED, {"job_ids": [*job_ids]})}
 
 
-def num_of(tx: Transaction, job_id: str) -> int:
-    """Reads the number of a job. Raises JobNotFound."""
-    num: int | None = tx.execute(select(jobs.c.num).where(jobs.c.id == job_id)).scalar_one_or_none()
+def num_of(tx: Transaction, job_id: str, *, lock: bool = False) -> int:
+    """Reads the number of a job, whose row is locked until the transaction ends if `lock`. Raises JobNotFound."""
+    num: int | None = tx.execute(_NUM_LOCKED if lock else _NUM, {"job_id": job_id}).scalar_one_or_none()
     if num is None:
         raise JobNotFound(job_id)
     return num
@@ -114,6 +114,8 @@ def num_of(tx: Transaction, job_id: str) -> int:
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job_id"))
 """Built once, because to build the statement takes as long as to run it, and reports read a row each."""
 _BY_ID_LOCKED = _BY_ID.with_for_update()
+_NUM = select(jobs.c.num).where(jobs.c.id == bindparam("job_id"))
+_NUM_LOCKED = _NUM.with_for_update()
 _BY_IDS_LOCKED = (
     select(jobs).where(jobs.c.id.in_(bindparam("job_ids", expanding=True))).order_by(jobs.c.id).with_for_update()
 )

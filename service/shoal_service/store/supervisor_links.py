@@ -81,10 +81,10 @@ class StoredDirective:
 
 def keep_token(tx: Transaction, job_id: str, attempt: int, token: str) -> None:
     """From now on it is the one of the attempt, and no other is. Raises JobNotFound."""
-    job = load(tx, job_id, lock=True)
-    of_attempt = and_(attempt_tokens.c.job_num == job.num, attempt_tokens.c.attempt == attempt)
+    job_num = num_of(tx, job_id, lock=True)
+    of_attempt = and_(attempt_tokens.c.job_num == job_num, attempt_tokens.c.attempt == attempt)
     if not tx.execute(update(attempt_tokens).where(of_attempt).values(hash=hash_of(token))).rowcount:
-        row = {"job_num": job.num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
+        row = {"job_num": job_num, "attempt": attempt, "hash": hash_of(token), "life": 0, "reported_at": 0.0}
         upsert(tx, attempt_tokens, [row])
 
 
@@ -122,11 +122,11 @@ def links(tx: Transaction) -> Mapping[AttemptKey, SupervisorLink]:
 
 def put_directive(tx: Transaction, job_id: str, attempt: int, body: str) -> int:
     """In place of the last one; its number. `body`: JSON of a Directive. Raises JobNotFound."""
-    job = load(tx, job_id, lock=True)
-    last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job.num}).one_or_none()
+    job_num = num_of(tx, job_id, lock=True)
+    last = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": job_num}).one_or_none()
     of_attempt = last if last is not None and last.attempt == attempt else None
     row = {
-        "job_num": job.num,
+        "job_num": job_num,
         "attempt": attempt,
         "number": of_attempt.number + 1 if of_attempt is not None else 1,
         "epoch": tx.epoch,
@@ -154,7 +154,7 @@ def directive_numbers(tx: Transaction, job_ids: Collection[str]) -> Mapping[str,
 
 def stacks_answer(tx: Transaction, job_id: str, attempt: int, number: int) -> StacksAnswer | None:
     """The answer to this request; None if it is not there yet."""
-    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": load(tx, job_id).num}).one_or_none()
+    row = tx.execute(_DIRECTIVE_OF_JOB, {"job_num": num_of(tx, job_id)}).one_or_none()
     if row is None or row.attempt != attempt or not row.stacks:
         return None
     answer = StacksAnswer.model_validate_json(row.stacks)
