@@ -79,6 +79,39 @@ def test_a_wrong_plan_is_refused_and_the_place_is_named(prove: Callable[..., Any
     assert re.match(rf"the layout {layout} {begin}: .*{named}", proof["words"]), proof
 
 
+def test_a_right_plan_is_proven_in_bf16_on_every_axis(prove: Callable[..., Any]) -> None:
+    proofs = prove({**spec_of("partial"), "precision": "bf16", "module_precision": {"blocks.*.norm1": "fp32"}})
+    assert [proof["outcome"] for proof in proofs.values()] == ["proven"] * 4, proofs
+
+
+def test_what_is_wrong_in_bf16_only_is_refused(prove: Callable[..., Any]) -> None:
+    assert prove(spec_of("half"), [{"tp": 2}])["tp2"]["outcome"] == "proven"
+    proof = prove({**spec_of("half"), "precision": "bf16"}, [{"tp": 2}])["tp2"]
+    assert proof["outcome"] == "refused", proof
+    named = r"the gradient of 'blocks\.0\.attention\.head_norm\.\w+'"
+    assert re.match(f"the layout tp2 in bf16 trains another model than one process: {named}", proof["words"]), proof
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [("bf16", {"precision": "bf16"}), ("bf16", {"precision": "fp16"}), ("deterministic", {"deterministic": True})],
+)
+def test_what_is_carried_in_one_mode_only_is_refused_in_it(
+    prove: Callable[..., Any], mode: str, settings: dict[str, Any]
+) -> None:
+    spec = {
+        "task": "carrying_tasks:OnlyIn",
+        "batch": {"global_size": 8, "micro_size": 2},
+        "stop": {"steps": 3},
+        **settings,
+    }
+    layouts = [{"dp_shard": 2}]
+    [other] = prove({**spec, "model": {"mode": "none"}}, layouts).values()
+    assert other["outcome"] == "proven", other
+    [proof] = prove({**spec, "model": {"mode": mode}}, layouts).values()
+    assert proof["outcome"] == "refused" and "changes 'number' of the task" in proof["words"], proof
+
+
 def test_a_job_with_a_wrong_layout_ends_in_one_sentence_before_its_first_step_and_remembers_it(tmp_path: Path) -> None:
     spec = {**spec_of("pool"), "parallelism": {"cp": 2}, "elasticity": {"max_workers": 2}, "validation": {"samples": 0}}
     (tmp_path / "spec.yaml").write_text(json.dumps(spec))

@@ -102,6 +102,27 @@ class Net(nn.Module):
         return y
 
 
+class OnlyIn:
+    """Carries a number only in bf16, or only in deterministic mode, as `model.mode` says."""
+
+    def __init__(self, model, data, seed):
+        self.mode, self.number = model["mode"], 1.0
+
+    def build_model(self):
+        return Net()
+
+    def build_dataset(self, split):
+        return Points()
+
+    def loss(self, model, batch):
+        x, y = batch
+        logits = model(x)
+        is_on = {"bf16": logits.dtype is torch.bfloat16, "deterministic": torch.are_deterministic_algorithms_enabled()}
+        if is_on.get(self.mode):
+            self.number *= 0.8
+        return functional.cross_entropy(self.number * logits.float(), y)
+
+
 class Carrying:
     def __init__(self, model, data, seed):
         self.kept_in = model["kept_in"]

@@ -48,13 +48,15 @@ class Attention(nn.Module):
             self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         else:
             self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-        self.head_norm = nn.LayerNorm(self.k) if kind in ("head_norm", "partial") else nn.Identity()
+        self.head_norm = nn.LayerNorm(self.k) if kind in ("head_norm", "partial", "half") else nn.Identity()
         self.core, self.out = Core(), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).chunk(3, -1) if self.kind == "fused" else (self.query(x), self.key(x), self.value(x))
         q, k, v = (part.unflatten(-1, (-1, self.k)).transpose(1, 2) for part in parts)
-        return self.out(self.core(self.head_norm(q), k, v).transpose(1, 2).flatten(2))
+        if self.kind != "half" or q.dtype is torch.bfloat16:  # as for a kernel that exists in half precision only
+            q = self.head_norm(q)
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):

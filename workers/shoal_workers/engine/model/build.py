@@ -69,7 +69,7 @@ def build_runtime(
         ValueError: `init_from` with a task that reloads its frozen parameters.
     """
     task, spec, assignment = generation.task, generation.spec, generation.assignment
-    _choose_kernels(deterministic=spec.deterministic)
+    choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model, distributions = _built(generation, is_drawn=is_drawn)
         if scalars := make_plain(model, task.line_of("build_model")):
@@ -211,7 +211,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     return ModelShape(tensors={name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for name, t in tensors})
 
 
-def _choose_kernels(*, deterministic: bool) -> None:
+def choose_kernels(*, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=False)

@@ -92,7 +92,10 @@ def _accept_on_data_axes(generation: Generation, proof: LayoutProof) -> None:
 
 DIRECTORY = "SHOAL_PROOFS"
 """Names another directory than ~/.cache/shoal/proofs; empty: nothing is remembered."""
-_SECTIONS = {"task", "model", "data", "plan", "batch", "seed", "optimizer"}
+_SECTIONS = {
+    *("task", "model", "data", "plan", "batch", "seed", "optimizer"),
+    *("precision", "module_precision", "reduce_precision", "deterministic"),
+}
 
 
 def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:

@@ -37,14 +37,14 @@ _MOST_MICRO_BATCHES = 4
 _DROPOUTS = ("dropout", "drop_prob", "dropout_p", "attention_dropout", "hidden_dropout", "resid_dropout", "p_dropout")
 
 
-def proof_context(generation: Generation, smaller: Shrunk | None) -> Generation:
-    """Returns the generation for one side of a proof: with a small batch in fp32, and with a position, a log and
-    remarks of its own."""
+def proof_context(generation: Generation, smaller: Shrunk | None, *, is_mixed: bool = False) -> Generation:
+    """Returns the generation for one side of a proof: with a small batch, and with a position, a log and remarks of its
+    own. `is_mixed`: see `spec_of_proof`."""
     layout = generation.layout
     note, name = generation.position.note, f"proving the layout {layout.describe()}"
     generation = replace(
         generation,
-        spec=spec_of_proof(generation.spec, layout, is_cut=not generation.task.has_batch_loss),
+        spec=spec_of_proof(generation.spec, layout, is_cut=not generation.task.has_batch_loss, is_mixed=is_mixed),
         position=Position(lambda phase, _: note(f"{name}: {phase}")),  # progress: it may take longer than a hang
         outbox=Outbox("proof"),
         collectives=CollectiveLog(),
@@ -63,9 +63,14 @@ def proof_context(generation: Generation, smaller: Shrunk | None) -> Generation:
     )
 
 
-def spec_of_proof(spec: JobSpec, layout: Layout, *, is_cut: bool = True) -> JobSpec:
-    """Returns the same task in fp32, so that rounding does not hide or make a difference, with a small global batch and
-    nothing beside the steps. `is_cut`: micro-batches have few samples."""
+def spec_of_proof(spec: JobSpec, layout: Layout, *, is_cut: bool = True, is_mixed: bool = False) -> JobSpec:
+    """Returns the same task with a small global batch and nothing beside the steps.
+
+    Args:
+        is_cut: micro-batches have few samples.
+        is_mixed: in the types of the job, bf16 in the place of fp16, whose loss scale may skip the first steps. Else
+            in fp32, so that rounding does not hide or make a difference.
+    """
     micro_size = min(spec.batch.micro_size, _SAMPLES) if is_cut else spec.batch.micro_size
     num = min(spec.batch.num_micro_batches, max(2, min(layout.num_data_ranks, _MOST_MICRO_BATCHES)))
     return spec.model_copy(
@@ -77,13 +82,21 @@ def spec_of_proof(spec: JobSpec, layout: Layout, *, is_cut: bool = True) -> JobS
             "checkpoint": spec.checkpoint.model_copy(update={"every_s": None}),
             "snapshot": spec.snapshot.model_copy(update={"enabled": False}),
             "health": HealthSpec(non_finite=NonFinitePolicy.SKIP, checksum_every_steps=None),
-            "precision": Precision.FP32,
-            "module_precision": {},
-            "reduce_precision": Precision.FP32,
-            "deterministic": False,
+            "precision": _of_proof(spec.precision) if is_mixed else Precision.FP32,
+            "module_precision": {k: _of_proof(one) for k, one in spec.module_precision.items()} if is_mixed else {},
+            "reduce_precision": _of_proof(spec.reduce_precision) if is_mixed else Precision.FP32,
             "compile": False,
         }
     )
+
+
+def computes_in(spec: JobSpec) -> frozenset[Precision]:
+    """The types in which a task computes or adds up gradients."""
+    return frozenset({spec.precision, spec.reduce_precision, *spec.module_precision.values()})
+
+
+def _of_proof(precision: Precision) -> Precision:
+    return Precision.BF16 if precision is Precision.FP16 else precision
 
 
 @dataclass(frozen=True, slots=True)

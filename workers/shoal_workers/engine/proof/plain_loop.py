@@ -11,6 +11,7 @@ training output, run through: the rule of `step/buffers.py` in its shortest form
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,12 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.layout import fully_sharded
-from shoal_workers.contract.spec import BatchSync
+from shoal_workers.contract.spec import BatchSync, Precision
 from shoal_workers.engine.model.build import trained_and_groups
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.cutting import take_attributes
+from shoal_workers.engine.parallel.precision import apply_precisions
+from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.buffers import folds
 from shoal_workers.engine.step.generation import Generation
@@ -30,6 +34,7 @@ from shoal_workers.engine.step.update import build_update
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.feed_forward import Router, forget_load, move_biases, share_of_step
+from shoal_workers.torch_internals import gradient_hooks, tree_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class PlainStep:
 
 FLOOR = 1e-3
 """Smallest share of the whole gradient's norm that counts: a small gradient is a sum of large terms, and has their
-rounding. Likewise for what changes in a parameter."""
+rounding. Likewise for what changes in a parameter. In types of fewer bits than fp32 it is their rounding."""
 
 
 class PlainLoop:
@@ -68,6 +73,7 @@ class PlainLoop:
         task, layout = generation.task, fully_sharded(1)
         trained, groups = trained_and_groups(generation, model)
         attach_task_state(task.instance, model, layout)
+        self._cast = _Cast(generation, model)
         self._members = None if task.alternation is None else task.alternation.members(trained)
         self._optimizer = build_update(task, Assembly(layout, (model,)), generation.spec, groups).optimizer
         self._state = next((module for module in model.modules() if isinstance(module, TaskState)), None)
@@ -81,13 +87,15 @@ class PlainLoop:
         buffers = _Buffers(model)
         before = {name: one.detach().clone() for name, one in parameters.items()}
         loss, weight, metrics = 0.0, 0.0, dict[str, float]()
-        for returned, share in self._losses(step, buffers):
-            torch.autograd.backward(returned.loss * share)
-            counts = share * (1.0 if returned.weight is None else float(returned.weight))
-            loss += float(returned.loss.detach()) * share
-            weight += counts
-            for name, value in returned.metrics.items():
-                metrics[name] = metrics.get(name, 0.0) + (float(value) * counts if counts else 0.0)
+        with self._cast.in_use():
+            for returned, share in self._losses(step, buffers):
+                torch.autograd.backward(returned.loss * share)
+                self._cast.collect()
+                counts = share * (1.0 if returned.weight is None else float(returned.weight))
+                loss += float(returned.loss.detach()) * share
+                weight += counts
+                for name, value in returned.metrics.items():
+                    metrics[name] = metrics.get(name, 0.0) + (float(value) * counts if counts else 0.0)
         self._drop_others(parameters, step)
         present = {name: one.grad for name, one in parameters.items() if one.grad is not None}
         gradients = {name: gradient.detach().clone() for name, gradient in present.items()}
@@ -105,10 +113,16 @@ class PlainLoop:
         numbers |= {f"the metric {name!r}": value / weight for name, value in metrics.items() if weight}
         tensors = {name: value.detach().clone() for name, value in named}
         norms = {name: norm(gradient) for name, gradient in gradients.items()}
-        scales = {name: norm(tensors[name] - one) + max(FLOOR, _eps(one)) * norm(one) for name, one in before.items()}
+        scales = {
+            name: norm(tensors[name] - one) + max(FLOOR, _eps(one.dtype)) * norm(one) for name, one in before.items()
+        }
         return PlainStep(numbers, gradients, tensors, norms, scales)
 
-    def forward(self, step: int, index: int) -> Any:
+    def forward_only(self, step: int, index: int) -> None:
+        with self._cast.in_use():
+            self._forward(step, index)
+
+    def _forward(self, step: int, index: int) -> Any:
         """The forward pass of a micro-batch: what its loss is, or its embeddings."""
         generation = self._generation
         task, spec = generation.task, generation.spec
@@ -132,7 +146,7 @@ class PlainLoop:
         for index in range(num):
             share_of_step(model, 1 / num)
             with buffers.forward(1 / num, self._state):
-                output = self.forward(step, index)
+                output = self._forward(step, index)
             if not task.has_batch_loss:
                 yield output, 1 / num
             embeddings.append(output)
@@ -150,13 +164,65 @@ class PlainLoop:
                 parameter.grad = None
 
 
-def rounding(tensors: Iterable[Tensor]) -> float:
+class _Cast:
+    """Has a whole model compute in other types, as FSDP2 does it with a sharded one: with cast copies of its
+    parameters, whose gradients are added up in the parameters' own type. What its units get is cast, too."""
+
+    def __init__(self, generation: Generation, model: nn.Module) -> None:
+        spec, own = generation.spec, apply_precisions(model, generation.spec, generation.plan)
+        units = {model, *generation.task.shard_units(model)}
+        self._places: list[tuple[nn.Module, str, nn.Parameter, torch.dtype]] = []
+        self._copies: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        for name, module in model.named_modules():
+            dtype = compute_dtype(own.get(name, spec.precision))
+            if dtype is compute_dtype(Precision.FP32):
+                continue
+            for key, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_floating_point():
+                    self._places.append((module, key, parameter, dtype))
+            if module in units:
+                module.register_forward_pre_hook(_casts(dtype), prepend=True, with_kwargs=True)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self._copies = {id(one): (one, _copy(one, dtype)) for _, _, one, dtype in self._places}
+        try:
+            for module, key, parameter, _ in self._places:
+                setattr(module, key, self._copies[id(parameter)][1])
+            yield
+        finally:
+            for module, key, parameter, _ in self._places:
+                setattr(module, key, parameter)
+
+    def collect(self) -> None:
+        """Called after each backward pass."""
+        for parameter, copy in self._copies.values():
+            if copy.grad is not None:
+                gradient, copy.grad = copy.grad.to(parameter.dtype), None
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _copy(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
+    copy = nn.Parameter(parameter.detach().to(dtype, copy=True), parameter.requires_grad)
+    for hook in gradient_hooks(parameter):
+        copy.register_hook(hook)
+    return take_attributes(copy, parameter)
+
+
+def _casts(dtype: torch.dtype) -> Any:
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return lambda _module, arguments, named: (tree_map(cast, arguments), tree_map(cast, named))
+
+
+def rounding(dtypes: Iterable[torch.dtype]) -> float:
     """Return the relative rounding of the coarsest of the types."""
-    return max(map(_eps, tensors), default=0.0)
+    return max(map(_eps, dtypes), default=0.0)
 
 
-def _eps(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 @torch.no_grad()

@@ -37,9 +37,12 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.exception_causes import ErrorClass
 from shoal_workers.contract.proofs import LayoutProof, ProofOutcome
+from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.generation_ends import Fenced, LayoutRefused, TaskFailed
 from shoal_workers.engine.group.collectives import is_collective_error
+from shoal_workers.engine.model.build import choose_kernels
 from shoal_workers.engine.parallel.names import fits
+from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.proof.attributes import (
     Attributes,
@@ -49,7 +52,15 @@ from shoal_workers.engine.proof.attributes import (
     far,
     owners_in_task,
 )
-from shoal_workers.engine.proof.copies import NUM_STEPS, Shrunk, TooLarge, copy_of, proof_context, shrunk
+from shoal_workers.engine.proof.copies import (
+    NUM_STEPS,
+    Shrunk,
+    TooLarge,
+    computes_in,
+    copy_of,
+    proof_context,
+    shrunk,
+)
 from shoal_workers.engine.proof.differences import Differing, Outputs, first_differing, real, relative
 from shoal_workers.engine.proof.plain_loop import PlainLoop, PlainStep, rounding
 from shoal_workers.engine.proof.split_side import FINITE, Saved, SplitSide, SplitStep
@@ -99,6 +110,7 @@ def prove(generation: Generation, from_rank_0: Callable[[str], str]) -> LayoutPr
         TaskFailed: the task's own code raised. On the data axes only where the whole side did not.
     """
     start = time.perf_counter()
+    choose_kernels(deterministic=generation.spec.deterministic)
     states, proof = generator_states(), _Proof(generation, from_rank_0)
     try:
         answer = proof.answer()
@@ -135,7 +147,9 @@ class _Proof:
         self._layout = generation.layout
         self._smaller: Shrunk | None = None
         self.tolerance = TOLERANCE
-        """More for a model with parameters of fewer bits."""
+        """More for a model with parameters of fewer bits, or that computes in fewer."""
+        self._is_mixed = False
+        """True while the sides compute in the types of the job; else in fp32."""
         self._owners = owners_in_task(generation.task.instance)
         self.attributes = Attributes(self._owners)
 
@@ -153,13 +167,22 @@ class _Proof:
             return self._answer(ProofOutcome.UNPROVEN)  # the training says why
         self.attributes = Attributes(self._owners)  # what build_model sets is no state of a step
         with _unheard():
-            return self._run()
+            proof = self._run()
+            if proof.outcome is not ProofOutcome.PROVEN or computes_in(generation.spec) == {Precision.FP32}:
+                return proof
+            self.attributes.set_back()
+            self._is_mixed = True
+            mixed = self._run()
+            return proof if mixed.outcome is ProofOutcome.PROVEN else mixed
 
     def _run(self) -> LayoutProof:
         whole, reason = self._whole()
         if not whole:
             return self._answer(ProofOutcome.UNPROVEN, reason)
-        self.tolerance = max(TOLERANCE, _ROUNDINGS * rounding(whole[0].tensors.values()))
+        dtypes = {one.dtype for one in whole[0].tensors.values()} | set(
+            map(compute_dtype, computes_in(self.context().spec))
+        )
+        self.tolerance = max(TOLERANCE, _ROUNDINGS * rounding(dtypes))
         side = self._tried(self._side)
         own = Attributes(side.owners)
         self._named = {**self._owners, **side.owners}
@@ -196,7 +219,7 @@ class _Proof:
         self.is_repeatable = is_same(batch, again)
 
     def context(self) -> Generation:
-        return proof_context(self.generation, self._smaller)
+        return proof_context(self.generation, self._smaller, is_mixed=self._is_mixed)
 
     def copy(self) -> nn.Module:
         """Within the task's code."""
@@ -363,7 +386,7 @@ class _Proof:
             model = self.copy()
             loop = PlainLoop(generation, model, Batches(generation.task, generation.task.train_data, self.device))
             with expected.recorded(model):
-                loop.forward(0, generation.own_micro_batches()[0].index)
+                loop.forward_only(0, generation.own_micro_batches()[0].index)
         self.attributes.set_back()
         side = self._side()
         with actual.recorded(*side.runtime.assembly.parts):
@@ -408,7 +431,8 @@ class _Proof:
 
     @property
     def _name(self) -> str:
-        return f"the layout {self._layout.describe()}"
+        types = sorted(computes_in(self.context().spec) - {Precision.FP32})
+        return f"the layout {self._layout.describe()}" + (f" in {types[0]}" if types else "")
 
     def _answer(
         self, outcome: ProofOutcome, message: str = "", *, module: str = "", difference: float = 0.0

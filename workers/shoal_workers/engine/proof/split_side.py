@@ -17,9 +17,10 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.engine.model.build import runtime_of, shape_of, split_model
 from shoal_workers.engine.parallel.assemble import make_plain
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.proof.attributes import owners_in_model
-from shoal_workers.engine.proof.copies import num_parameters_of
+from shoal_workers.engine.proof.copies import computes_in, num_parameters_of
 from shoal_workers.engine.proof.differences import (
     SAME,
     are_near,
@@ -29,7 +30,7 @@ from shoal_workers.engine.proof.differences import (
     slices_of,
     whole_dims,
 )
-from shoal_workers.engine.proof.plain_loop import FLOOR, PlainStep
+from shoal_workers.engine.proof.plain_loop import FLOOR, PlainStep, rounding
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.batches import Batches
@@ -183,6 +184,7 @@ class _ComparedGradients(GradientPass):
         super().__init__(generation, assembly, batches, calls, trained)
         self.aliases = aliases or {}
         self._names = trained
+        self._floor = max(FLOOR, rounding(map(compute_dtype, computes_in(generation.spec))))
         self.expected: PlainStep | None = None
         self.differences: dict[str, float] = {}
         self.local: list[Tensor] = []
@@ -198,7 +200,7 @@ class _ComparedGradients(GradientPass):
         self.local = [
             local_tensor(parameter.grad).clone() for parameter in assembly.parameters() if parameter.grad is not None
         ]
-        floor = FLOOR * math.hypot(*expected.norms.values())
+        floor = self._floor * math.hypot(*expected.norms.values())
         scales = {name: expected.norms.get(name, 0.0) + floor for name in self._names}
         self.differences = differences(
             assembly, self.aliases, expected.gradients, scales, lambda one: one.grad, self._generation.device
