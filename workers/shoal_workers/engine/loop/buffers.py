@@ -1,12 +1,6 @@
-"""Buffers that the forward passes of a loop change (BatchNorm's statistics, moving averages, counters): one rule at
-every size, that of tasks (engine/step/buffers.py). Hides when which values are in the modules.
-
-    buffers B after an update | micro-batch 0: B -> V0 | micro-batch 1: B -> V1 | ... | update: B' on every rank alike
-
-    floating point      B' = B + sum of weight x (V - B); the weights are those of `backward`, divided by their sum
-    integers            B' = B + sum of (V - B); bool: the other value, if any micro-batch has changed it
-    BatchNorm           B' is what one process gets that runs the micro-batches one after the other
-    SyncBatchNorm       the same, of the micro-batches of rank 0: the other ranks compute those with it
+"""When which values of buffers are in the modules of a loop, and what travels with its votes. What they become: see
+engine/step/buffer_rule.py; the weights are those of `backward`, divided by their sum. SyncBatchNorm counts on rank 0
+alone: the other ranks compute its micro-batches with it.
 
 Every micro-batch begins with B, of which a copy is kept. So a rank that leaves a broken group has the buffers of the
 last complete step, whatever its forward passes have done since. What the loop changes between an update and the next
@@ -23,7 +17,7 @@ after the first updates without torch's notice; if it does, the vote tells so. C
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,58 +25,28 @@ from torch import Tensor, nn
 
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.parallel.device_copies import to_device
-from shoal_workers.engine.step.buffers import as_sum, folds, from_sum
-from shoal_workers.torch_internals import BatchNorm
-
-_SMALL_BYTES = 64 << 10
-_THOROUGH_UPDATES = 2
-"""First updates of a generation, in which large buffers are compared by value as well."""
+from shoal_workers.engine.step.buffer_rule import NUM_THOROUGH, Buffer, find_buffers, folds, is_real, norms_of
 
 
 @dataclass(slots=True, eq=False)
-class _Norm:
-    module: nn.Module
-    counter: _Buffer | None = None
-    statistics: list[_Buffer] = field(default_factory=list)
-    num_calls: Tensor | None = None
-    """Calls in this rank's micro-batches since the last update: an int64 scalar. None means none."""
+class _Buffer(Buffer):
+    """A buffer of a loop."""
 
-    @property
-    def momentum(self) -> float | None:
-        """As the loop has set it last. None if its statistics are a cumulative average."""
-        momentum: float | None = getattr(self.module, "momentum", None)
-        return momentum
-
-
-@dataclass(slots=True, eq=False)
-class _Buffer:
-    path: str
-    home: Tensor
-    """What is in the module between micro-batches."""
-    base: Tensor
+    base: Tensor = field(kw_only=True)
     """B."""
-    places: list[tuple[nn.Module, str]]
     is_synchronised: bool = False
     """The forward pass changes it alike on all ranks."""
-    norm: _Norm | None = None
-    total: Tensor | None = None
-    """This rank's share of the sum."""
-    is_known: bool = False
-    """It has changed in some update."""
     has_changed: Tensor | None = None
     """A bool scalar on the device, of this rank's micro-batches since the last update. None means False."""
-    version: int = 0
-    """torch's count of changes of `home` when the micro-batch began."""
+
+    @property
+    def before(self) -> Tensor:
+        return self.base
 
     @property
     def is_computed(self) -> bool:
         """Its change is computed, whether there is one or not."""
-        return self.is_known or self.norm is not None or self.home.nbytes <= _SMALL_BYTES
-
-    @property
-    def now(self) -> Tensor | None:
-        buffers = (module._buffers.get(key) for module, key in self.places)
-        return next((slot for slot in buffers if slot is not self.home), self.home)
+        return self.is_known or self.is_small
 
     def differs(self, now: Tensor | None) -> bool:
         """Compares values, because torch does not count all writes. Waits for the device."""
@@ -93,8 +57,7 @@ class _Buffer:
 
     def restore(self) -> None:
         """B is in the module."""
-        for module, key in self.places:
-            module._buffers[key] = self.home
+        self.place(self.home)
         self.home.data.copy_(self.base)  # not counted by torch: a backward pass may still come
         self.version = self.home._version
 
@@ -103,8 +66,7 @@ class _Buffer:
         now = self.now
         if now is not None and now is not self.home:
             self.home.data.copy_(now)
-            for module, key in self.places:
-                module._buffers[key] = self.home
+            self.place(self.home)
         self.base.copy_(self.home)
         self.version = self.home._version
 
@@ -119,10 +81,8 @@ class LoopBuffers:
         self._num_updates = 0
         self._changes: list[Tensor] = []
         """Bool scalars: the loop itself has changed a buffer since `forget_changes`."""
-        self._buffers: list[_Buffer] = []
-        self._norms: list[_Norm] = []
-        for name, module in modules.items():
-            self._find(name, module)
+        named = [(f"{name}/", module) for name, module in modules.items()]
+        self._buffers, self._norms = find_buffers(named, _made, _is_kept, _is_norm)
         self._is_open = False
         self._is_real = False
         self._weight = 0.0
@@ -131,7 +91,7 @@ class LoopBuffers:
     @property
     def paths(self) -> frozenset[str]:
         """The names of the buffers in the tracked state."""
-        return frozenset(buffer.path for buffer in self._buffers)
+        return frozenset(buffer.name for buffer in self._buffers)
 
     def begin_micro_batch(self, *, is_real: bool) -> None:
         """Ends the one before."""
@@ -174,7 +134,7 @@ class LoopBuffers:
         for buffer in changed:
             if not buffer.is_computed and buffer.has_changed is not None:
                 raise ValueError(
-                    f"the forward pass changes the buffer {buffer.path.replace('/', '.')} through `.data` or from "
+                    f"the forward pass changes the buffer {buffer.name.replace('/', '.')} through `.data` or from "
                     "other code than torch's, and did not do so in the first two updates, so its changes would be "
                     "lost. Write to it in place (buffer.copy_(...)), or register it with persistent=False if it is a "
                     "cache."
@@ -184,13 +144,18 @@ class LoopBuffers:
         self._pending = []
         if changed:
             calls = [totals[num + rank * width : num + (rank + 1) * width] for rank in range(self._world_size)]
-            num_calls = {id(norm): [int(call[i]) for call in calls] for i, norm in enumerate(self._norms)}
-            shares = [self._share(buffer, num_calls, weight).reshape(-1) for buffer in changed]
+            by_norm = {id(norm): [int(call[i]) for call in calls] for i, norm in enumerate(self._norms)}
+            num_calls = [by_norm.get(id(buffer.norm), []) for buffer in changed]
+            shares = []
+            for buffer, called in zip(changed, num_calls, strict=True):
+                share = buffer.share(sum(called[self._rank + 1 :])).double().reshape(-1)
+                shares.append(share / weight if buffer.norm is None and is_real(buffer.home) else share)
             flat = torch.cat(shares)
             if self._world_size > 1:
                 all_reduce_small(flat)
-            for buffer, total in zip(changed, torch.split(flat, [len(share) for share in shares]), strict=True):
-                self._pending.append((buffer, _result(buffer, total, num_calls)))
+            totals_of = torch.split(flat, [len(share) for share in shares])
+            for buffer, called, total in zip(changed, num_calls, totals_of, strict=True):
+                self._pending.append((buffer, buffer.after(total, sum(called))))
         self._forget()
 
     def apply(self) -> None:
@@ -237,32 +202,6 @@ class LoopBuffers:
         for norm in self._norms:
             norm.num_calls = None
 
-    def _find(self, name: str, module: nn.Module) -> None:
-        known = {id(buffer.home): buffer for buffer in self._buffers}
-        for prefix, inner in module.named_modules():
-            norm: _Norm | None = None
-            for key, tensor in inner._buffers.items():
-                if tensor is None or key in inner._non_persistent_buffers_set or tensor.layout is not torch.strided:
-                    continue
-                if id(tensor) in known:
-                    known[id(tensor)].places.append((inner, key))
-                    continue
-                path = f"{name}/{prefix}.{key}" if prefix else f"{name}/{key}"
-                is_synchronised = isinstance(inner, nn.SyncBatchNorm)
-                buffer = _Buffer(path, tensor, tensor.detach().clone(), [(inner, key)], is_synchronised)
-                known[id(tensor)] = buffer
-                self._buffers.append(buffer)
-                if not folds(inner) and not is_synchronised:
-                    continue
-                if norm is None:
-                    norm = _Norm(inner)
-                    self._norms.append(norm)
-                if key in ("running_mean", "running_var"):
-                    buffer.norm = norm
-                    norm.statistics.append(buffer)
-                elif key == "num_batches_tracked" and isinstance(inner, BatchNorm):
-                    norm.counter = buffer
-
     @torch.no_grad()
     def _end_micro_batch(self) -> None:
         self._is_open = False
@@ -271,22 +210,18 @@ class LoopBuffers:
             counted = [(buffer, now) for buffer, now in changed if not (buffer.is_synchronised and self._rank)]
             for buffer, now in counted:
                 self._refuse_other_shape(buffer, now)
-                assert now is not None
-                buffer.note((now != buffer.base).any())
-            calls = {id(norm): _calls(norm, dict(counted)) for norm in _norms_of(counted)}
+            calls = {id(norm): norm.count() for norm in norms_of(buffer for buffer, _ in counted)}
             for buffer, now in counted:
                 assert now is not None
-                self._take(buffer, now, calls)
-            for norm in _norms_of(counted):
-                called = calls[id(norm)]
-                norm.num_calls = called if norm.num_calls is None else norm.num_calls + called
+                buffer.note((now != buffer.base).any())
+                buffer.add(now, self._weight, calls.get(id(buffer.norm)))
         for buffer, _ in changed:
             buffer.restore()
 
     def _may_have_changed(self, buffer: _Buffer, now: Tensor | None) -> bool:
         if buffer.is_computed or now is not buffer.home:
             return True
-        if buffer.home.is_cpu or self._num_updates < _THOROUGH_UPDATES or buffer.home._version != buffer.version:
+        if buffer.home.is_cpu or self._num_updates < NUM_THOROUGH or buffer.home._version != buffer.version:
             buffer.is_known = buffer.differs(now)
             return buffer.is_known
         if self._is_real:
@@ -299,67 +234,20 @@ class LoopBuffers:
         if now is None or now.shape != home.shape or now.dtype != home.dtype:
             shape = "nothing" if now is None else f"{now.dtype} {list(now.shape)}"
             raise ValueError(
-                f"the forward pass changes the buffer {buffer.path.replace('/', '.')} from {home.dtype} "
+                f"the forward pass changes the buffer {buffer.name.replace('/', '.')} from {home.dtype} "
                 f"{list(home.shape)} to {shape}, and such changes cannot be added up. Give it its final shape when it "
                 "is made, or register it with persistent=False if it is a cache."
             )
 
-    def _take(self, buffer: _Buffer, now: Tensor, calls: Mapping[int, Tensor]) -> None:
-        home, norm = buffer.home, buffer.norm
-        base, value = as_sum(buffer.base), as_sum(now)
-        total = torch.zeros_like(base, dtype=torch.float64) if buffer.total is None else buffer.total
-        if norm is not None and norm.momentum is not None:
-            kept = (1 - norm.momentum) ** calls[id(norm)].double()
-            total = kept * total + (value - kept * base)
-        elif norm is not None:
-            before = _num_before(norm)
-            total = total + (before + calls[id(norm)]) * value - before * base
-        elif home.dtype is torch.bool:
-            total = total + (now != buffer.base)
-        elif home.is_floating_point() or home.is_complex():
-            total = total + self._weight * (value - base)
-        else:
-            total = total + (value - base)
-        buffer.total = total
 
-    def _share(self, buffer: _Buffer, num_calls: Mapping[int, list[int]], weight: float) -> Tensor:
-        """Returns this rank's summand."""
-        base, norm = as_sum(buffer.base), buffer.norm
-        total = torch.zeros_like(base, dtype=torch.float64) if buffer.total is None else buffer.total
-        if norm is not None and norm.momentum is not None:
-            return total * (1 - norm.momentum) ** sum(num_calls[id(norm)][self._rank + 1 :])
-        is_mean = norm is None and (buffer.home.is_floating_point() or buffer.home.is_complex())
-        return total / weight if is_mean else total
+def _made(module: nn.Module, name: str, tensor: Tensor) -> _Buffer:
+    is_synchronised = isinstance(module, nn.SyncBatchNorm)
+    return _Buffer(name, tensor, base=tensor.detach().clone(), is_synchronised=is_synchronised)
 
 
-def _norms_of(changed: Iterable[tuple[_Buffer, Tensor | None]]) -> list[_Norm]:
-    return list({id(buffer.norm): buffer.norm for buffer, _ in changed if buffer.norm is not None}.values())
+def _is_kept(module: nn.Module, key: str, tensor: Tensor) -> bool:
+    return key not in module._non_persistent_buffers_set and tensor.layout is torch.strided
 
 
-def _calls(norm: _Norm, now: Mapping[_Buffer, Tensor | None]) -> Tensor:
-    """How often a norm was called in a micro-batch: an int64 scalar. Once at least if its statistics have changed."""
-    differ = [(value != one.base).any() for one in norm.statistics if (value := now.get(one)) is not None]
-    is_called = torch.stack(differ).any().to(torch.int64)
-    counter = norm.counter
-    counted = None if counter is None else counter.now
-    if counter is None or counted is None:
-        return is_called
-    return torch.maximum(counted - counter.base, is_called)
-
-
-def _num_before(norm: _Norm) -> Tensor | float:
-    return 0.0 if norm.counter is None else norm.counter.base.double()
-
-
-def _result(buffer: _Buffer, total: Tensor, num_calls: Mapping[int, list[int]]) -> Tensor:
-    """B'. `total`: the summands of all ranks."""
-    base, norm = as_sum(buffer.base), buffer.norm
-    total = total.view(base.shape)
-    if norm is not None and norm.momentum is not None:
-        return from_sum((1 - norm.momentum) ** sum(num_calls[id(norm)]) * base + total, buffer.base)
-    if norm is not None:
-        before = _num_before(norm)
-        return from_sum((before * base + total) / (before + sum(num_calls[id(norm)])), buffer.base)
-    if buffer.base.dtype is torch.bool:
-        return buffer.base ^ (total > 0)
-    return from_sum(base + total, buffer.base)
+def _is_norm(module: nn.Module) -> bool:
+    return folds(module) or isinstance(module, nn.SyncBatchNorm)

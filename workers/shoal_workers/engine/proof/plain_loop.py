@@ -5,7 +5,7 @@ it. It uses none of the passes, axes and updates that train.
     after the last            the gradients are divided by what counts, clipped, and the optimizer steps
 
 A buffer gets the mean of what the micro-batches have changed, and the statistics of BatchNorm, which do not reach a
-training output, run through: the rule of `step/buffers.py` in its shortest form. Called by `prove`.
+training output, run through: the rule of `step/buffer_rule.py` in its shortest form. Called by `prove`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal_workers.engine.parallel.cutting import take_attributes
 from shoal_workers.engine.parallel.precision import apply_precisions
 from shoal_workers.engine.parallel.sharding import compute_dtype
 from shoal_workers.engine.step.batches import Batches
-from shoal_workers.engine.step.buffers import folds
+from shoal_workers.engine.step.buffer_rule import folds
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.task_state import TaskState, attach_task_state
 from shoal_workers.engine.step.update import build_update

@@ -1,11 +1,5 @@
-"""Buffers that a forward pass changes (BatchNorm's statistics, moving averages, counters): one rule at every size.
-
-    step's buffers B    | micro-batch 0: B -> V0 | micro-batch 1: B -> V1 | ... |  vote  |  B' on every rank alike
-
-    floating point      B' = B + sum of weight x (V - B); the weights are those of the micro-batches' losses
-    integers            B' = B + sum of (V - B); bool: the other value, if any micro-batch has changed it
-    BatchNorm           its training outputs do not depend on its statistics, so B' is what one process gets that runs
-                        the micro-batches one after the other: an affine map of B per micro-batch, in their order
+"""When which values of buffers are in the modules of a task, and what is exchanged of them. What they become: see
+buffer_rule.py.
 
 Every micro-batch works on copies, which are taken out of the modules right after its loss; then the originals are back.
 So activation recomputation, validation, replays and padding change nothing, the backward pass finds what it has saved,
@@ -42,90 +36,53 @@ from shoal_workers.engine.group.agreement import gather_texts
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.device_copies import any_of, to_device
 from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.step.buffer_rule import (
+    NUM_THOROUGH,
+    Buffer,
+    as_sum,
+    change_of,
+    find_buffers,
+    folds,
+    from_sum,
+    is_real,
+    norms_of,
+    unequal,
+)
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.task_state import TaskState
 from shoal_workers.tasks.feed_forward import Router
-from shoal_workers.torch_internals import BatchNorm, InstanceNorm
 
-_SMALL_BYTES = 64 << 10
-"""Larger buffers are not copied if a change of them would be refused, and on a CPU compared without temporary tensors.
-"""
-_THOROUGH_PASSES = 2
-"""First passes, in which values are compared after each micro-batch, because torch does not count writes through
-`data`; later after each pass."""
 _NUM_FRAMES = 8
 _TOLERANCE = 1e-4
 """Relative, between tp ranks, which compute the same."""
 
 
 @dataclass(slots=True, eq=False)
-class _Norm:
-    """A module whose statistics are folded in the order of the micro-batches."""
+class _Slot(Buffer):
+    """A buffer of a task."""
 
-    module: nn.Module
-    counter: Tensor | None
-    """Original of its num_batches_tracked."""
-    slots: list[_Slot] = field(default_factory=list)
-
-    @property
-    def momentum(self) -> float | None:
-        """Weight of the newest batch in the statistics; None if they are a cumulative average."""
-        momentum: float | None = getattr(self.module, "momentum", None)
-        return momentum
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One buffer, which may have several places."""
-
-    name: str
-    home: Tensor
-    """The buffer itself; between steps it is in all places."""
-    parts: set[int] = field(default_factory=set)
-    places: list[tuple[nn.Module, str]] = field(default_factory=list)
-    norm: _Norm | None = None
-    is_kept: bool = True
-    """Checkpoints hold it."""
-    is_known: bool = False
-    """All ranks have agreed that it changes."""
     lent: Tensor | None = None
     """The copy that the modules have while a forward pass runs."""
-    version: int = 0
-    total: Tensor | None = None
-    """Sum of this rank's changes in this pass, weighted; float64 or int64."""
     values: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
-    """(micro-batch, V, calls of a norm), of norms, and of all in deterministic mode. The calls are an int64 scalar."""
+    """(micro-batch, V, calls of a norm) in deterministic mode. The calls are an int64 scalar."""
     pending: Tensor | None = None
     is_missed: bool = False
     """True if it was found changed too late to say by which micro-batch."""
 
     @property
+    def given(self) -> Tensor:
+        return self.home if self.lent is None else self.lent
+
+    @property
     def is_lendable(self) -> bool:
         """False if a change is refused anyway, and noticed without a copy."""
-        return self.is_plain and (self.is_kept or self.is_small)
+        is_plain = self.home.layout is torch.strided and not isinstance(self.home, DTensor)
+        return is_plain and not self.home.requires_grad and (self.is_kept or self.is_small)
 
     @property
     def has_changed(self) -> bool:
         """True if the buffer has changed in this pass, or is known to change."""
         return self.is_known or self.is_missed or self.total is not None or bool(self.values)
-
-    @property
-    def is_plain(self) -> bool:
-        return self.home.layout is torch.strided and not isinstance(self.home, DTensor) and not self.home.requires_grad
-
-    @property
-    def is_small(self) -> bool:
-        return self.home.nbytes <= _SMALL_BYTES or self.norm is not None
-
-    def place(self, tensor: Tensor) -> None:
-        for module, key in self.places:
-            module._buffers[key] = tensor
-
-    def found(self) -> Tensor | None:
-        """What its places have now: what was put in place of a tensor, if anything was."""
-        before = self.home if self.lent is None else self.lent
-        buffers = [module._buffers.get(key) for module, key in self.places]
-        return next((slot for slot in buffers if slot is not before), before)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,8 +106,11 @@ class StepBuffers:
         self._num_micro_batches = generation.spec.batch.num_micro_batches
         self._share = 1.0 / (self._num_micro_batches * layout.cp)
         self._keeps_values = generation.spec.deterministic
-        self._slots: list[_Slot] = []
-        self._known_places: set[tuple[int, str]] = set()
+        parts = [("", part) for part in assembly.parts]
+        self._slots, self._norms = find_buffers(
+            parts, lambda _, name, buffer: _Slot(name, buffer), lambda module, *_: not isinstance(module, Router), folds
+        )
+        self._known_places = {(id(module), key) for slot in self._slots for module, key in slot.places}
         self._registered: list[tuple[nn.Module, str]] = []
         """Buffers that the running forward pass has registered, beside those that are known."""
         self._num_passes = 0
@@ -163,38 +123,10 @@ class StepBuffers:
         self._caches: dict[str, Tensor] = {}
         modules = (module for part in assembly.parts for module in part.modules())
         self._task_state = next((module for module in modules if isinstance(module, TaskState)), None)
-        self._find(assembly)
-        self._norms = list({id(slot.norm): slot.norm for slot in self._slots if slot.norm is not None}.values())
         self._in_experts: set[int] = set()
         if layout.ep > 1 and generation.plan.experts:
             experts = [module for part in assembly.parts for _, module in matching(part, generation.plan.experts)]
             self._in_experts = {id(module) for expert in experts for module in expert.modules()}
-
-    def _find(self, assembly: Assembly) -> None:
-        known: dict[int, _Slot] = {}
-        norms: dict[int, _Norm] = {}
-        for index, part in enumerate(assembly.parts):
-            for prefix, module in part.named_modules():
-                if isinstance(module, Router):
-                    continue
-                for key, buffer in module._buffers.items():
-                    if buffer is None:
-                        continue
-                    slot = known.get(id(buffer))
-                    if slot is None:
-                        name = f"{prefix}.{key}" if prefix else key
-                        slot = known[id(buffer)] = _Slot(name, buffer, is_kept=False)
-                        self._slots.append(slot)
-                    slot.parts.add(index)
-                    slot.is_kept |= key not in module._non_persistent_buffers_set
-                    if (id(module), key) not in self._known_places:
-                        self._known_places.add((id(module), key))
-                        slot.places.append((module, key))
-                    if key in ("running_mean", "running_var") and folds(module):
-                        counter = module._buffers.get("num_batches_tracked") if isinstance(module, BatchNorm) else None
-                        slot.norm = norms.setdefault(id(module), _Norm(module, counter))
-                        if slot not in slot.norm.slots:
-                            slot.norm.slots.append(slot)
 
     def begin(self) -> None:
         """Called before the first micro-batch of a pass: forgets what an earlier pass has found, complete or not."""
@@ -202,6 +134,8 @@ class StepBuffers:
         self._doubts = []
         for slot in self._slots:
             slot.total, slot.values, slot.pending = None, [], None
+        for norm in self._norms:
+            norm.num_calls = None
 
     @contextmanager
     def forward(self, micro_batch: MicroBatch, part: int = 0) -> Iterator[None]:
@@ -263,8 +197,8 @@ class StepBuffers:
                             "own. Move it into a block, or into a module of plan.first or plan.last; or set "
                             "parallelism.pp to 1."
                         )
-                    for buffer_slot in [slot] if slot.norm is None else slot.norm.slots:
-                        buffer_slot.is_known = True
+                    for buffer in [slot] if slot.norm is None else slot.norm.buffers:
+                        buffer.is_known = True
         self._has_agreed, self.has_met_others = True, False
 
     def doubt(self) -> Tensor | None:
@@ -322,9 +256,9 @@ class StepBuffers:
     def _take(self, micro_batch: MicroBatch, part: int, slots: Sequence[_Slot]) -> None:
         for module, key in self._registered:
             self._note_cache(part, module, key)
-        buffers = {id(slot): slot.found() for slot in slots}
+        buffers = {id(slot): slot.now for slot in slots}
         changed = self._changed(slots, buffers)
-        calls = self._calls(changed, buffers)
+        calls = {id(norm): norm.count() for norm in norms_of(changed)}
         for slot in changed:
             now, slot.lent = buffers[id(slot)], None
             if now is None or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
@@ -333,26 +267,24 @@ class StepBuffers:
             if not slot.is_known:
                 self._refuse(slot)
                 self.has_met_others = self.has_met_others or self._has_agreed
-            if slot.norm is not None or self._keeps_values:
-                # A norm that was not called has V = B, which adds nothing.
-                number = calls[id(slot.norm)] if slot.norm is not None else now.new_ones((), dtype=torch.int64)
+            # A norm that was not called has V = B, which adds nothing.
+            called = calls.get(id(slot.norm))
+            if self._keeps_values:
+                number = called if called is not None else now.new_ones((), dtype=torch.int64)
                 slot.values.append((micro_batch.index, now, number))
             else:
-                change = _change(now, slot.home)
-                if change.is_floating_point():
-                    change *= micro_batch.weight * self._share
-                slot.total = change if slot.total is None else slot.total.add_(change)
+                slot.add(now, micro_batch.weight * self._share, called)
 
     def _changed(self, slots: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> list[_Slot]:
         """Returns the slots whose values differ, and those that all ranks exchange in any case: all of a norm, or none.
         After the first passes, those that may differ and are not known become doubts."""
-        is_thorough = self._num_passes <= _THOROUGH_PASSES
+        is_thorough = self._num_passes <= NUM_THOROUGH
         compared = [
             slot
             for slot in slots
             if not slot.is_known
             and (
-                (now := buffers[id(slot)]) is not (slot.home if slot.lent is None else slot.lent)
+                (now := buffers[id(slot)]) is not slot.given
                 or now is None
                 or now._version != slot.version
                 or (slot.lent is not None and is_thorough)
@@ -362,63 +294,39 @@ class StepBuffers:
             compared = [slot for slot in compared if not self._is_left_in_doubt(slot, buffers[id(slot)])]
         differs = _differ([(buffers[id(slot)], slot.home, slot.lent is None) for slot in compared])
         chosen = {id(slot) for slot, is_different in zip(compared, differs, strict=True) if is_different}
-        chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.slots}
+        chosen |= {id(other) for slot in compared if slot.norm and id(slot) in chosen for other in slot.norm.buffers}
         return [slot for slot in slots if slot.is_known or id(slot) in chosen]
 
     def _is_left_in_doubt(self, slot: _Slot, now: Tensor | None) -> bool:
         """False if it can be told without waiting for the device that a buffer has changed."""
         if now is None or now is slot.home or now.shape != slot.home.shape or now.dtype != slot.home.dtype:
             return False
-        self._doubts.append(_Doubt(slot, _unequal(now, slot.home)))
+        self._doubts.append(_Doubt(slot, unequal(now, slot.home)))
         slot.lent = None
         return True
-
-    @staticmethod
-    def _calls(changed: Sequence[_Slot], buffers: dict[int, Tensor | None]) -> dict[int, Tensor]:
-        """How often each norm was called, by its counter if it has one: int64 scalars."""
-        calls: dict[int, Tensor] = {}
-        for norm in {id(slot.norm): slot.norm for slot in changed if slot.norm is not None}.values():
-            now = None if norm.counter is None else norm.module._buffers["num_batches_tracked"]
-            if norm.counter is not None and now is not None:
-                calls[id(norm)] = now - norm.counter
-                continue
-            values = [(buffers[id(slot)], slot.home) for slot in norm.slots if id(slot) in buffers]
-            differs = [_unequal(now, home) for now, home in values if now is not None and now.shape == home.shape]
-            zero = norm.slots[0].home.new_zeros((), dtype=torch.int64)
-            calls[id(norm)] = torch.stack(differs).any().to(torch.int64) if differs else zero
-        return calls
 
     @torch.no_grad()
     def _add_up(self, known: Sequence[_Slot]) -> None:
         """Two sums over the ranks: integers, and floating-point numbers in double precision."""
         generation = self._generation
         device, layout = generation.device, generation.layout
-        norms = [norm for norm in self._norms if any(slot.is_known for slot in norm.slots)]
+        norms = norms_of(known)
         data_rank = layout.data_rank(generation.rank)
         calls = torch.zeros(layout.num_data_ranks, len(norms), dtype=torch.int64, device=device)
         for column, norm in enumerate(norms):
-            for _, _, called in norm.slots[0].values:
-                calls[data_rank, column] += called
-        integers = [slot for slot in known if slot.norm is None and not _is_real(slot.home)]
-        reals = [slot for slot in known if slot.norm is None and _is_real(slot.home)]
+            if norm.num_calls is not None:
+                calls[data_rank, column] = norm.num_calls
+        integers = [slot for slot in known if not is_real(slot.home)]
+        reals = [slot for slot in known if is_real(slot.home)]
         # Calls first: what a rank adds to a norm depends on how often the ranks after it have called the norm.
-        sums = self._summed([calls, *(_total(slot) for slot in integers)])
-        calls, whole = sums[0], sums[1:]
-        shares = [_total(slot) for slot in reals]
-        folds = []
-        for number, norm in enumerate(norms):
-            of_norm = calls[:, number]
-            fold = _Fold(norm, of_norm.sum(), of_norm[data_rank + 1 :].sum())
-            folds.append(fold)
-            shares += [fold.share(slot) for slot in norm.slots]
-        changes = iter(self._summed(shares))
-        for slot, change in zip(integers, whole, strict=True):
-            slot.pending = _after(slot.home, change)
-        for slot in reals:
-            slot.pending = _after(slot.home, next(changes))
-        for fold in folds:
-            for slot in fold.norm.slots:
-                slot.pending = fold.result(slot, next(changes))
+        calls, *changes = self._summed([calls, *(slot.share() for slot in integers)])
+        by_norm = {id(norm): (calls[data_rank + 1 :, n].sum(), calls[:, n].sum()) for n, norm in enumerate(norms)}
+        later_and_all = [by_norm.get(id(slot.norm), (0, 0)) for slot in reals]
+        shares = [slot.share(later) for slot, (later, _) in zip(reals, later_and_all, strict=True)]
+        for slot, change in zip(integers, changes, strict=True):
+            slot.pending = slot.after(change)
+        for slot, (_, num_calls), change in zip(reals, later_and_all, self._summed(shares), strict=True):
+            slot.pending = slot.after(change, num_calls)
         self._compare_over_tp(known)
 
     @torch.no_grad()
@@ -432,13 +340,13 @@ class StepBuffers:
             values = torch.zeros(num, width, dtype=as_sum(slot.home).dtype, device=slot.home.device)
             calls = torch.zeros(num, dtype=torch.int64, device=slot.home.device)
             for index, now, number in slot.values:
-                values[index] = (as_sum(now) if slot.norm else _change(now, slot.home)).reshape(-1)
+                values[index] = (as_sum(now) if slot.norm else change_of(now, slot.home)).reshape(-1)
                 calls[index] = number
             rows += [values, calls]
         integers = iter(self._summed([row for row in rows if not row.is_floating_point()]))
         reals = iter(self._summed([row for row in rows if row.is_floating_point()]))
         for slot in known:
-            values = next(reals) if _is_real(slot.home) else next(integers)
+            values = next(reals) if is_real(slot.home) else next(integers)
             calls = next(integers)
             shape = as_sum(slot.home).shape
             if slot.norm is None:
@@ -446,12 +354,12 @@ class StepBuffers:
                 for row in values:  # not torch's own sum, whose order depends on the shape and the number of threads
                     total += row
                 change = total / num if total.is_floating_point() else total
-                slot.pending = _after(slot.home, change.view(shape))
+                slot.pending = slot.after(change)
                 continue
             home = as_sum(slot.home)  # V of a micro-batch without a call
-            slot.values = [(n, torch.where(k > 0, values[n].view(shape), home), k) for n, k in enumerate(calls)]
-            fold = _Fold(slot.norm, calls.sum(), torch.zeros_like(calls[0]))
-            slot.pending = fold.result(slot, fold.share(slot))
+            for row, called in zip(values, calls, strict=True):
+                slot.add(torch.where(called > 0, row.view(shape), home), 1.0, called)
+            slot.pending = slot.after(slot.share(), calls.sum())
 
     def _compare_lent(self) -> None:
         """Find what was written without torch's knowledge; when the step is repeated, it is known."""
@@ -463,7 +371,7 @@ class StepBuffers:
                 if _differ([(now, slot.home, False)])[0]:
                     self._note_missed(slot)
             else:
-                self._doubts.append(_Doubt(slot, _unequal(now, slot.home)))
+                self._doubts.append(_Doubt(slot, unequal(now, slot.home)))
 
     def _note_missed(self, slot: _Slot) -> None:
         with self._generation.user_code:
@@ -533,7 +441,7 @@ class StepBuffers:
             way_out = "and it is no plain tensor. Make it a dense one that needs no gradient."
         elif any(id(module) in self._in_experts for module, _ in slot.places):
             way_out = "and its module is an expert, of which each rank has others. Set parallelism.ep to 1."
-        elif layout.cp > 1 and (slot.norm is not None or not _is_real(home)):
+        elif layout.cp > 1 and (slot.norm is not None or not is_real(home)):
             way_out = (
                 "and each rank of the context axis has a part of the sequence, whose statistics or counts cannot be "
                 "added up. Set parallelism.cp to 1."
@@ -576,7 +484,7 @@ class StepBuffers:
     def _note_same(self, key: str, name: str, value: Tensor) -> None:
         """Raises ValueError if a cache has other values than in an earlier micro-batch: it is dropped after each and
         made anew."""
-        if self._num_passes > _THOROUGH_PASSES:
+        if self._num_passes > NUM_THOROUGH:
             return
         if key not in self._caches:
             self._caches[key] = value
@@ -602,48 +510,6 @@ def _refuse_registered(module: nn.Module, key: str, parameter: nn.Parameter | No
         )
 
 
-class _Fold:
-    """The statistics of a norm after its calls, one after the other: r -> (1 - m)^k r + (V - (1 - m)^k B) for k calls
-    that turn B into V. The cumulative average of n0 calls: r = (n0 B + sum of ((n0 + k) V - n0 B)) / (n0 + all k)."""
-
-    def __init__(self, norm: _Norm, num_calls: Tensor, num_later: Tensor) -> None:
-        """`num_calls`: of all micro-batches of the step; `num_later`: of those after the ranks' own."""
-        self.norm = norm
-        self._num_calls = num_calls.double()
-        self._num_later = num_later.double()
-        is_cumulative = norm.momentum is None and norm.counter is not None
-        self._before = norm.counter.double() if is_cumulative and norm.counter is not None else 0.0
-
-    def share(self, slot: _Slot) -> Tensor:
-        """Returns this rank's summand."""
-        home, momentum = as_sum(slot.home), self.norm.momentum
-        total = torch.zeros_like(home)
-        for _, now, number in sorted(slot.values, key=lambda entry: entry[0]):
-            if momentum is None:
-                total += (self._before + number) * as_sum(now) - self._before * home
-            else:
-                kept = (1 - momentum) ** number.double()
-                total = kept * total + (as_sum(now) - kept * home)
-        return total if momentum is None else total * (1 - momentum) ** self._num_later
-
-    def result(self, slot: _Slot, total: Tensor) -> Tensor:
-        """`total`: the summands of all ranks."""
-        home, momentum = as_sum(slot.home), self.norm.momentum
-        if momentum is None:
-            value = (self._before * home + total) / (self._before + self._num_calls)
-            value = torch.where(self._num_calls > 0, value, home)
-        else:
-            value = (1 - momentum) ** self._num_calls * home + total
-        return from_sum(value, slot.home)
-
-
-def folds(module: nn.Module) -> bool:
-    """Return whether a module's training outputs do not depend on its statistics. A subclass with a forward of its own
-    is not known."""
-    forward = type(module).forward
-    return forward is BatchNorm.forward or forward is InstanceNorm.forward
-
-
 def _described(slot: _Slot) -> str:
     module, _ = slot.places[0]
     return f"the forward pass changes the buffer {slot.name!r} of {_class_of(module)}"
@@ -652,35 +518,6 @@ def _described(slot: _Slot) -> str:
 def _class_of(module: nn.Module) -> str:
     """Returns the name of a module's class, in front of which FSDP2 puts one of its own."""
     return next(base.__name__ for base in type(module).__mro__ if not issubclass(base, FSDPModule))
-
-
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def as_sum(tensor: Tensor) -> Tensor:
-    """The tensor in the type in which changes are added up."""
-    if tensor.is_complex():
-        return torch.view_as_real(tensor.detach().to(torch.complex128))
-    return tensor.detach().to(torch.float64 if tensor.is_floating_point() else torch.int64)
-
-
-def from_sum(value: Tensor, like: Tensor) -> Tensor:
-    return (torch.view_as_complex(value.contiguous()) if like.is_complex() else value).to(like.dtype)
-
-
-def _change(now: Tensor, home: Tensor) -> Tensor:
-    return (now != home).to(torch.int64) if home.dtype is torch.bool else as_sum(now) - as_sum(home)
-
-
-def _after(home: Tensor, change: Tensor) -> Tensor:
-    if home.dtype is torch.bool:
-        return home ^ (change > 0)
-    return from_sum(as_sum(home) + change, home)
-
-
-def _total(slot: _Slot) -> Tensor:
-    return torch.zeros_like(as_sum(slot.home)) if slot.total is None else slot.total
 
 
 def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
@@ -692,17 +529,12 @@ def _differ(pairs: Sequence[tuple[Tensor | None, Tensor, bool]]) -> list[bool]:
             known.append(True)
         elif now.is_cpu:
             # torch.equal makes no temporary tensors, but finds nan different from nan.
-            known.append(not torch.equal(now, before) and bool(_unequal(now, before)))
+            known.append(not torch.equal(now, before) and bool(unequal(now, before)))
         else:
-            known.append(_unequal(now, before))
+            known.append(unequal(now, before))
     waited = iter(
         torch.stack(tensors).tolist()
         if (tensors := [known_slot for known_slot in known if isinstance(known_slot, Tensor)])
         else []
     )
     return [next(waited) if isinstance(known_slot, Tensor) else known_slot for known_slot in known]
-
-
-def _unequal(now: Tensor, before: Tensor) -> Tensor:
-    """Return whether any element differs, as a bool scalar on the tensors' device; nan equals nan."""
-    return ((now != before) & ~((now != now) & (before != before))).any()
