@@ -205,7 +205,7 @@ class _Cast:
 def _copy(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     copy = nn.Parameter(parameter.detach().to(dtype, copy=True), parameter.requires_grad)
     for hook in gradient_hooks(parameter):
-        copy.register_hook(hook)
+        copy.register_hook(hook)  # type: ignore[no-untyped-call]
     return take_attributes(copy, parameter)
 
 

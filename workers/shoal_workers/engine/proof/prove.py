@@ -173,7 +173,9 @@ class _Proof:
             self.attributes.set_back()
             self._is_mixed = True
             mixed = self._run()
-            return proof if mixed.outcome is ProofOutcome.PROVEN else mixed
+            if mixed.outcome is ProofOutcome.UNPROVEN and mixed.words:
+                return proof.model_copy(update={"words": f"{self._name} was not proven: {mixed.words}"})
+            return mixed if mixed.outcome is ProofOutcome.REFUSED else proof
 
     def _run(self) -> LayoutProof:
         whole, reason = self._whole()
@@ -245,7 +247,8 @@ class _Proof:
         odd = [name for step in steps for name in FINITE if not math.isfinite(step.numbers[name])]
         text = self._from_rank_0("failed" if failure is not None else " ".join(odd[:1]))
         self.attributes.set_back()
-        if text == "failed" and self._layout.planned_axes:
+        # In fewer bits the plain loop casts as FSDP2 does, or nearly so: what it cannot compute may still train.
+        if text == "failed" and self._layout.planned_axes and not self._is_mixed:
             if failure is not None:
                 raise failure
             self._run_whole()  # it raises here, too
