@@ -7,7 +7,9 @@ short help of all commands is read from the sources. tools/cli_page.py writes do
 from __future__ import annotations
 
 import ast
+import copy
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from importlib import import_module
@@ -67,7 +69,7 @@ PANELS: dict[str, dict[str, str]] = {
         "parity": "inspect.parity",
         "series": "inspect.series",
     },
-    "Checkpoints and models": {
+    "Checkpoints": {
         "checkpoints": "inspect.checkpoints",
         "pin": "control.pin",
         "verify": "control.verify",
@@ -111,7 +113,7 @@ PANELS: dict[str, dict[str, str]] = {
         "restore": "server.restore",
         "version": "doctor.version",
     },
-    "Clusters and quotas": {
+    "Clusters": {
         "join": "join.join",
         "clusters list": "fleet.list_clusters",
         "clusters cordon": "fleet.cordon_cluster",
@@ -130,9 +132,10 @@ PANELS: dict[str, dict[str, str]] = {
         "quota delete-user": "fleet.delete_user",
     },
 }
-"""Each command with its module in cli/commands/ and its function, in the order in which the help lists them. A name of
+"""The panels of the help: the commands of every day, then the others. Each command with its module in cli/commands/ and its function, in the order in which the help lists them. A name of
 two words is a command of a group."""
 COMMANDS = {name: path for commands in PANELS.values() for name, path in commands.items()}
+_OTHERS = "Other commands (shoal COMMAND --help explains one)"
 GROUPS = {
     "data": "Prepare training data, and look at it.",
     "model": "The registry of models: register checkpoints, name versions, fetch them.",
@@ -140,19 +143,19 @@ GROUPS = {
     "token": "API tokens: who may use the server.",
     "clusters": "The clusters that have joined; without a further word: list them.",
 }
+_ALIASES = {
+    **dict.fromkeys(("ps", "ls", "list"), ("jobs", "jobs")),
+    **dict.fromkeys(("status", "describe"), ("show", "jobs")),
+    "why": ("show", "queue"),
+}
+"""Words of other tools for commands that only read: the command if a job is named, and the one if none is."""
 _SUBMIT = "`shoal submit train.py --workers 2` starts a program, and `shoal submit job.yaml` a job spec"
-_LIST = "`shoal jobs` lists the jobs, and `shoal top` displays those that go on, live"
-_STOP = "`shoal cancel JOB` ends a job, and `shoal pause JOB` keeps it for later"
-_WHY = (
-    "`shoal show JOB` says what a job does, what it waits for, or why it failed; `shoal queue` says it of all that wait"
-)
+_STOP = "`shoal cancel {0}` ends a job for good, and `shoal pause {0}` saves it until `shoal resume {0}`"
 _OTHER_WORDS = {
     **dict.fromkeys(("run", "train", "launch"), _SUBMIT),
-    **dict.fromkeys(("ps", "ls", "list"), _LIST),
     **dict.fromkeys(("stop", "kill"), _STOP),
-    **dict.fromkeys(("status", "why", "describe"), _WHY),
 }
-"""Commands of other tools that people try first, hidden, each with the answer: what Shoal has instead."""
+"""Words of other tools that could mean several commands, each with a sentence that names them."""
 
 
 def main() -> None:
@@ -181,7 +184,7 @@ def build_app() -> typer.Typer:
             target = groups[group] if group else app
             target.command(word, help=short_help(name), rich_help_panel=None if group else panel)(_placeholder)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    for word in _OTHER_WORDS:
+    for word in (*_ALIASES, *_OTHER_WORDS):
         app.command(word, hidden=True, context_settings=anything)(_suggest)
     return app
 
@@ -191,8 +194,23 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word, command, rest = super().resolve_command(ctx, args)
+        if ctx.parent is None and word in _ALIASES:
+            word = _ALIASES[word][0 if _names_a_job(rest) else 1]
         name = f"{ctx.info_name} {word}" if ctx.parent is not None else word
         return word, _load_command(name) if name in COMMANDS else command, rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each command of every day, and one for each group of the others."""
+        if ctx.parent is not None:
+            super().format_help(ctx, formatter)
+            return
+        (first, commands), *others = PANELS.items()
+        page = copy.copy(self)
+        page.commands = {name: self.commands[name] for name in commands}
+        for panel, names in others:
+            words = ", ".join(dict.fromkeys(name.split()[0] for name in names))
+            page.commands[panel] = TyperCommand(panel, help=words, rich_help_panel=_OTHERS)
+        TyperGroup.format_help(page, ctx, formatter)
 
 
 class ScriptCommand(TyperCommand):
@@ -258,13 +276,19 @@ def _list_clusters(context: typer.Context, url: UrlOption = DEFAULT_URL, as_json
         load_function("clusters list")(url=url, as_json=as_json)
 
 
+def _names_a_job(arguments: list[str]) -> bool:
+    pairs = itertools.pairwise(["", *arguments])
+    return any(not word.startswith("-") and before != "--url" for before, word in pairs)
+
+
 def _suggest(context: typer.Context) -> None:
-    """Refuse a command of another tool, and name Shoal's."""
+    """Refuse a word of another tool, and name Shoal's commands, with the job that was given."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.output import Output
 
     word = str(context.info_name)
-    error = CliError(f"there is no command {word!r}: {_OTHER_WORDS[word]}", hint="shoal --help")
+    job = next((argument for argument in context.args if not argument.startswith("-")), "JOB")
+    error = CliError(f"there is no command {word!r}: {_OTHER_WORDS[word].format(job)}", hint="shoal --help")
     Output(as_json=False).fail(error)
     raise typer.Exit(error.exit_code)
 

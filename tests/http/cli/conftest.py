@@ -45,8 +45,8 @@ class Shoal:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def __call__(self, *arguments: str, stdin: str | None = None) -> Ran:
-        environment = {"SHOAL_URL": self._url, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    def __call__(self, *arguments: str, stdin: str | None = None, columns: int = 200) -> Ran:
+        environment = {"SHOAL_URL": self._url, "COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
         with CliRunner().isolation(input=stdin, env=environment) as (out, err, _):
             with pytest.raises(SystemExit) as ended:
                 _command().main(args=list(arguments), prog_name="shoal")

@@ -247,7 +247,7 @@ def extend(
 
 @command()
 def retry(session: Session, job: JobArgument) -> None:
-    """Let a failed job try again, in place, from its newest checkpoint."""
+    """Let a failed job go on from its newest checkpoint."""
     session.show(
         session.client.retry(session.job_id(job)),
         lambda view: job_line(view, f"goes on after step {view.status.step}"),

@@ -220,7 +220,7 @@ def queue(
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Largest number of jobs.")] = 100,
 ) -> None:
-    """Show the queue in its order: why each job waits, who holds what it waits for, and when it should start.
+    """Show the queue: why each job waits, for whom, until when.
 
     Running jobs with fewer workers than they may have follow, with the reason.
     """

@@ -137,7 +137,7 @@ def show(
         bool, typer.Option("--spec", help="Its spec as YAML: only what differs from the defaults.")
     ] = False,
 ) -> None:
-    """Show a job: state, progress, loss, and what it waits for or why it failed."""
+    """Show a job: progress, why it waits, why it failed."""
     job_id = session.job_id(job)
     view = session.client.job(job_id)
     if spec:
@@ -156,7 +156,7 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a job, with the time and the rank of each line. Lines with [job] say what happens to it.
+    """Print the log of a job, with time and rank of each line. Lines with [job] say what happens to it.
 
     With --json: one list, or with --follow one line per entry.
     """
@@ -200,7 +200,7 @@ def checkpoints(session: Session, job: JobArgument) -> None:
 
 @command()
 def cluster(session: Session) -> None:
-    """Show the nodes of the cluster and its free resources, as the scheduler sees them."""
+    """Show the nodes of the cluster, and what is free."""
     session.show(session.client.cluster(), cluster_page)
 
 
@@ -343,7 +343,7 @@ def top(
     every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two views.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one view; default if it is not a terminal.")] = False,
 ) -> None:
-    """Show all jobs that go on, live: state, progress, workers, goodput, incidents. Ctrl-C ends it."""
+    """Show the jobs that have not ended, live. Ctrl-C ends it."""
     if once or not session.output.live:
         jobs, cluster = _read(session)
         session.show({"jobs": jobs, "cluster": cluster}, top_page(jobs, cluster, time.time(), _MAX_JOBS))
