@@ -110,7 +110,7 @@ def complete_file(path: Path, *, parents: bool = False) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "dim": "dim"}
+STYLES = {"plain": "", "bold": "bold", "good": "green", "warn": "yellow", "bad": "red", "dim": "dim"}
 
 
 def plain(value: Any) -> Any:

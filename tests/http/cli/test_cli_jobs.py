@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from kit.views import incident_view
+from kit.worlds.written_service import AT
 from shoal_api.cli.commands.artifacts import find_checkpoint
 from shoal_api.cli.session import Session
 from shoal_service.core.stacks import cluster
+from shoal_service.reports import PendingLog
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import IncidentCause, JobState
-from shoal_workers.contract.messages import Frame, Phase, WorkerStack
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.messages import Frame, LogStream, Phase, WorkerStack
 
 FRAME = Frame(function="__getitem__", file="shapes.py", line=41)
 STACKS = cluster(
@@ -121,6 +123,23 @@ def test_logs_can_be_of_one_rank_and_of_the_last_lines(shoal: Any, service: Any)
     ]
 
 
+def test_the_log_marks_where_an_attempt_begins(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    service.train(job)
+    service.finish(job, EndReason.PREEMPTED)
+    service.begin(job)
+    worker_id = f"shoal/{job.id}/2/worker-0"
+    line = PendingLog(at=AT, rank=0, worker_id=worker_id, stream=LogStream.STDOUT, text="again")
+    service.report(job, _running(), logs=(line,))
+    lines = shoal("logs", job.id).out.splitlines()
+    heads = {number: line for number, line in enumerate(lines) if line.startswith("---")}
+    assert list(heads.values()) == ["--- attempt 1 ---", "--- attempt 2 ---"]
+    for number in heads:
+        assert "[job] job QUEUED -> STARTING" in lines[number + 1]
+    assert shoal("logs", job.id, "--tail", "2").out.splitlines()[0] == "--- attempt 2 ---", "the tail says which it is"
+    assert "---" not in shoal("logs", job.id, "--json").out
+
+
 def test_the_log_of_a_job_that_prints_nothing_tells_what_happens_to_it(shoal: Any, service: Any) -> None:
     job = service.add_job()
     ran = shoal("logs", job.id)
@@ -129,7 +148,8 @@ def test_the_log_of_a_job_that_prints_nothing_tells_what_happens_to_it(shoal: An
     service.report(job, _running())
     service.finish(job)
     ran = shoal("logs", job.id)
-    first, *_, last = ran.out.splitlines()
+    head, first, *_, last = ran.out.splitlines()
+    assert head == "--- attempt 1 ---"
     assert re.match(r"2023-11-\d\d \d\d:\d\d:\d\d \[job\] job QUEUED -> STARTING", first), (
         "the time is before each line"
     )
@@ -322,16 +342,33 @@ def test_a_job_is_renamed_also_after_its_end(shoal: Any, service: Any) -> None:
     assert shoal("rename", "after", "not a name").code == 2
 
 
-def test_no_match_is_not_said_as_no_jobs(shoal: Any, service: Any) -> None:
-    assert "no jobs; `shoal submit SPEC`" in shoal("jobs").out
+def test_without_a_match_the_number_of_jobs_is_said(shoal: Any, service: Any) -> None:
+    for option in (("--where", "lr > 5"), ("--state", "FAILED")):
+        assert shoal("jobs", *option).out.strip() == "no jobs; `shoal submit SPEC` creates one", option
     service.add_job(name="only")
+    sentence = "no job matches, of 1 job; `shoal jobs` lists it"
     for option in (
         ("--where", "lr > 5"),
         ("--state", "FAILED"),
         ("--search", "other"),
         ("--where", "lr > 5", "--columns", "lr"),
     ):
-        assert shoal("jobs", *option).out.strip() == "no job matches", option
+        assert shoal("jobs", *option).out.strip() == sentence, option
+    assert shoal("jobs", "--where", "lr > 5", "--json").json() == []
+    service.add_job(name="second")
+    assert shoal("jobs", "--search", "other").out.strip() == "no job matches, of 2 jobs; `shoal jobs` lists them"
+
+
+def test_without_a_match_the_nearest_names_of_metrics_are_said(shoal: Any, service: Any) -> None:
+    job = service.add_job(name="only", labels={"team": "speech"})
+    service.begin(job)
+    service.report(job, JobStatus(state=JobState.RUNNING, metrics={"accuracy": 0.25, "f1": 0.5}))
+    text = shoal("jobs", "--where", "metric.acuracy > 0.1 and metric.f1 > 0.1").out
+    assert "no job has metric.acuracy; near it is metric.accuracy" in " ".join(text.split())
+    assert "f1" not in text, "a job has it"
+    text = " ".join(shoal("jobs", "--where", "metric.zzz > 1 or label.taem == 'speech'").out.split())
+    assert "no job has metric.zzz; metrics are metric.accuracy, metric.f1" in text
+    assert "no job has label.taem; near it is label.team" in text
 
 
 def test_the_page_of_a_job_has_groups(shoal: Any, service: Any) -> None:

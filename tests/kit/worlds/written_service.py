@@ -50,6 +50,7 @@ class Service:
     token: str
     """The owner's."""
     _seq: dict[str, int] = field(default_factory=dict)
+    _attempt: dict[str, int] = field(default_factory=dict)
 
     @property
     def client(self) -> Client:
@@ -64,10 +65,11 @@ class Service:
     def begin(self, job: JobView, workers: int = 4) -> None:
         self.store.writing(driving.begin_attempt, self.epoch)(job.id, workers=workers, now=AT)
         self._seq[job.id] = 0
+        self._attempt[job.id] = self._attempt.get(job.id, 0) + 1
 
     def report(self, job: JobView, status: JobStatus, **parts: Any) -> None:
         self._seq[job.id] += 1
-        reports = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **parts)
+        reports = SupervisorReports(attempt=self._attempt[job.id], seq=self._seq[job.id], status=status, **parts)
         self.store.writing(reporting.apply, self.epoch)(job.id, reports, now=AT)
 
     def train(self, job: JobView) -> None:

@@ -15,7 +15,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from shoal_api.answers import log_source
+from shoal_api.answers import log_attempt, log_source
 from shoal_api.cli.errors import CliError, ExitCode
 from shoal_api.cli.options import JobArgument
 from shoal_api.cli.output import complete_file
@@ -31,7 +31,7 @@ from shoal_api.cli.render.accounts import (
     stacks_page,
 )
 from shoal_api.cli.render.fleet import cluster_page, rows_that_fit, top_page, webhooks_table
-from shoal_api.cli.render.jobs import checkpoints_table, fields_table, job_page, jobs_table, workers_table
+from shoal_api.cli.render.jobs import checkpoints_table, fields_table, job_page, jobs_table, no_match, workers_table
 from shoal_api.cli.render.progress import event_text, style
 from shoal_api.cli.render.terminal import clock
 from shoal_api.cli.session import Session, command
@@ -110,11 +110,12 @@ def jobs(
     if files:
         return
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    has_filter = any((state, project, user, label, search, where))
-    session.show(
-        list(session.client.jobs(**query, limit=limit or _DEFAULT_LIMIT)),
-        lambda jobs: jobs_table(jobs, time.time(), names, has_filter=has_filter),
-    )
+    matches = list(session.client.jobs(**query, limit=limit or _DEFAULT_LIMIT))
+    if matches or session.output.as_json or not any((state, project, user, label, search, where)):
+        session.show(matches, lambda jobs: jobs_table(jobs, time.time(), names))
+    else:
+        num_jobs = session.client.overview_of_all(limit=1).total
+        session.show(matches, no_match(num_jobs, where, session.client.job_fields(), time.time()))
 
 
 def _export(session: Session, path: Path, format: str, query: JobsQuery, limit: int | None) -> None:
@@ -156,7 +157,8 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines.")] = None,
 ) -> None:
-    """Print the log of a job, with time and rank of each line. Lines with [job] say what happens to it.
+    """Print the log of a job, with time and rank of each line. Lines with [job] say what happens to it; a line marks
+    where an attempt begins.
 
     With --json: one list, or with --follow one line per entry.
     """
@@ -166,8 +168,12 @@ def logs(
         session.show(list(lines), str)
         return
     has_printed = False
+    attempt: int | None = None
     for line in lines:
         has_printed = has_printed or line.stream is not LogStream.SHOAL
+        if not session.output.as_json and (begun := log_attempt(line) or attempt) != attempt:
+            attempt = begun
+            session.output.line(line, f"--- attempt {attempt} ---", "bold")
         text = f"{clock(line.at)} [{log_source(line)}] {line.text.rstrip()}"
         session.output.line(line, text, "dim" if line.stream is LogStream.SHOAL else "plain")
     if not has_printed:

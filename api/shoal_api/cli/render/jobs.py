@@ -6,6 +6,7 @@ Pure: every function takes views and returns objects that rich prints.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from shoal_api.cli.render.terminal import (
 from shoal_service.core.downsampling import SeriesPoint
 from shoal_service.core.node_loss import NodeLossBound, WorkerLossBound
 from shoal_service.core.quantities import count_text, duration_text, size_text
+from shoal_service.core.where.language import fields_of, parse
 from shoal_service.fleet_views import FleetJob, JobField
 from shoal_service.views import (
     CheckpointState,
@@ -49,6 +51,9 @@ _CHECKPOINT_STYLE = {
     CheckpointState.FAILED: "red",
 }
 _SPARKLINE_WIDTH = 40
+_FAMILIES = {"metric": "metrics", "val": "metrics of validation", "label": "labels"}
+"""What names such as metric.NAME stand for."""
+_MAX_NAMES = 10
 _TIMES = frozenset({"created", "updated", "started", "ended", "finish_by"})
 
 
@@ -57,12 +62,34 @@ def job_line(job: JobView, *facts: str) -> str:
     return "  ".join((job.id, job.name, job.status.state, *facts))
 
 
-def jobs_table(
-    jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = (), *, has_filter: bool = False
-) -> RenderableType:
+_NO_JOBS = "no jobs; `shoal submit SPEC` creates one"
+
+
+def no_match(num_jobs: int, where: str, fields: Sequence[JobField], now: float) -> Text:
+    """Say how many jobs there are if none matches, and which metrics and labels of the condition no job has."""
+    if not num_jobs:
+        return Text(_NO_JOBS, style="dim")
+    them = "it" if num_jobs == 1 else "them"
+    lines = [f"no job matches, of {count_text(num_jobs, 'job')}; `shoal jobs` lists {them}"]
+    names = [field.name for field in fields]
+    for name in dict.fromkeys(field.name for field in fields_of(parse(where, now))):
+        family = name.partition(".")[0]
+        known = [known for known in names if known.startswith(f"{family}.")]
+        if family in _FAMILIES and name not in known:
+            lines.append(f"no job has {name}{_near(name, family, known)}")
+    return Text("\n".join(lines), style="dim")
+
+
+def _near(name: str, family: str, known: Sequence[str]) -> str:
+    if near := difflib.get_close_matches(name, known, n=3, cutoff=0.75):
+        return f"; near {'it is' if len(near) == 1 else 'it are'} {', '.join(near)}"
+    return f"; {_FAMILIES[family]} are {', '.join(known[:_MAX_NAMES])}" if known else f"; no job has {_FAMILIES[family]}"
+
+
+def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = ()) -> RenderableType:
     """Return the jobs, with these columns if there are any."""
     if not jobs:
-        return Text("no job matches" if has_filter else "no jobs; `shoal submit SPEC` creates one", style="dim")
+        return Text(_NO_JOBS, style="dim")
     if columns:
         return make_table(
             ("id", "name", "state", *columns),

@@ -75,7 +75,8 @@ class JobStateChanged(JobEvent):
     """Workers by the id of the job that gives them to this one. Unset: no job gives any."""
 
     def words(self) -> str:
-        reason = f" ({self.reason})" if self.reason else ""
+        attempt = f"attempt {self.attempt}" if self.attempt and self.to is JobState.STARTING else ""
+        reason = f" ({attempt or self.reason})" if attempt or self.reason else ""
         message = f": {self.message}" if self.message else ""
         return f"job {self.from_} -> {self.to}{reason}{message}"
 
