@@ -13,6 +13,7 @@ from pydantic import Field
 from shoal_service.views import EventView, LogView
 from shoal_workers.contract import Frozen, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecProblem
+from shoal_workers.contract.ids import attempt_of
 
 
 class EventPage(Frozen):

@@ -557,6 +557,20 @@ class FleetTimeline(Frozen):
     """By name. They count the 300 newest jobs that had an attempt and had not ended before `since`."""
 
 
+class ProjectUsage(Frozen):
+    """What the jobs of a project have used in a period. Deleted jobs are not counted."""
+
+    project: str
+    since: float
+    until: float
+    worker_s: float
+    """Worker-seconds, without those in the queue and those of requested workers that the jobs did not have."""
+    productive_s: float
+    """The part of them in steps that were completed for the first time."""
+    num_jobs: int
+    """Jobs that had workers."""
+
+
 class SweepResult(Frozen):
     """The best job of a sweep so far."""
 

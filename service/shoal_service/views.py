@@ -62,6 +62,8 @@ class QueuePlace(Frozen):
     """When the job is expected to start; null: not known."""
     decided_at: float
     """When the scheduler explained this."""
+    waiting_since: float | None = None
+    """When the job last entered the queue."""
 
 
 class GrowthAnswer(Frozen):

@@ -38,7 +38,7 @@ def test_a_queued_job_shows_its_place_and_who_holds_what_it_waits_for(
     set_queue(Wait(waiting, "Needs 2 workers.", 1, (holder,), 70.0), Wait(other, "Waits behind it.", 2))
     job = store.get_job(waiting)
     assert job.queue == QueuePlace(
-        position=1, reason="Needs 2 workers.", holders=(holder,), expected_at=70.0, decided_at=10.0
+        position=1, reason="Needs 2 workers.", holders=(holder,), expected_at=70.0, decided_at=10.0, waiting_since=1.0
     )
     assert (job.status.reason, job.status.message) == ("capacity", "Needs 2 workers.")
     listed = {one.id: one for one in store.reading(job_lists.page)().items}
@@ -58,6 +58,35 @@ def test_the_whole_queue_is_shown_in_its_order(store: Store, submit: Submit, set
     assert [one.job_id for one in store.reading(queueing.view)(limit=1).items] == [early]
 
 
+def test_an_expected_start_is_written_again_only_if_it_moves_by_a_fifth_of_the_time_left(
+    store: Store, submit: Submit, set_queue: SetQueue
+) -> None:
+    job_id = submit()
+
+    def expected(at: float | None, now: float) -> float | None:
+        set_queue(Wait(job_id, "Needs 2 workers.", 1, (), at), now=now)
+        place = store.get_job(job_id).queue
+        assert place is not None
+        return place.expected_at
+
+    assert expected(1010.0, 10.0) == 1010.0
+    assert expected(1190.0, 20.0) == 1010.0, "15 % of what is left"
+    assert expected(1300.0, 20.0) == 1300.0
+    assert expected(1304.0, 1290.0) == 1300.0, "a few seconds"
+    assert expected(1305.0, 1301.0) == 1305.0, "the time is over"
+    assert expected(None, 1302.0) is None
+
+
+def test_a_place_says_since_when_the_job_waits(store: Store, submit: Submit, set_queue: SetQueue) -> None:
+    job_id = submit()
+    created_at = store.get_job(job_id).created_at
+    set_queue(Wait(job_id, "Needs 2 workers.", 1))
+    place = store.get_job(job_id).queue
+    assert place is not None and place.waiting_since == created_at
+    [item] = store.reading(queueing.view)().items
+    assert item.place == place
+
+
 def test_the_next_order_replaces_the_last_one(store: Store, submit: Submit, set_queue: SetQueue) -> None:
     one, two = submit(), submit()
     set_queue(Wait(one, "a", 1), Wait(two, "b", 2))
@@ -70,7 +99,7 @@ def test_the_next_order_replaces_the_last_one(store: Store, submit: Submit, set_
 
 
 def test_what_stays_the_same_is_not_written_again(store: Store, set_queue: SetQueue, job_id: str) -> None:
-    for at, now, written_at in ((100.0, 10.0, 10.0), (100.9, 20.0, 10.0), (105.0, 30.0, 30.0), (None, 40.0, 40.0)):
+    for at, now, written_at in ((100.0, 10.0, 10.0), (104.0, 20.0, 10.0), (125.0, 30.0, 30.0), (None, 40.0, 40.0)):
         set_queue(Wait(job_id, "a", 1, (), at), now=now)
         place = store.get_job(job_id).queue
         assert place is not None and place.decided_at == written_at

@@ -121,6 +121,7 @@ PANELS: dict[str, dict[str, str]] = {
         "clusters label": "fleet.label",
         "clusters remove": "fleet.remove",
         "clusters tokens": "fleet.tokens",
+        "usage": "fleet.usage",
         "nodes": "fleet.nodes",
         "drain": "fleet.drain",
         "cordon": "fleet.cordon",
@@ -132,8 +133,8 @@ PANELS: dict[str, dict[str, str]] = {
         "quota delete-user": "fleet.delete_user",
     },
 }
-"""The panels of the help: the commands of every day, then the others. Each command with its module in cli/commands/ and its function, in the order in which the help lists them. A name of
-two words is a command of a group."""
+"""The panels of the help: the commands of every day, then the others. Each command with its module in cli/commands/ and
+its function; a name of two words is a command of a group."""
 COMMANDS = {name: path for commands in PANELS.values() for name, path in commands.items()}
 _OTHERS = "Other commands (shoal COMMAND --help explains one)"
 GROUPS = {
@@ -204,7 +205,7 @@ class LazyGroup(TyperGroup):
         if ctx.parent is not None:
             super().format_help(ctx, formatter)
             return
-        (first, commands), *others = PANELS.items()
+        (_, commands), *others = PANELS.items()
         page = copy.copy(self)
         page.commands = {name: self.commands[name] for name in commands}
         for panel, names in others:

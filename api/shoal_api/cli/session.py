@@ -83,6 +83,11 @@ class Session:
                 raise
         return match_job(reference, self.client.jobs(archived=True)).id
 
+    def job_names(self, job_ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of jobs by id, without those that the user must not see."""
+        listed = ", ".join(f'"{job_id}"' for job_id in sorted(job_ids))
+        return {job.id: job.name for job in self.client.jobs(where=f"id in ({listed})")} if listed else {}
+
     def confirm(self, question: str, *, consequence: str = "this cannot be undone") -> None:
         """Ask a person whether to go on. Raises CliError if there is no terminal, Abort if the answer is no."""
         if self.output.as_json or not sys.stdin.isatty():

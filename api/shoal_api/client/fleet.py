@@ -17,6 +17,7 @@ from shoal_service.access_views import (
     TokenView,
     Whoami,
 )
+from shoal_service.core.goodput import Period
 from shoal_service.fleet_views import (
     ClusterPatch,
     ClusterSummary,
@@ -33,6 +34,7 @@ from shoal_service.fleet_views import (
     NodeView,
     NoticeRequest,
     ProjectRules,
+    ProjectUsage,
     ProjectView,
     QueueView,
     SavedView,
@@ -194,6 +196,12 @@ class Fleet(Endpoint):
     def timeline(self, *, hours: float = 24.0) -> FleetTimeline:
         """Return which job had how many workers when in the last hours, and why."""
         return self._get("/v1/timeline", FleetTimeline, {"hours": hours})
+
+    def usage(
+        self, *, by: Period = Period.WEEK, periods: int = 8, project: str | None = None
+    ) -> tuple[ProjectUsage, ...]:
+        """Return what each project has used in the last weeks or months, oldest first, without time in the queue."""
+        return self._get("/v1/usage", Page[ProjectUsage], {"by": by, "periods": periods, "project": project}).items
 
     def sweeps(
         self,

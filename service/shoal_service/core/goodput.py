@@ -28,6 +28,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -329,6 +330,25 @@ class Window:
 def edges_of(since: float, until: float, number: int) -> list[float]:
     """The edges of `number` equal intervals."""
     return [since + (until - since) * index / number for index in range(number)] + [until]
+
+
+class Period(StrEnum):
+    """A period of the calendar, in UTC. A week begins on Monday."""
+
+    WEEK = "week"
+    MONTH = "month"
+
+
+def calendar_edges(now: float, by: Period, number: int) -> list[float]:
+    """The edges of `number` periods, of which the last ends now."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if by is Period.WEEK:
+        monday = today - timedelta(days=today.weekday())
+        begins = [monday - timedelta(weeks=before) for before in range(number)]
+    else:
+        months = [today.year * 12 + today.month - 1 - before for before in range(number)]
+        begins = [today.replace(year=month // 12, month=month % 12 + 1, day=1) for month in months]
+    return [*(begin.timestamp() for begin in reversed(begins)), now]
 
 
 def _at(samples: Sequence[tuple[float, Accounts]], at: float) -> Accounts:

@@ -40,9 +40,10 @@ from shoal_workers.contract import JobState
 _MAX_HOLDERS = 16
 MOST_PLACED = 5_000
 """Places that one transaction writes: with each start and end of a job, all those behind it move."""
-_SAME_START_S = 1.0
-_SAME_START_SHARE = 0.02
-"""An expected start that differs by less than this, relative to the time until then, is not written again."""
+_SAME_START_S = 5.0
+_SAME_START_SHARE = 0.2
+"""An expected start that differs by less than this, relative to the time until then, is not written again: people read
+a time that wanders with each step of the jobs before it as no time at all. One that has passed is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
 def _is_same(before: float | None, after: float | None, now: float) -> bool:
     if before is None or after is None:
         return before is after
-    return abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now))
+    return now <= before and abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now))
 
 
 REWRITE_S = 10.0

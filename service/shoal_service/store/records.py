@@ -171,6 +171,7 @@ PLACE_COLUMNS = (
     queue_places.c.holders,
     queue_places.c.expected_at,
     queue_places.c.decided_at,
+    jobs.c.queued_at,
 )
 
 
@@ -185,6 +186,7 @@ def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
         holders=tuple(json.loads(row.holders)),
         expected_at=row.expected_at,
         decided_at=row.decided_at,
+        waiting_since=row.queued_at,
     )
 
 

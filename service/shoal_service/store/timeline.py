@@ -1,5 +1,5 @@
 """The fleet over time: which job had how many workers when, from whom it got them and to whom they went, and where the
-worker-seconds went, by project. http/routes/overviews.py calls it.
+worker-seconds went, by project; and what each project has used by week or month. http/routes/overviews.py calls it.
 
 It reads the samples of the jobs' accounts and the events that change their workers, of the newest jobs that had an
 attempt in the window: a bounded number of primary-key ranges, one for each job. `core/worker_changes.py` joins what
@@ -9,6 +9,7 @@ came free with what was given next, `core/goodput.py` divides the accounts by ti
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,14 @@ from shoal_service.core.events.catalogue import describe
 from shoal_service.core.goodput import Category, Window, edges_of, recovering
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.worker_changes import Change, ChangeKind, connected
-from shoal_service.fleet_views import FleetTimeline, ProjectGoodput, TimelineChange, TimelineJob, WorkerFlow
+from shoal_service.fleet_views import (
+    FleetTimeline,
+    ProjectGoodput,
+    ProjectUsage,
+    TimelineChange,
+    TimelineJob,
+    WorkerFlow,
+)
 from shoal_service.store.database import Transaction
 from shoal_service.store.tables import events, incidents, job_samples, jobs
 from shoal_service.views import IncidentView
@@ -69,6 +77,56 @@ def read(tx: Transaction, *, since: float, until: float, visible: Collection[str
         edges=tuple(edges),
         projects=tuple(_goodput(project, window) for project, window in sorted(windows.items())),
     )
+
+
+_NOT_USED = (Category.QUEUED, Category.DEGRADED)
+_MIN_USED_S = 1e-6
+
+
+def usage(
+    tx: Transaction, edges: Sequence[float], *, visible: Collection[str] | None = None, project: str | None = None
+) -> tuple[ProjectUsage, ...]:
+    """What each project has used between the edges, by time and project. Of a job that crosses an edge, the samples on
+    both sides of it are read; of any other, its status only. `visible`: only these projects; None means all."""
+    query = select(jobs.c.num, jobs.c.project, jobs.c.created_at, jobs.c.ended_at, jobs.c.status).where(
+        jobs.c.attempt > 0, jobs.c.created_at < edges[-1], jobs.c.ended_at.is_(None) | (jobs.c.ended_at >= edges[0])
+    )
+    if project is not None:
+        query = query.where(jobs.c.project == project)
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
+    sums: dict[tuple[int, str], tuple[float, float, int]] = defaultdict(lambda: (0.0, 0.0, 0))
+    for row in tx.execute(query):
+        crossed = [edge for edge in edges if row.created_at < edge < (row.ended_at or edges[-1])]
+        samples = {sample.at: sample for edge in crossed for sample in _around(tx, row.num, edge)}
+        window = Window(edges)
+        window.add(_accounts(row, [samples[at] for at in sorted(samples)]))
+        spent = {account: amounts for account, amounts in window.by_account.items() if account not in _NOT_USED}
+        for index in range(len(edges) - 1):
+            used_s = sum(amounts[index] for amounts in spent.values())
+            if used_s > _MIN_USED_S:
+                productive_s = spent[Category.PRODUCTIVE][index] if Category.PRODUCTIVE in spent else 0.0
+                before = sums[index, row.project]
+                sums[index, row.project] = before[0] + used_s, before[1] + productive_s, before[2] + 1
+    return tuple(
+        ProjectUsage(
+            project=name,
+            since=edges[index],
+            until=edges[index + 1],
+            worker_s=used_s,
+            productive_s=productive_s,
+            num_jobs=num_jobs,
+        )
+        for (index, name), (used_s, productive_s, num_jobs) in sorted(sums.items())
+    )
+
+
+def _around(tx: Transaction, num: int, at: float) -> Sequence[Any]:
+    """The newest sample up to a time, and the first one after it."""
+    query = select(*_COLUMNS).where(job_samples.c.job_num == num).limit(1)
+    before = query.where(job_samples.c.at <= at).order_by(job_samples.c.at.desc())
+    after = query.where(job_samples.c.at > at).order_by(job_samples.c.at)
+    return (*tx.execute(before), *tx.execute(after))
 
 
 def _samples(tx: Transaction, num: int, since: float, until: float) -> Sequence[Any]:

@@ -1,5 +1,6 @@
 """The queue, priorities and quotas on the command line, against a real server."""
 
+import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import pytest
 
 from kit.store_calls import set_queue
+from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.scheduling.explaining import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.store import queueing
+from shoal_service.views import JobStatus
+from shoal_workers.contract import JobState
 
 
 @pytest.fixture
@@ -26,7 +30,8 @@ def queued(service: Any) -> Any:
 def test_the_queue_says_why_a_job_waits_who_holds_it_up_and_when_it_starts(shoal: Any, queued: Any) -> None:
     holder, waiting = queued
     text = " ".join(shoal("queue").out.split())
-    assert waiting.id in text and "vision" in text
+    assert waiting.id in text and "vision" in text and "Needs 2 workers, 1 is free. Waiting for first." in text
+    assert holder.id not in text, "people know it by its name"
     document = shoal("queue", "--json").json()
     assert [one["place"]["holders"] for one in document["items"]] == [[holder.id]]
     assert {one["name"]: one["workers"] for one in document["projects"]} == {"default": 4, "vision": 0}
@@ -38,10 +43,11 @@ def test_an_empty_queue_says_so(shoal: Any) -> None:
 
 
 def test_show_and_jobs_tell_the_place_in_the_queue(shoal: Any, queued: Any) -> None:
-    holder, waiting = queued
+    _, waiting = queued
     shown = " ".join(shoal("show", "second").out.split())
     assert "vision, user default, priority 5" in shown and "Needs 2 workers, 1 is free." in shown
-    assert f"position 1; {holder.id} holds what it waits for; expected start:" in shown
+    assert "waiting since 2023-11-14" in shown
+    assert "queue position 1, waiting for first; expected start: in about 60 s" in shown
     assert "QUEUED #1" in " ".join(shoal("jobs").out.split())
     assert [job["id"] for job in shoal("jobs", "--project", "vision", "--json").json()] == [waiting.id]
 
@@ -94,3 +100,25 @@ class TestQuota:
     def test_impossible_quotas_are_refused_with_the_way_out(self, shoal: Any) -> None:
         assert "--limit 8, or --limit none" in shoal("quota", "set", "vision", "--limit", "many").err
         assert "Set limit to at least 9" in shoal("quota", "set", "vision", "--guaranteed", "9", "--limit", "8").err
+
+
+def test_the_use_of_projects_is_shown_by_week_and_written_as_csv(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job(name="first", project="vision")
+    service.begin(job)
+    now = time.time()
+    seconds = {Category.PRODUCTIVE: 5400.0, Category.QUEUED: 36_000.0, Category.STARTING: 1800.0}
+    goodput = Goodput(seconds=seconds, total=43_200.0, at=now)
+    service.report(job, JobStatus(state=JobState.RUNNING, goodput=goodput))
+    [row] = shoal("usage", "--by", "month", "--periods", "2000", "--json").json()[-1:]
+    assert row["project"] == "vision" and row["num_jobs"] == 1
+    weeks = shoal("usage", "--by", "week", "--periods", "1", "--project", "vision").out.splitlines()
+    assert weeks[0].split() == ["week", "of", "project", "worker", "hours", "productive", "jobs"]
+    assert "vision" in weeks[1] and weeks[1].split()[-1] == "1"
+    path = tmp_path / "usage.csv"
+    assert shoal("usage", "--by", "month", "--periods", "1200", "--csv", str(path)).code == 0
+    head, *rows = csv.reader(path.read_text().splitlines())
+    assert head == ["since", "until", "project", "worker_hours", "productive_hours", "jobs"]
+    assert sum(float(row[3]) for row in rows) == pytest.approx(2.0, abs=0.01), "without the ten hours in the queue"
+    assert sum(float(row[4]) for row in rows) == pytest.approx(1.5, abs=0.01)
+    assert shoal("usage", "--csv", "-", "--project", "none").out.splitlines() == [",".join(head)]
+    assert "no job of project none has had workers" in shoal("usage", "--project", "none").out

@@ -196,3 +196,31 @@ def test_only_the_jobs_of_visible_projects_are_shown(store: Store, submit: Submi
     assert {job.id for job in found.jobs} == {mine} == {one.job for one in found.decisions}
     assert {one.project for one in found.projects} == {"mine"}
     assert found.decisions[0].others[0].name == theirs, "not the name of a job that is not visible"
+
+
+def test_the_use_of_a_project_is_summed_by_period_without_time_in_the_queue(
+    store: Store, submit: Submit, begin: Begin, lease: Lease
+) -> None:
+    """A job that crosses an edge counts on both sides, by its account at the edge."""
+    crosses, within, waits = submit(project="one"), submit(project="one"), submit(project="two")
+    early = Goodput(
+        seconds={Category.PRODUCTIVE: 40.0, Category.QUEUED: 500.0, Category.DEGRADED: 3.0}, total=543.0, at=40.0
+    )
+    late = Goodput(
+        seconds={Category.PRODUCTIVE: 100.0, Category.QUEUED: 500.0, Category.STARTING: 20.0}, total=620.0, at=160.0
+    )
+    attempt = begin(crosses)
+    attempt.report(JobState.RUNNING, status_goodput=early, now=40.0)
+    attempt.report(JobState.RUNNING, status_goodput=late, now=160.0)
+    done = Goodput(seconds={Category.PRODUCTIVE: 7.0}, total=7.0, at=20.0)
+    begin(within).report(JobState.RUNNING, status_goodput=done, now=20.0)
+
+    first, second = store.reading(timeline.usage)([0.0, 100.0, 200.0])
+    assert (first.project, first.since, first.until, first.num_jobs) == ("one", 0.0, 100.0, 2)
+    assert first.productive_s == pytest.approx(70.0 + 7.0), "half of the seconds between the two reports"
+    assert first.worker_s == pytest.approx(70.0 + 10.0 + 7.0)
+    assert (second.since, second.num_jobs) == (100.0, 1)
+    assert (second.productive_s, second.worker_s) == (pytest.approx(30.0), pytest.approx(40.0))
+    assert waits not in {first.project, second.project}
+    assert store.reading(timeline.usage)([0.0, 200.0], visible=frozenset({"two"})) == ()
+    assert [row.project for row in store.reading(timeline.usage)([0.0, 200.0], project="one")] == ["one"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -14,11 +15,13 @@ from pydantic import ValidationError
 from shoal_api.cli.commands.control import ChangesArgument, parse_changes
 from shoal_api.cli.errors import CliError, ExitCode, first_problem
 from shoal_api.cli.options import JobArgument, given
+from shoal_api.cli.output import complete_file
 from shoal_api.cli.render.accounts import tokens_table
 from shoal_api.cli.render.fleet import clusters_table, nodes_table
 from shoal_api.cli.render.jobs import job_line
-from shoal_api.cli.render.queue import projects_table, queue_page, users_table
+from shoal_api.cli.render.queue import projects_table, queue_page, usage_csv, usage_table, users_table
 from shoal_api.cli.session import Session, command
+from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text
 from shoal_service.fleet_views import NodeView, ProjectRules, ProjectView, UserRules, UserView
 from shoal_service.views import JobPatch, JobView
@@ -231,7 +234,30 @@ def queue(
         view = view.model_copy(
             update={"items": items[:limit], "num_queued": len(items), "held_back": held_back[:limit]}
         )
-    session.show(view, lambda queue: queue_page(queue, time.time()))
+    holders = {holder for job in view.items if job.place is not None for holder in job.place.holders}
+    session.show(view, lambda queue: queue_page(queue, time.time(), session.job_names(holders)))
+
+
+@command()
+def usage(
+    session: Session,
+    by: Annotated[Period, typer.Option("--by", help="Weeks begin on Monday, in UTC.")] = Period.WEEK,
+    periods: Annotated[
+        int, typer.Option("--periods", min=1, max=2400, help="Weeks or months, with the present one.")
+    ] = 8,
+    project: Annotated[str | None, typer.Option("--project", help="Only this project.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help='Write CSV; "-": to the output.')] = None,
+) -> None:
+    """Show the worker hours of projects by week or month, without time in the queue. Deleted jobs are not counted."""
+    rows = session.client.usage(by=by, periods=periods, project=project)
+    if csv is None:
+        session.show(rows, lambda rows: usage_table(rows, by, project))
+    elif str(csv) == "-":
+        session.output.line(rows, usage_csv(rows).rstrip())
+    else:
+        with complete_file(csv) as file:
+            file.write(usage_csv(rows).encode())
+        session.output.say(f"{count_text(len(rows), 'row')} in {csv}")
 
 
 @command()

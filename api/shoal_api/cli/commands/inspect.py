@@ -144,9 +144,12 @@ def show(
     if spec:
         session.show(view.spec, lambda spec: encode(spec).rstrip())
         return
-    series = [] if session.output.as_json else session.client.series(job_id)
-    several = not session.output.as_json and len(session.client.clusters()) > 1
-    session.show(view, lambda job: job_page(job, series, time.time(), several_clusters=several))
+    if session.output.as_json:
+        session.show(view, str)
+        return
+    series, several = session.client.series(job_id), len(session.client.clusters()) > 1
+    names = session.job_names(view.queue.holders if view.queue is not None else ())
+    session.show(view, job_page(view, series, time.time(), several_clusters=several, names=names))
 
 
 @command()

@@ -83,7 +83,9 @@ def no_match(num_jobs: int, where: str, fields: Sequence[JobField], now: float) 
 def _near(name: str, family: str, known: Sequence[str]) -> str:
     if near := difflib.get_close_matches(name, known, n=3, cutoff=0.75):
         return f"; near {'it is' if len(near) == 1 else 'it are'} {', '.join(near)}"
-    return f"; {_FAMILIES[family]} are {', '.join(known[:_MAX_NAMES])}" if known else f"; no job has {_FAMILIES[family]}"
+    return (
+        f"; {_FAMILIES[family]} are {', '.join(known[:_MAX_NAMES])}" if known else f"; no job has {_FAMILIES[family]}"
+    )
 
 
 def jobs_table(jobs: Sequence[JobSummary], now: float, columns: Sequence[str] = ()) -> RenderableType:
@@ -252,8 +254,15 @@ def sweep_table(jobs: Sequence[FleetJob]) -> RenderableType:
     )
 
 
-def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several_clusters: bool = False) -> Table:
-    """The page of `shoal show`."""
+def job_page(
+    job: JobView,
+    series: Sequence[SeriesPoint],
+    now: float,
+    *,
+    several_clusters: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> Table:
+    """The page of `shoal show`. `names`: of the jobs that it waits for, by id."""
     status = job.status
     unit, now_unknown = token_unit(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
     state = Text(status.state, style=STATE_STYLE[status.state])
@@ -273,7 +282,8 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         ("state", state),
         ("message", status.message),
         ("cluster", _cluster(job) if several_clusters else ""),
-        ("queue", place_text(job.queue, now) if job.queue is not None else ""),
+        ("waiting", _waiting(job, now)),
+        ("queue", place_text(job.queue, now, names or {}) if job.queue is not None else ""),
         ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
         ("note", status.note),
         ("created", clock(job.created_at)),
@@ -324,6 +334,11 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float, *, several
         page.add_row("", Text(_where(status.failure), style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def _waiting(job: JobView, now: float) -> str:
+    since = None if job.queue is None else job.queue.waiting_since
+    return "" if since is None else f"since {clock(since)} ({duration_text(max(0.0, now - since))})"
 
 
 def is_silent(job: JobView) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.terminal import clock, command_text, facts_grid, make_table
+from shoal_api.cli.render.terminal import command_text, facts_grid, make_table
+from shoal_service.core.goodput import Period
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_service.fleet_views import (
     DryRun,
     HeldBackJob,
+    ProjectUsage,
     ProjectView,
     QueuedJob,
     QueueView,
@@ -24,8 +29,9 @@ from shoal_service.views import QueuePlace
 from shoal_workers.contract.fault_tolerance import ElasticitySpec
 
 
-def queue_page(queue: QueueView, now: float) -> list[Any]:
-    """Return the jobs that wait, those that run with fewer workers than they may have, and the projects."""
+def queue_page(queue: QueueView, now: float, names: Mapping[str, str]) -> list[Any]:
+    """Return the jobs that wait, those that run with fewer workers than they may have, and the projects. `names`: of
+    jobs, by id."""
     held_back = [Text(""), held_back_table(queue.held_back)] if queue.held_back else []
     rest = [*held_back, Text(""), projects_table(queue.projects)]
     if not queue.items:
@@ -40,9 +46,9 @@ def queue_page(queue: QueueView, now: float) -> list[Any]:
                 job.project,
                 job.user,
                 job.priority,
-                duration_text(max(0.0, now - job.submitted_at)),
-                starts(job.place, now),
-                _why(job),
+                duration_text(max(0.0, now - (_waiting_since(job) or job.submitted_at))),
+                starts(None if job.place is None else job.place.expected_at, now),
+                _why(job, names),
             )
             for job in queue.items
         ],
@@ -90,6 +96,38 @@ def projects_table(projects: Sequence[ProjectView]) -> RenderableType:
     )
 
 
+def usage_table(rows: Sequence[ProjectUsage], by: Period, project: str | None) -> RenderableType:
+    """Return the use of projects, a row for each period and project."""
+    of = f"of project {project} " if project is not None else ""
+    return make_table(
+        (f"{by} of", "project", ">worker hours", ">productive", ">jobs"),
+        [
+            (_day(row.since), row.project, _hours(row.worker_s), f"{row.productive_s / row.worker_s:.0%}", row.num_jobs)
+            for row in rows
+        ],
+        empty=f"no job {of}has had workers in this time",
+    )
+
+
+def usage_csv(rows: Sequence[ProjectUsage]) -> str:
+    """Return the same as CSV, in hours."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("since", "until", "project", "worker_hours", "productive_hours", "jobs"))
+    for row in rows:
+        hours = f"{row.worker_s / 3600:.4f}", f"{row.productive_s / 3600:.4f}"
+        writer.writerow((_day(row.since), _day(row.until), row.project, *hours, row.num_jobs))
+    return text.getvalue()
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f}"
+
+
 def users_table(users: Sequence[UserView]) -> RenderableType:
     return make_table(
         ("user", ">workers", ">running", ">queued"),
@@ -105,26 +143,35 @@ def users_table(users: Sequence[UserView]) -> RenderableType:
     )
 
 
-def starts(place: QueuePlace | None, now: float) -> str:
-    """Say when a queued job is expected to start."""
-    if place is None or place.expected_at is None:
+def starts(expected_at: float | None, now: float) -> str:
+    """Say when a queued job is expected to start, no finer than it is known."""
+    if expected_at is None:
         return "not known"
-    left_s = place.expected_at - now
-    return f"{clock(place.expected_at)} (in {duration_text(left_s)})" if left_s >= 1 else "now"
+    left_s = expected_at - now
+    if left_s < 1:
+        return "now"
+    unit = next(unit for unit in (10, 60, 300, 600) if left_s < 15 * unit or unit == 600)
+    return f"in about {duration_text(max(1, round(left_s / unit)) * unit).removesuffix(' 00 s')}"
 
 
-def place_text(place: QueuePlace, now: float) -> str:
+def place_text(place: QueuePlace, now: float, names: Mapping[str, str]) -> str:
     """Return the place of one job, for `shoal show`. The reason is the message of the job."""
-    held = f"; {', '.join(place.holders)} hold what it waits for" if len(place.holders) > 1 else ""
-    held = f"; {place.holders[0]} holds what it waits for" if len(place.holders) == 1 else held
-    return f"position {place.position}{held}; expected start: {starts(place, now)}"
+    blockers = f", waiting for {_names(place, names)}" if place.holders else ""
+    return f"position {place.position}{blockers}; expected start: {starts(place.expected_at, now)}"
 
 
-def _why(job: QueuedJob) -> str:
+def _names(place: QueuePlace, names: Mapping[str, str]) -> str:
+    return ", ".join(names.get(holder, holder) for holder in place.holders)
+
+
+def _waiting_since(job: QueuedJob) -> float | None:
+    return None if job.place is None else job.place.waiting_since
+
+
+def _why(job: QueuedJob, names: Mapping[str, str]) -> str:
     if job.place is None:
-        return "waits for the scheduler"
-    holders = f" [{', '.join(job.place.holders)}]" if job.place.holders else ""
-    return job.place.reason + holders
+        return "not considered by the scheduler yet"
+    return f"{job.place.reason} Waiting for {_names(job.place, names)}." if job.place.holders else job.place.reason
 
 
 def _name(view: ProjectView | UserView) -> Text:
@@ -159,10 +206,8 @@ def start_text(start: StartForecast | None, now: float) -> str:
         return "not known: this server does not schedule at the moment"
     if start.workers is not None:
         return f"at once. {start.reason}"
-    when = "not known when"
-    if start.expected_at is not None:
-        when = f"expected in {duration_text(max(0.0, start.expected_at - now))}, at {clock(start.expected_at)}"
-    return f"it would wait as number {start.position} of the queue, {when}. {start.reason}"
+    when = "start time unknown" if start.expected_at is None else f"expected start: {starts(start.expected_at, now)}"
+    return f"it would be number {start.position} in the queue; {when}. {start.reason}"
 
 
 def _workers(elasticity: ElasticitySpec) -> str:

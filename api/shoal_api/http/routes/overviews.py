@@ -20,6 +20,7 @@ from shoal_api.http.json_router import (
     JobId,
     JobsOfCluster,
     JobsOfProject,
+    JobsOfProjectAlone,
     JsonRouter,
     Labels,
     Order,
@@ -36,7 +37,8 @@ from shoal_api.http.routes.operations import list_joined, list_seen
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission
-from shoal_service.fleet_views import FleetNode, FleetOverview, FleetTimeline
+from shoal_service.core.goodput import Period, calendar_edges
+from shoal_service.fleet_views import FleetNode, FleetOverview, FleetTimeline, ProjectUsage
 from shoal_service.store import JobNotFound, histories, job_lists, timeline
 from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.views import JobOverview, Page, SpecVersion
@@ -109,6 +111,21 @@ def fleet_timeline(
     worker-seconds by project and category."""
     until = context.clock()
     return timeline.read(tx, since=until - hours * 3600, until=until, visible=caller.projects)
+
+
+@router.route("GET /usage", Permission.JOBS_READ, "What projects have used by week or month")
+def usage(
+    tx: Reading,
+    context: AppContext,
+    caller: Caller,
+    by: Annotated[Period, Query(description="Weeks begin on Monday, in UTC.")] = Period.WEEK,
+    periods: Annotated[int, Query(ge=1, le=2400, description="Periods, of which the last is the present one.")] = 8,
+    project: JobsOfProjectAlone = None,
+) -> Page[ProjectUsage]:
+    """Sums worker-seconds by project and period, oldest first. Time in the queue is not counted, nor are workers that
+    a job has requested and did not have. Jobs that were deleted are not counted."""
+    edges = calendar_edges(context.clock(), by, periods)
+    return Page[ProjectUsage](items=timeline.usage(tx, edges, visible=caller.projects, project=project))
 
 
 @router.route(

@@ -140,6 +140,7 @@ class MarketBuilder:
         return replace(
             requested(row),
             curve=curve,
+            is_measured=bool(measured.rates),
             left=left,
             done=done,
             served_s=served_s(row.status),

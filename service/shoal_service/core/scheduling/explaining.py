@@ -380,7 +380,7 @@ class _Forecast:
         free them. Workers that earlier calls have taken are not counted."""
         if self.free >= workers:
             self.free -= workers
-            return self._at, self._last
+            return self._known_at(), self._last
         if self.free < 0:
             return None, self._last
         holders: list[str] = []
@@ -393,7 +393,10 @@ class _Forecast:
             self.free += freed
             holders.append(job_id)
         self.free -= workers
-        return self._at, self._held_by(holders)
+        return self._known_at(), self._held_by(holders)
+
+    def _known_at(self) -> float | None:
+        return self._at if self._at < math.inf else None
 
     def _held_by(self, holders: list[str]) -> tuple[str, ...]:
         if not holders:
@@ -403,16 +406,17 @@ class _Forecast:
 
 
 class _Ends:
-    """The ends of running jobs at their present rate, and how many workers of a shape then come free. Jobs of unknown
-    length are left out."""
+    """The ends of running jobs at their present rate, and how many workers of a shape then come free: at an infinite
+    time those of jobs of unknown length, and of running ones whose rate was not measured yet."""
 
     def __init__(self, plan: Plan) -> None:
         now = plan.now
         ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
         for entry in (*plan.running, *plan.queued):
             job = entry.job
-            if entry.floor and job.left is not None:
-                at = now + entry.facts.ends(job)[1]
+            if entry.floor:
+                is_known = job.left is not None and (job.is_measured or not job.granted)
+                at = now + entry.facts.ends(job)[1] if is_known else math.inf
                 ends.append((at if job.granted else at + job.start_s, job.job_id, entry))
         ends.sort()
         self._ends = ends

@@ -159,6 +159,8 @@ class MarketJob:
     """Number of the job's workers by node id, where known: they may stay on a cordoned node."""
     curve: ThroughputCurve = field(default_factory=ThroughputCurve.linear)
     """Predicted throughput, corrected by what was measured."""
+    is_measured: bool = True
+    """False if the curve is only predicted: no expected start relies on it while the job runs."""
     left: float | None = None
     """Samples that remain; None means unknown."""
     done: float = 0.0

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from shoal_service.core import goodput
-from shoal_service.core.goodput import Category, Ledger, Window, edges_of
+from shoal_service.core.goodput import Category, Ledger, Period, Window, calendar_edges, edges_of
 from shoal_workers.contract.job import IncidentCause
 
 DIED = goodput.recovering(IncidentCause.WORKER_DIED)
@@ -212,3 +213,13 @@ def test_seconds_that_turn_out_to_be_lost_count_where_they_are_in_the_end() -> N
 def test_the_last_edge_is_the_end_of_the_window() -> None:
     edges = edges_of(0.1, 0.7, 7)
     assert (edges[0], edges[-1], len(edges)) == (0.1, 0.7, 8)
+
+
+def test_weeks_begin_on_monday_and_months_on_the_first() -> None:
+    thursday = datetime(2026, 1, 15, 13, 30, tzinfo=UTC).timestamp()
+
+    def days(by: Period, number: int) -> list[str]:
+        return [datetime.fromtimestamp(edge, UTC).isoformat()[:16] for edge in calendar_edges(thursday, by, number)]
+
+    assert days(Period.WEEK, 2) == ["2026-01-05T00:00", "2026-01-12T00:00", "2026-01-15T13:30"]
+    assert days(Period.MONTH, 3) == ["2025-11-01T00:00", "2025-12-01T00:00", "2026-01-01T00:00", "2026-01-15T13:30"]

@@ -86,12 +86,12 @@ def _shown(width: int, *parts: Any) -> list[str]:
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_queue_and_top_are_readable_at_any_width(width: int) -> None:
-    for page in (queue_page(QUEUE, NOW), [top_page([SUMMARY], CLUSTER, NOW)], [jobs_table([SUMMARY], NOW)]):
+    for page in (queue_page(QUEUE, NOW, {}), [top_page([SUMMARY], CLUSTER, NOW)], [jobs_table([SUMMARY], NOW)]):
         lines = _shown(width, *page)
         assert max(len(line.rstrip()) for line in lines) <= width
         assert any(ID in line for line in lines), "the id is whole"
         assert len(lines) < 16, "nothing is squeezed into a column of a few letters"
-    words = " ".join(" ".join(_shown(width, *queue_page(QUEUE, NOW))).split())
+    words = " ".join(" ".join(_shown(width, *queue_page(QUEUE, NOW, {}))).split())
     assert REASON in words and "ada.lovelace" in words
 
 

@@ -98,8 +98,10 @@ def test_steps_that_are_done_count_in_samples() -> None:
 def test_the_speed_of_a_group_is_measured_once_its_first_steps_are_over() -> None:
     builder = MarketBuilder()
     predicted = job(builder, running(1)).curve.rate(2)
-    assert job(builder, running(3)).curve.rate(2) == predicted
+    early = job(builder, running(3))
+    assert early.curve.rate(2) == predicted and not early.is_measured
     measured = job(builder, running(4, step_s=0.25))
+    assert measured.is_measured
     assert measured.curve.rate(2) == pytest.approx(32.0)
     assert measured.curve.rate(2) / measured.curve.rate(1) < 2, "the other sizes are scaled along"
 

@@ -250,6 +250,17 @@ def test_a_short_job_is_backfilled_and_a_long_one_would_delay_the_reserved_start
     assert "would delay head" in reasons(decisions)["long"]
 
 
+def test_a_start_is_expected_only_behind_jobs_whose_speed_was_measured() -> None:
+    """A prediction may be wrong by a factor of fifty: the expected start moved along until the first steps were over,
+    and then jumped."""
+    running = job("running", 4, 4, granted=4, curve=ThroughputCurve((4,), (40.0,)), left=40.0 * 100)
+    head = job("head", 2, 2)
+    guessed = only(decide(market([replace(running, is_measured=False), head], nodes(4)), NOW), "head")
+    assert isinstance(guessed, Wait) and guessed.expected_at is None and guessed.holders == ("running",)
+    measured = only(decide(market([running, head], nodes(4)), NOW), "head")
+    assert isinstance(measured, Wait) and measured.expected_at == NOW + 100
+
+
 def test_a_job_of_another_shape_is_backfilled_on_what_the_nodes_can_spare() -> None:
     """The reserved start takes 6 of 8 CPUs, those of `running`; 2 are spare for workers of any size."""
     large = WorkerNeed(cpus=3.0)
