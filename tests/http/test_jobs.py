@@ -309,3 +309,26 @@ def test_a_submission_is_answered_with_what_is_probably_not_meant(own_service: A
     assert own_service.client.submit(spec | {"elasticity": {"max_workers": 4}}).status.note == ""
     rare = {"elasticity": {"max_workers": 4}, "checkpoint": {"every_steps": None, "every_s": None}}
     assert "every_steps and checkpoint.every_s are both null" in own_service.client.submit(spec | rare).status.note
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/overview", "/v1/curves", "/v1/job-export"])
+def test_every_list_of_jobs_takes_the_same_filter(own_service: Any, spec: dict[str, Any], path: str) -> None:
+    chosen = own_service.client.submit(spec | {"name": "chosen", "user": "ada", "labels": {"team": "speech"}})
+    other = own_service.client.submit(spec | {"name": "other", "user": "bob"})
+    for query in (
+        "user=ada",
+        "label=team%3Dspeech",
+        "search=chosen",
+        f"job={chosen.id}",
+        "where=user%3D%3D'ada'",
+        "state=QUEUED&user=ada",
+        "project=default&user=ada",
+        "cluster=west&archived=true",
+    ):
+        answer = own_service.http.get(f"{path}?{query}")
+        assert answer.status_code == 200, (query, answer.text)
+        assert other.id not in answer.text, query
+        assert (chosen.id in answer.text) is ("cluster" not in query), query
+    wrong = own_service.http.get(f"{path}?usr=ada")
+    assert wrong.status_code == 422
+    assert "user" in wrong.text, "the nearest parameter"

@@ -25,13 +25,14 @@ are parsed by `control/spec_io.py`, for the command line too.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
@@ -49,13 +50,15 @@ from shoal_service.core.selection import MAX_SELECTORS, InvalidSelector, LabelSe
 from shoal_service.core.where.language import InvalidCondition, Selection
 from shoal_service.problems import ServiceError
 from shoal_service.store import Transaction
-from shoal_service.store.job_lists import JobOrder
+from shoal_service.store.job_lists import FleetQuery, JobOrder
 from shoal_service.telemetry.tallies import Limit
 from shoal_service.views import JobView
 from shoal_workers.contract import CLUSTER_PATTERN, JobSpec, JobState
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 
 MAX_SEQ = 2**63 - 1
+MAX_CHOSEN = 500
+"""Jobs that a request may name, at most."""
 JOB_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 PROJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 USER_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$"
@@ -80,52 +83,10 @@ LastEventId = Annotated[
 Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
 
 # lists of jobs
-States = Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")]
 JobsOfProject = Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")]
 JobsOfProjectAlone = Annotated[
     str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
 ]
-JobsOfUser = Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")]
-JobsOfCluster = Annotated[
-    str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
-]
-Labels = Annotated[
-    list[str],
-    Query(
-        max_length=MAX_SELECTORS,
-        description="Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be repeated; "
-        "all must match.",
-    ),
-]
-Search = Annotated[
-    str,
-    Query(
-        max_length=200,
-        description="Words, each a part of a name, an id, a project, a user or a label; all must be found.",
-    ),
-]
-Where = Annotated[
-    str,
-    Query(
-        max_length=2000,
-        description='Only jobs for which this holds: `lr > 1e-3 and state == "FAILED" and label.team == "speech"`. '
-        "Names are those of `GET /v1/job-fields`; relations are == != < <= > >= ~ in; also and, or, not, parentheses, "
-        "null, `now - 7d`.",
-    ),
-]
-Sort = Annotated[
-    str,
-    Query(
-        max_length=500,
-        description="Names to order by, separated by commas; a dash before one: the largest first. Jobs without a "
-        "value come last.",
-    ),
-]
-Columns = Annotated[
-    str,
-    Query(max_length=4000, description="Names whose values each job has in `values`, separated by commas."),
-]
-Archived = Annotated[bool, Query(description="Also archived jobs. A condition that names `archived` decides itself.")]
 Order = Annotated[JobOrder, Query(description="Used if `sort` names nothing. Jobs without the value come last.")]
 Descending = Annotated[bool, Query(description="The largest, or newest, first.")]
 
@@ -135,14 +96,6 @@ def selection_of(where: str, sort: str, columns: str, *, archived: bool, now: fl
     try:
         return Selection.parse(where, sort, columns, with_archived=archived, now=now)
     except InvalidCondition as error:
-        raise InvalidRequest(str(error)) from None
-
-
-def selectors_of(texts: Sequence[str]) -> tuple[LabelSelector, ...]:
-    """Parse the values of the parameter `label`. Raises InvalidRequest."""
-    try:
-        return tuple(LabelSelector.parse(text) for text in texts)
-    except InvalidSelector as error:
         raise InvalidRequest(str(error)) from None
 
 
@@ -276,13 +229,19 @@ async def refuse_unknown_query(request: Request) -> None:
     """
     if not request.query_params:
         return
-    known = {param.alias for param in request.scope["route"].dependant.query_params}
+    known = set(_query_names(request.scope["route"].dependant))
     errors = tuple(
         SpecProblem(path=f"query.{name[:80]}", message=unknown_name("parameter", name, known))
         for name in request.query_params.keys() - known
     )
     if errors:
         raise InvalidRequest("; ".join(error.message for error in errors[:3]), errors)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (param.alias for param in dependant.query_params)
+    for dependency in dependant.dependencies:
+        yield from _query_names(dependency)
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -417,5 +376,84 @@ Writing = Annotated[Transaction, Depends(_writing)]
 """A transaction that writes, open while a `def` runs."""
 Caller = Annotated[Principal, Depends(_caller)]
 """Who makes the request."""
+
+
+async def _jobs_filter(
+    context: AppContext,
+    caller: Caller,
+    state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
+    project: JobsOfProjectAlone = None,
+    user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
+    label: Annotated[
+        list[str],
+        Query(
+            max_length=MAX_SELECTORS,
+            description="Only jobs whose labels match: `NAME`, `!NAME`, `NAME=VALUE` or `NAME!=VALUE`. May be "
+            "repeated; all must match.",
+        ),
+    ] = [],  # noqa: B006
+    search: Annotated[
+        str,
+        Query(
+            max_length=200,
+            description="Words, each a part of a name, an id, a project, a user or a label; all must be found.",
+        ),
+    ] = "",
+    cluster: Annotated[
+        str | None, Query(pattern=CLUSTER_PATTERN, description="Only jobs whose newest attempt has begun there.")
+    ] = None,
+    where: Annotated[
+        str,
+        Query(
+            max_length=2000,
+            description='Only jobs for which this holds: `lr > 1e-3 and state == "FAILED" and label.team == "speech"`. '
+            "Names are those of `GET /v1/job-fields`; relations are == != < <= > >= ~ in; also and, or, not, "
+            "parentheses, null, `now - 7d`.",
+        ),
+    ] = "",
+    sort: Annotated[
+        str,
+        Query(
+            max_length=500,
+            description="Names to order by, separated by commas; a dash before one: the largest first. Jobs without a "
+            "value come last.",
+        ),
+    ] = "",
+    columns: Annotated[
+        str,
+        Query(
+            max_length=4000,
+            description="Names whose values each job has in `values`, separated by commas. In a file: its columns "
+            "after id, name and state; default: the fields of `GET /v1/jobs`.",
+        ),
+    ] = "",
+    archived: Annotated[
+        bool, Query(description="Also archived jobs. A condition that names `archived` decides itself.")
+    ] = False,
+    job: Annotated[
+        list[str],
+        Query(max_length=MAX_CHOSEN, description="Only the jobs with these ids, also if they are archived."),
+    ] = [],  # noqa: B006
+) -> FleetQuery:
+    try:
+        labels = tuple(LabelSelector.parse(text) for text in label)
+    except InvalidSelector as error:
+        raise InvalidRequest(str(error)) from None
+    return FleetQuery(
+        search=search,
+        states=frozenset(state),
+        project=project,
+        user=user,
+        visible=caller.projects,
+        labels=labels,
+        cluster=cluster,
+        ids=frozenset(job),
+        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
+    )
+
+
+JobsFilter = Annotated[FleetQuery, Depends(_jobs_filter)]
+"""The parameters that select jobs: of the list, of the overview, of the curves and of the file. `limit` is the
+route's, and so is an `order`."""
 Job = Annotated[JobView, Depends(_job)]
 """The job in the path, as it is before the function runs."""

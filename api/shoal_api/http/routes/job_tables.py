@@ -21,6 +21,7 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -33,26 +34,15 @@ from shoal_api.http.json_router import (
     MAX_SEQ,
     PROJECT_NAME,
     AppContext,
-    Archived,
     Caller,
-    Columns,
     Descending,
-    JobsOfCluster,
-    JobsOfProject,
-    JobsOfProjectAlone,
-    JobsOfUser,
+    JobsFilter,
     JsonRouter,
-    Labels,
     Order,
     Reading,
-    Search,
-    Sort,
-    States,
-    Where,
     Writing,
     body,
     selection_of,
-    selectors_of,
 )
 from shoal_api.http.problems import InvalidRequest, NotAcceptable
 from shoal_api.http.streams import STREAMED, Batch, ThreadFollower, sse_event, sse_response
@@ -69,7 +59,7 @@ from shoal_service.core.access import Permission
 from shoal_service.core.where.fields import Field
 from shoal_service.fleet_views import Curves, JobFields, PanelKind, SavedView, TableView, Workspace
 from shoal_service.store import Conflict, NotFound, ProjectNotFound, Store, job_lists
-from shoal_service.store.job_lists import FleetQuery, JobOrder
+from shoal_service.store.job_lists import JobOrder
 from shoal_service.store.many_curves import PLAIN_METRICS, ManyCurves, Versions, Wanted, is_metric
 from shoal_service.views import JobSummary, Page
 
@@ -154,7 +144,6 @@ def _check_names(workspace: Workspace, now: float) -> None:
                 selection_of("", "", name, archived=False, now=now)
 
 
-MAX_CHOSEN = 500
 NUM_JOBS = "X-Total-Count"
 """The header with the number of jobs that match."""
 _AT_ONCE = 500
@@ -171,29 +160,8 @@ _USUAL = tuple(name for name in JobSummary.model_fields if name != "values")
 )
 def export_jobs(
     context: AppContext,
-    caller: Caller,
+    query: JobsFilter,
     format: Annotated[FileFormat, Query(description="The format of the file.")] = FileFormat.CSV,
-    state: States = [],  # noqa: B006
-    project: JobsOfProjectAlone = None,
-    user: JobsOfUser = None,
-    label: Labels = [],  # noqa: B006
-    search: Search = "",
-    cluster: JobsOfCluster = None,
-    where: Where = "",
-    sort: Sort = "",
-    columns: Annotated[
-        str,
-        Query(
-            max_length=4000,
-            description="Names, separated by commas, of the columns after id, name and state. Default: the fields "
-            "of `GET /v1/jobs`.",
-        ),
-    ] = "",
-    archived: Archived = False,
-    job: Annotated[
-        list[str],
-        Query(max_length=MAX_CHOSEN, description="Only the jobs with these ids, also if they are archived."),
-    ] = [],  # noqa: B006
     order: Order = JobOrder.CREATED,
     descending: Descending = True,
     limit: Annotated[int | None, Query(ge=1, le=10_000_000, description="Jobs in the file; default: all.")] = None,
@@ -202,20 +170,7 @@ def export_jobs(
     is its JSON. CSV: text that a spreadsheet would run as a formula has an apostrophe before it. Parquet: a column
     of numbers is float if one is, and text if its values have several types; it needs pyarrow on the server."""
     require_writer(format)
-    query = FleetQuery(
-        search=search,
-        states=frozenset(state),
-        project=project,
-        user=user,
-        visible=caller.projects,
-        labels=selectors_of(label),
-        cluster=cluster,
-        ids=frozenset(job),
-        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
-        order=order,
-        descending=descending,
-        limit=limit,
-    )
+    query = replace(query, order=order, descending=descending, limit=limit)
     nums = context.store.reading(job_lists.nums)(query)
     made = pieces(context.store, format, nums, query.selection.columns)
     return file_response(format, "jobs", made, {NUM_JOBS: str(len(nums))})
@@ -256,7 +211,7 @@ curve_router = JsonRouter("/v1", "overviews")
 async def curves(
     request: Request,
     context: AppContext,
-    caller: Caller,
+    query: JobsFilter,
     metric: Annotated[
         list[str],
         Query(
@@ -264,13 +219,6 @@ async def curves(
             description=f"{', '.join(PLAIN_METRICS)}, and metric.NAME and val.NAME for a task's own metrics.",
         ),
     ] = ["loss"],  # noqa: B006
-    job: Annotated[list[str], Query(max_length=_MAX_JOBS, description="Only the jobs with these ids.")] = [],  # noqa: B006
-    search: Search = "",
-    project: JobsOfProject = None,
-    where: Where = "",
-    sort: Sort = "",
-    columns: Columns = "",
-    archived: Archived = False,
     limit: Annotated[int, Query(ge=1, le=_MAX_JOBS, description="Jobs in the answer.")] = 200,
     points: Annotated[
         int,
@@ -294,14 +242,7 @@ async def curves(
     for name in metric:
         if not is_metric(name):
             raise InvalidRequest(f"metric={name!r}: {NO_METRIC}")
-    query = FleetQuery(
-        search=search,
-        project=project,
-        visible=caller.projects,
-        ids=frozenset(job),
-        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
-        limit=limit,
-    )
+    query = replace(query, limit=limit)
     wanted = Wanted(
         metrics=tuple(sorted(set(metric))),
         after_step=after_step,

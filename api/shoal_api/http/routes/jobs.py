@@ -5,6 +5,7 @@ Also those that archive a job that has ended, and delete what ended jobs leave b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -21,29 +22,19 @@ from shoal_api.http.json_router import (
     PATCH_TYPES,
     SPEC,
     AppContext,
-    Archived,
     Caller,
-    Columns,
     Cursor,
     IfMatch,
     Job,
     JobId,
+    JobsFilter,
     JobsOfProject,
-    JobsOfProjectAlone,
-    JobsOfUser,
     JsonRouter,
-    Labels,
     Reading,
-    Search,
-    Sort,
-    States,
-    Where,
     Writing,
     body,
     json_response,
     read_spec,
-    selection_of,
-    selectors_of,
 )
 from shoal_api.http.problems import InvalidPatch, InvalidSpec
 from shoal_api.http.routes.artifacts import DELETE_S
@@ -70,7 +61,6 @@ from shoal_service.store import (
     submissions,
 )
 from shoal_service.store.job_deletion import DeletionRequest
-from shoal_service.store.job_lists import FleetQuery
 from shoal_service.views import ExtendRequest, JobPatch, JobSummary, JobView, MoveRequest, Page, TakeRequest
 from shoal_workers.contract import ANY_CLUSTER
 
@@ -160,32 +150,13 @@ def try_job(
 def list_jobs(
     request: Request,
     context: AppContext,
-    caller: Caller,
-    state: States = [],  # noqa: B006
-    project: JobsOfProjectAlone = None,
-    user: JobsOfUser = None,
-    label: Labels = [],  # noqa: B006
-    search: Search = "",
-    where: Where = "",
-    sort: Sort = "",
-    columns: Columns = "",
-    archived: Archived = False,
+    query: JobsFilter,
     limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
     cursor: Cursor = None,
 ) -> Response:
     """Lists jobs, newest first if `sort` names nothing. With `Accept: text/event-stream`: this page, now and after
     every change."""
-    query = FleetQuery(
-        states=frozenset(state),
-        project=project,
-        user=user,
-        limit=limit,
-        visible=caller.projects,
-        labels=selectors_of(label),
-        search=search,
-        selection=selection_of(where, sort, columns, archived=archived, now=context.clock()),
-    )
-    read_page = partial(context.store.reading(job_lists.page), query, cursor)
+    read_page = partial(context.store.reading(job_lists.page), replace(query, limit=limit), cursor)
     page = read_page()  # for a stream too: a bad cursor is refused before it begins
     if not wants_events(request):
         return json_response(page)

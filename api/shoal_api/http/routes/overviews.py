@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -13,25 +14,15 @@ from shoal_api.http.context import Context, wants_events
 from shoal_api.http.followers import POSITION, DocumentFollower, OverviewFollower, Position
 from shoal_api.http.json_router import (
     AppContext,
-    Archived,
     Caller,
-    Columns,
     Descending,
     JobId,
-    JobsOfCluster,
-    JobsOfProject,
+    JobsFilter,
     JobsOfProjectAlone,
     JsonRouter,
-    Labels,
     Order,
     Reading,
-    Search,
-    Sort,
-    States,
-    Where,
     json_response,
-    selection_of,
-    selectors_of,
 )
 from shoal_api.http.routes.operations import list_joined, list_seen
 from shoal_api.http.streams import STREAMED, sse_response
@@ -54,17 +45,7 @@ router = JsonRouter("/v1", "overviews")
 async def fleet_overview(
     request: Request,
     context: AppContext,
-    caller: Caller,
-    search: Search = "",
-    state: States = [],  # noqa: B006
-    project: JobsOfProject = None,
-    label: Labels = [],  # noqa: B006
-    cluster: JobsOfCluster = None,
-    where: Where = "",
-    sort: Sort = "",
-    columns: Columns = "",
-    archived: Archived = False,
-    job: Annotated[list[str], Query(max_length=100, description="Only the jobs with these ids.")] = [],  # noqa: B006
+    query: JobsFilter,
     order: Order = JobOrder.CREATED,
     descending: Descending = True,
     offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
@@ -79,20 +60,7 @@ async def fleet_overview(
 ) -> Response:
     """Returns a page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what
     runs on each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
-    query = FleetQuery(
-        search=search,
-        states=frozenset(state),
-        project=project,
-        visible=caller.projects,
-        labels=selectors_of(label),
-        cluster=cluster,
-        ids=frozenset(job),
-        selection=selection_of(where, sort, columns, archived=archived or bool(job), now=context.clock()),
-        order=order,
-        descending=descending,
-        offset=offset,
-        limit=limit,
-    )
+    query = replace(query, order=order, descending=descending, offset=offset, limit=limit)
     read = partial(_jobs_only if jobs_only else _fleet, context, query)
     if wants_events(request):
         follower = DocumentFollower("fleet", lambda: read().model_dump_json())
