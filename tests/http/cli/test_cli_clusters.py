@@ -43,7 +43,7 @@ def begin(service: Any, cluster: str, **changes: Any) -> Any:
 def test_clusters_are_listed_with_and_without_a_further_word(two: Any, shoal: Any) -> None:
     assert [one["name"] for one in shoal("clusters", "--json").json()] == ["default", "west"]
     text = shoal("clusters").out
-    assert "connected" in text and "away" in text and "1/4" in text and "0/8" in text
+    assert "connected" in text and "unreachable" in text and "1/4" in text and "0/8" in text
     assert "its gateway has not reported for 90 s" in text
     assert shoal("clusters", "list").out == text
 

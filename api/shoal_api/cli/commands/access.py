@@ -70,7 +70,7 @@ def logout(session: Session) -> None:
 def whoami(session: Session) -> None:
     """Show who you are to a server: name, role, projects, and what you may do."""
     me = session.client.whoami()
-    session.show(me, f"{_describe(me)}\nmay: {', '.join(me.permissions)}")
+    session.show(me, f"{_describe(me)}\npermissions: {', '.join(me.permissions)}")
 
 
 @command()

@@ -40,7 +40,7 @@ def top_page(jobs: Sequence[JobSummary], cluster: ClusterView, now: float, max_r
     """Return the page of `shoal top`. `jobs` are those that have not ended."""
     rows = sorted(jobs, key=lambda job: (_ORDER.index(job.state), job.queue_position or 0, -job.created_at))
     page: list[RenderableType] = [_top_head(jobs, cluster, now), Text("")]
-    page.append(_top_table(rows[:max_rows]) if rows else Text("no job goes on; `shoal submit SPEC` starts one"))
+    page.append(_top_table(rows[:max_rows]) if rows else Text("no job is active; `shoal submit SPEC` starts one"))
     if len(rows) > max_rows:
         page.append(Text(f"and {count_text(len(rows) - max_rows, 'more job')}", style="dim"))
     return Group(*page)
@@ -64,7 +64,7 @@ def _top_head(jobs: Sequence[JobSummary], cluster: ClusterView, now: float) -> T
         head.append(f", {cluster.gpus_free:g} of {cluster.gpus_total:g} GPUs free")
     away = [joined.name for joined in cluster.clusters if not joined.connected]
     if away and cluster.connected:
-        head.append(f"   {'cluster' if len(away) == 1 else 'clusters'} {', '.join(away)} away", style="red")
+        head.append(f"   {'cluster' if len(away) == 1 else 'clusters'} {', '.join(away)} unreachable", style="red")
     if not cluster.connected:
         head.append("   the Ray cluster is not connected", style="red")
     elif len(alive) < len(cluster.nodes):
@@ -162,13 +162,13 @@ def cluster_page(cluster: ClusterView) -> list[Any]:
 
 def _cluster_state(cluster: ClusterSummary) -> Text:
     if not cluster.connected:
-        return Text("away" if cluster.silent_s is not None else "not joined", style="red")
+        return Text("unreachable" if cluster.silent_s is not None else "not joined", style="red")
     return Text("cordoned", style="yellow") if cluster.cordon is not None else Text("connected", style="green")
 
 
 def _why_away(cluster: ClusterSummary) -> str:
     is_silent = not cluster.connected and cluster.silent_s is not None
-    silent = f"silent for {duration_text(cluster.silent_s)}" if is_silent else ""
+    silent = f"no report for {duration_text(cluster.silent_s)}" if is_silent else ""
     cordoned = f"cordoned: {cluster.cordon.reason}" if cluster.cordon is not None else ""
     return "; ".join(filter(None, (cluster.why_away, silent, cordoned)))
 
@@ -213,8 +213,8 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
 
 def _use_of_others(node: NodeView) -> str:
     used = ((node.cpus_of_others, "CPU"), (node.gpus_of_others, "GPU"))
-    amounts = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
-    return f"others have reserved {amounts}" if amounts else ""
+    amounts = " and ".join(f"{amount:g} {unit}{'' if amount == 1 else 's'}" for amount, unit in used if amount)
+    return f"{amounts} reserved by others" if amounts else ""
 
 
 def webhooks_table(hooks: Sequence[WebhookView], now: float) -> RenderableType:

@@ -50,6 +50,8 @@ _CHECKPOINT_STYLE = {
     CheckpointState.DELETED: "dim",
     CheckpointState.FAILED: "red",
 }
+_SAID_BY_STATE = ("finished", "cancelled", "requested")
+"""Reasons that say no more than the state of the job."""
 _SPARKLINE_WIDTH = 40
 _FAMILIES = {"metric": "metrics", "val": "metrics of validation", "label": "labels"}
 """What names such as metric.NAME stand for."""
@@ -138,7 +140,11 @@ def state_text(job: JobSummary) -> Text:
 def _state_detail(job: JobSummary) -> str:
     if job.queue_position is not None:
         return f" #{job.queue_position}"
-    return f" {job.reason}" if job.reason else ""
+    return _reason(job.reason)
+
+
+def _reason(reason: str) -> str:
+    return f" {reason}" if reason and reason not in _SAID_BY_STATE else ""
 
 
 def fields_table(fields: Sequence[JobField]) -> RenderableType:
@@ -265,9 +271,8 @@ def job_page(
     """The page of `shoal show`. `names`: of the jobs that it waits for, by id."""
     status = job.status
     unit, now_unknown = token_unit(job), NOT_REPORTED if is_silent(job) and not status.state.ended else ""
-    state = Text(status.state, style=STATE_STYLE[status.state])
-    if status.reason:
-        state.append(f" {status.reason}", style="dim")
+    state = Text(status.state, style=STATE_STYLE[status.state]).append(_reason(status.reason), style="dim")
+    limits = f"min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers}"
     identity: list[tuple[str, Any]] = [
         ("id", job.id),
         ("name", job.name),
@@ -305,8 +310,7 @@ def job_page(
     workers: list[tuple[str, Any]] = [
         (
             "workers",
-            worker_bar(status.workers, status.desired_workers)
-            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
+            f"{worker_bar(status.workers, status.desired_workers)}  ({limits})" if status.desired_workers else limits,
         ),
         ("", held_back_text(job)),
         ("layout", status.layout),
@@ -330,8 +334,7 @@ def job_page(
         for label, value in filled:
             page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
-        page.add_row("failure", Text(status.failure.sentence, style="red"))
-        page.add_row("", Text(_where(status.failure), style="dim"))
+        page.add_row("failure", Text(_where(status.failure), style="red"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
 

@@ -113,7 +113,7 @@ def test_what_others_have_reserved_on_a_node_is_said() -> None:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(nodes_table([node]))
-    assert "others have reserved 6 CPU" in capture.get()
+    assert "6 CPUs reserved by others" in capture.get()
 
 
 def hooks_shown(*hooks: WebhookView) -> list[str]:

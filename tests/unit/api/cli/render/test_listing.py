@@ -118,7 +118,7 @@ def test_a_failure_names_its_ranks_if_it_has_some(ranks: tuple[int, ...], words:
 def test_a_failure_of_a_script_names_no_step_that_it_has_not_reported() -> None:
     failure = UserFailure(type="ExitStatus", message="no", traceback="", phase="script", ranks=(1,), step=0)
     [line] = [line for line in _shown(80, job_page(_script(failure=failure), (), NOW)) if "in script" in line]
-    assert line.strip() == "in script, rank 1"
+    assert line.split() == ["failure", "in", "script,", "rank", "1"]
 
 
 @pytest.mark.parametrize(("tokens", "unit"), [(320, "samples/s"), (320 * 128, "tokens/s")])
@@ -168,6 +168,23 @@ def test_what_a_script_has_reported_is_shown_and_a_series_may_have_gaps() -> Non
     ended = {**status, "state": JobState.SUCCEEDED, "loss": None}
     after = [line.split()[0] for line in _shown(100, job_page(_script(**ended), (), NOW)) if "not reported" in line]
     assert after == ["loss"], "nothing happens now"
+
+
+def test_the_page_of_a_job_that_has_ended_says_each_thing_once() -> None:
+    """It said `CANCELLED cancelled`, `workers 0/0`, and an error twice."""
+    page = _shown(100, job_page(_job(state=JobState.CANCELLED, reason="cancelled"), (), NOW))
+    lines = [" ".join(line.split()) for line in page]
+    assert "state CANCELLED" in lines and not any("0/0" in line for line in lines)
+    assert any(line.startswith("workers min ") for line in lines), "what it asks for"
+    failure = UserFailure(
+        type="KeyError", message="'square'", traceback="KeyError: 'square'", phase="script", ranks=(), step=0
+    )
+    status = {"state": JobState.FAILED, "reason": "user_error", "message": f"Your code raised {failure.sentence}."}
+    page = _shown(100, job_page(_job(failure=failure, **status), (), NOW))
+    assert " ".join(" ".join(page).split()).count(failure.sentence) == 2, "the message, and the traceback's last line"
+    listed = SUMMARY.model_copy(update={"state": JobState.SUCCEEDED, "reason": "finished"})
+    assert "finished" not in " ".join(_shown(200, jobs_table([listed], NOW)))
+    assert "user_error" in " ".join(_shown(200, jobs_table([listed.model_copy(update={"reason": "user_error"})], NOW)))
 
 
 def test_a_list_shows_no_step_of_a_job_that_has_reported_none() -> None:
