@@ -36,7 +36,7 @@ _PATIENCE_S = 900.0
 _CASES: dict[str, tuple[dict[str, Any], bool]] = {
     "no snapshots": ({"enabled": False}, False),
     "snapshots, one node": ({}, False),
-    "two nodes, log": ({}, True),
+    "two nodes": ({}, True),
 }
 """Settings of `snapshot`, and whether each worker has a buddy on the other node."""
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 def _predicted(need: HostNeed, *, has_buddies: bool) -> tuple[int, int]:
     """Bytes of a worker that also keeps the copies of one other, and those of them in shared memory."""
-    copies = need.sent + need.kept + need.log if has_buddies else 0
+    copies = need.sent + need.kept if has_buddies else 0
     state = need.snapshots  # as large as the snapshots, and in shared memory like them
     return need.alone + copies, state + need.snapshots + copies
 
