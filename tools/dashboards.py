@@ -22,6 +22,7 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
+    DashboardLinkType,
     DataSourceRef,
     GridPos,
     VariableOption,
@@ -60,6 +61,13 @@ def document(board: Board) -> str:
         .time("now-1h", "now")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable("source").label("Prometheus").type("prometheus"))
+        .with_variable(
+            dashboard.TextBoxVariable("shoal").label("Address of Shoal").default_value("http://127.0.0.1:8470")
+        )
+        .link(_link("Shoal", f"${{shoal}}{'/jobs/${job}' if board.has_job else '/fleet'}"))
+        .link(
+            dashboard.DashboardLink("Dashboards").type(DashboardLinkType.DASHBOARDS).tags(["shoal"]).include_vars(True)
+        )
     )
     if board.has_job:
         made.with_variable(
@@ -77,7 +85,7 @@ def document(board: Board) -> str:
         made.with_row(dashboard.Row(title).grid_pos(GridPos(h=1, w=_WIDTH, x=0, y=top)))
         places = _flow(panels, top + 1)
         for panel, place in zip(panels, places, strict=True):
-            made.with_panel(_panel(panel).grid_pos(place))
+            made.with_panel(_panel(panel, board).grid_pos(place))
         top = max(place.y + place.h for place in places)
     return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(made.build())), indent=1, sort_keys=True) + "\n"
 
@@ -95,7 +103,11 @@ def _flow(panels: tuple[Panel, ...], top: int) -> list[GridPos]:
     return places
 
 
-def _panel(panel: Panel) -> Any:
+def _link(title: str, url: str) -> dashboard.DashboardLink:
+    return dashboard.DashboardLink(title).type(DashboardLinkType.LINK).url(url).target_blank(True).keep_time(False)
+
+
+def _panel(panel: Panel, board: Board) -> Any:
     made: Any
     match panel.look:
         case Look.NUMBER:
@@ -105,6 +117,8 @@ def _panel(panel: Panel) -> Any:
                 .color_mode(BigValueColorMode.NONE)
                 .text_mode(BigValueTextMode.NAME if is_state else BigValueTextMode.VALUE)
             )
+            if board.has_job:
+                made.no_value("none, or the job has ended")
         case Look.TABLE:
             made = table.Panel()
         case Look.LINES | Look.STACKED:
@@ -118,6 +132,10 @@ def _panel(panel: Panel) -> Any:
             if panel.is_log:
                 made.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
     made.title(panel.title).unit(panel.unit).datasource(_SOURCE)
+    if any("job_id" in query.legend for query in panel.queries):
+        made.data_links([_link("Page of the job", "${shoal}/jobs/${__field.labels.job_id}")])
+    elif panel.look is Look.TABLE and "job_id" in panel.queries[0].expr and not board.has_job:
+        made.data_links([_link("Page of the job", "${shoal}/jobs/${__data.fields.job_id}")])
     if panel.help:
         made.description(panel.help)
     for number, query in enumerate(panel.queries):

@@ -24,7 +24,7 @@ _HEAD = """<!doctype html>
 <link rel="stylesheet" href="/static/style.css">
 </head>
 <body>
-<header><h1><a href="/">Shoal</a></h1><span class="dim">runbook</span>
+<header><a class="brand" href="/">Shoal</a><h1>Runbook</h1>
 <nav><a href="/">Jobs</a><a href="/docs">API</a></nav></header>
 <main>
 <!-- Made by tools/runbook_page.py from docs/operations.md; edit that and run `make docs`. -->

@@ -93,7 +93,7 @@ def test_a_curve_of_one_point_is_drawn_as_a_dot(reader: Browser, written: Servic
         const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
         let count = 0;
         for (let at = 0; at < data.length; at += 4)
-          if (Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 60) count += 1;
+          if (Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 40) count += 1;
         return count;
     })[0]"""
     reader.until(lambda: reader.run(ink) >= 3 * 9, "a dot of each job in the workspace")
@@ -133,7 +133,44 @@ def test_an_address_is_the_view(reader: Browser, written: Service) -> None:
     reader.click("#in-workspace")
     reader.until(lambda: reader.run(drawn) == "2", "both jobs in the workspace")
 
+    zoomed = "document.getElementById('curves').layout?.xaxis.range?.map(Math.round)"
+    reader.open(f"{written.url}/jobs/{first}?smoothing=0.3&log=1&zoom=2,6#tab=curves")
+    reader.until(lambda: reader.run(zoomed) == [2, 6], "the zoom")
+    assert reader.run("document.getElementById('curves').layout.yaxis.type") == "log"
+    reader.run("Plotly.relayout('curves', {'xaxis.range[0]': 3, 'xaxis.range[1]': 5})")
+    reader.until(lambda: "zoom=3%2C5" in reader.run("location.search"), "the address has the new zoom")
+    reader.run(change.format("axis", "tokens", "input"))
+    reader.until(lambda: reader.run("location.search") == "?smoothing=0.3&log=1&axis=tokens", "another axis, no zoom")
+    assert reader.run("location.hash") == "#tab=curves"
+
     reader.open(f"{written.url}/jobs/{first}#tab=logs&rank=1&search=hello")
     logged = "['log-rank', 'log-search'].map((name) => document.getElementById(name).value)"
     reader.until(lambda: reader.run(logged) == ["1", "hello"], "the filter of the log")
+    assert reader.complaints() == []
+
+
+def test_a_run_has_its_colour_on_every_page_and_runs_that_share_one_differ_in_their_dashes(
+    reader: Browser, written: Service
+) -> None:
+    jobs = [written.add_job(name=f"run-{number}") for number in range(12)]
+    for number, job in enumerate(jobs):
+        written.begin(job)
+        written.report(job, RUNNING, series=tuple(point(step, 5.0 + number - step / 10) for step in range(1, 11)))
+    reader.look(width=1400)
+    reader.open(f"{written.url}/workspace")
+    reader.until(lambda: reader.run("document.querySelector('.panel canvas')?.dataset.num") == "12", "the curves")
+    dots = (
+        "[...document.querySelectorAll('#runs li')].map((one) => [one.dataset.key, one.querySelector('[type=color]')])"
+    )
+    looks: dict[str, list[str]] = {
+        key: look for key, *look in reader.run(f"{dots}.map(([key, {{value, dataset}}]) => [key, value, dataset.dash])")
+    }
+    assert len({tuple(look) for look in looks.values()}) == 12, "no two look alike"
+    some = [job.id for job in jobs[3:6]]
+    reader.open(f"{written.url}/compare?jobs={','.join(some)}")
+    reader.until(lambda: reader.count("#chart .scatterlayer .trace"), "the curves")
+    lines = "document.getElementById('chart').data.filter(({yaxis}) => yaxis === 'y').map(({line}) => line.color)"
+    assert reader.run(lines) == [looks[key][0] for key in some]
+    reader.press("?")
+    reader.sees("dialog.help", "with the pointer in a chart: zoom")
     assert reader.complaints() == []

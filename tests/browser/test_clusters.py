@@ -58,6 +58,7 @@ def test_nodes_are_grouped_and_jobs_found_by_cluster(reader: Browser, two: Servi
     reader.sees("#cluster", "2 clusters (west away)")
     assert "in west" in reader.text("#jobs") and "in default" in reader.text("#jobs")
 
+    reader.click("#more summary")
     _choose(reader, "#cluster-filter", "west", "change")
     reader.until(lambda: reader.run(JOBS) == [there.id], "only the jobs of west")
     assert reader.run("location.search").count("cluster=west") == 1, "the view can be shared"
@@ -92,6 +93,7 @@ def test_with_one_cluster_nothing_is_said_about_clusters(reader: Browser, writte
     written.store.writing(cluster_links.create_token)("default", ClusterTokenRequest(), by="test", now=time.time())
     reader.open(f"{written.url}/")
     reader.until(lambda: reader.run(JOBS) == [job.id], "the job")
+    reader.click("#more summary")
     assert not reader.run("document.querySelector('#of-cluster').checkVisibility()")
     assert "default" not in reader.text("#nodes") + reader.text("#cluster")
     assert "in default" not in reader.text("#jobs")

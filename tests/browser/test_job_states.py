@@ -191,6 +191,28 @@ def test_a_curve_marks_its_spike_and_where_it_is_not_finite(reader: Browser, wri
     assert reader.run(marks) == [["not finite", 21], ["spike: %{y:.5g}", 11]]
 
 
+def test_the_browser_says_when_a_job_ends_if_it_was_asked_for(reader: Browser, written: Service) -> None:
+    job = written.add_job(name="long")
+    written.train(job)
+    reader.driver.execute_cdp_cmd("Browser.grantPermissions", {"origin": written.url, "permissions": ["notifications"]})
+    _open(reader, written, job)
+    reader.sees("#notify", "Notify me at the end")
+    reader.run(
+        "(window.said = [], window.Notification = class extends Notification {"
+        " constructor(title, more) { super(title, more); window.said.push([title, more.body]) } }, 1)"
+    )
+    reader.click("#notify")
+    reader.sees("#notify-said", "Keep this page open in a tab.")
+    assert reader.run("document.querySelector('#notify').ariaPressed") == "true"
+    written.finish(job)
+    reader.until(lambda: reader.run("window.said.length"), "the notification")
+    [[title, body]] = reader.run("window.said")
+    assert title == "long: SUCCEEDED" and body.startswith("Finished after step 100 of 100")
+    reader.until(lambda: not reader.run("document.querySelector('#notify').checkVisibility()"), "no button any more")
+    reader.driver.execute_cdp_cmd("Browser.resetPermissions", {})
+    assert reader.complaints() == []
+
+
 def test_a_spec_is_shown_and_downloaded_as_yaml_with_what_was_set(reader: Browser, written: Service) -> None:
     job = written.add_job(name="yaml", optimizer={"lr": 1e-7})
     _open(reader, written, job, "spec")

@@ -80,6 +80,7 @@ def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
     assert reader.run("document.querySelector('#heads th:nth-child(4)').getAttribute('aria-sort')") == "descending"
     assert reader.text("#jobs tr:last-child td.value") == "0.0001 speech"
 
+    reader.click("#more summary")
     reader.click("#save-view")
     reader.fill("#dialog-value", "rates")
     reader.click("#confirm")
@@ -103,13 +104,44 @@ def test_columns_are_chosen_ordered_saved_as_a_view_and_exported(
     shows(reader, "over", "fast", "slow")
     assert "Tokens/s" in reader.run(HEADS)
     reader.until(lambda: reader.count("#views option") == 2, "the saved view")
-    reader.click("#views option[value='0']")
+    reader.click("#views option[value='default/rates']")
     reader.until(lambda: "optimizer.lr" in " ".join(reader.run(HEADS)), "the columns of the view")
+    reader.click("#more summary")
     reader.click("#drop-view")
     reader.click("#confirm")
     reader.until(lambda: reader.count("#views option") == 1, "no view is left")
     with written.client as client:
         assert client.views() == ()
+    assert reader.complaints() == []
+
+
+def test_a_window_of_1000_px_shows_twenty_jobs_whose_box_in_the_head_selects_the_page(
+    reader: Browser, written: Service
+) -> None:
+    for number in range(30):
+        written.add_job(name=f"job-{number}", labels={"team": "speech", "a-long-label": "with a long value"})
+    reader.look(width=1400, height=1000)
+    reader.open(f"{written.url}/")
+    reader.until(lambda: reader.count("#jobs tr") == 25, "a page of jobs")
+    seen = (
+        "[...document.querySelectorAll('#jobs tr')].filter((one) => one.getBoundingClientRect().bottom <= 1000).length"
+    )
+    assert reader.run(seen) >= 20
+    box = "['checked', 'indeterminate'].map((name) => document.getElementById('choose-page')[name])"
+    reader.click("#choose-page")
+    reader.sees("#num-chosen", "25 jobs selected")
+    assert reader.count("#jobs input:checked") == 25 and reader.run(box) == [True, False]
+    assert reader.run("document.getElementById('chosen-bar').getBoundingClientRect().bottom <= 1000"), "it is in view"
+    reader.click("#jobs tr input")
+    reader.sees("#num-chosen", "24 jobs selected")
+    assert reader.run(box) == [False, True]
+    reader.click("#choose-all")
+    reader.sees("#num-chosen", "30 jobs selected")
+    reader.click("#after")
+    reader.until(lambda: reader.count("#jobs tr") == 5, "the other page")
+    reader.until(lambda: reader.run(box) == [True, False], "it is chosen too")
+    reader.click("#choose-page")
+    reader.sees("#num-chosen", "25 jobs selected")
     assert reader.complaints() == []
 
 
@@ -133,8 +165,8 @@ def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
     reader.open(f"{written.url}/?where=lr+%3E+1e-3")
     shows(reader, "over", "fast")
     assert reader.run("document.querySelector('#chosen-bar').hidden")
-    reader.click("#choose-all")
-    reader.sees("#num-chosen", "2 chosen")
+    reader.click("#choose-page")
+    reader.sees("#num-chosen", "2 jobs selected")
     reader.click("[data-deed=label]")
     reader.fill("#dialog-value", "kind=fast draft=")
     reader.click("#confirm")
@@ -144,15 +176,17 @@ def test_chosen_jobs_are_labelled_archived_and_deleted_and_refusals_are_shown(
 
     reader.fill("#where", "label.draft")
     shows(reader, "over", "fast")
-    reader.click("#choose-here")
+    reader.click("#choose-page")
     reader.click("[data-deed=archive]")
     reader.click("#confirm")
     reader.sees("#dialog-error", "it cannot be archived before it has ended")
     reader.click("#dismiss")
-    reader.sees("#num-chosen", "1 chosen")
+    reader.sees("#num-chosen", "1 job selected")
     assert written.store.get_job(over.id).archived_at is not None
     shows(reader, "fast")
+    reader.click("#more summary")
     reader.click("#archived")
+    reader.sees("#more summary", "More (1)")
     shows(reader, "over", "fast")
     reader.click("#choose-none")
     reader.tick(f"tr[data-id={over.id}] input")

@@ -110,6 +110,9 @@ def test_a_zoom_is_that_of_all_panels_with_the_pointer_and_the_keyboard(
     reader.until(lambda: reader.run(LABEL) == words, "a logarithmic axis spans the same")
     ActionChains(reader.driver).move_to_element(canvas).perform()
     reader.sees(".words", "other")
+    position = "[...document.querySelectorAll('.words')].find((one) => !one.hidden).firstChild.textContent"
+    name, samples = reader.run(position).split(" ")
+    assert name == "samples" and int(samples.replace(",", "")) % 32 == 0, "that of a step which exists"
     assert reader.complaints() == []
 
 

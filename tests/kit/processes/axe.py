@@ -1,7 +1,8 @@
-"""Runs axe-core on the page that is open."""
+"""Runs axe-core on the page that is open, and checks what axe-core has no rule for."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -11,6 +12,21 @@ from typing import Any
 from kit.processes.chromium import Browser
 
 LEVELS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+
+_UNSHAPED = """[
+  ...[...document.querySelectorAll('table')].filter((one) => !one.caption?.textContent.trim())
+    .map((one) => ['table-caption', one]),
+  ...[...document.querySelectorAll('th:not([scope])')].map((one) => ['th-scope', one]),
+  ...[...document.querySelectorAll('h1')].filter((one) => one.checkVisibility()).slice(1).map((one) => ['one-h1', one]),
+  ...([...document.querySelectorAll('h1')].some((one) => one.checkVisibility() && one.textContent.trim())
+    ? [] : [['one-h1', document.body]]),
+  ...[...document.querySelectorAll('button, select, input, textarea, summary, a.button')].filter((one) => {
+    const {width, height} = (one.closest('label') ?? one).getBoundingClientRect();
+    return one.checkVisibility() && width && !one.closest('.skip') && Math.min(width, height) < 23.5;
+  }).map((one) => ['target-24px', one])]
+  .filter(([, one]) => !EXCLUDED.some((selector) => one.closest(selector)))
+  .map(([rule, one]) => `${rule}: ${one.outerHTML.slice(0, 160)}`)"""
+"""Tables without a caption, heads without a scope, a page without one visible h1, controls smaller than 24 px."""
 
 
 @cache
@@ -32,8 +48,12 @@ def violations(browser: Browser, excluded: Sequence[str] = (), *, colours_only: 
           .then(({violations}) => done(violations), (error) => done(String(error)));"""
     found: Any = browser.driver.execute_async_script(script, LEVELS, [*excluded], colours_only)
     assert isinstance(found, list), found
+    unshaped = [] if colours_only else browser.run(_UNSHAPED.replace("EXCLUDED", json.dumps([*excluded])))
     return [
-        f"{one['id']}: {node['html'][:160]}: {node['failureSummary'].splitlines()[-1].strip()}"
-        for one in found
-        for node in one["nodes"]
+        *unshaped,
+        *(
+            f"{one['id']}: {node['html'][:160]}: {node['failureSummary'].splitlines()[-1].strip()}"
+            for one in found
+            for node in one["nodes"]
+        ),
     ]

@@ -50,7 +50,7 @@ def extend(person: Person, service: Service) -> None:
 def stop_the_bad_half(person: Person, service: Service) -> None:
     person.fill("Where", 'sweep.name == "rates" and loss > 2.5')
     person.sees("4 of 4", "#range")
-    person.click("Select all")
+    person.click("Select the jobs of this page")
     person.click("Cancel", "#deeds")
     person.click("Cancel 4")
     person.waits_until_closed()
@@ -61,7 +61,7 @@ def stop_the_bad_half(person: Person, service: Service) -> None:
 def cancel_runaways(person: Person, service: Service) -> None:
     person.fill("Where", "loss > 10 and step > 1000")
     person.sees("3 of 3", "#range")
-    person.click("Select all")
+    person.click("Select the jobs of this page")
     person.click("Cancel", "#deeds")
     person.click("Cancel 3")
     person.waits_until_closed()
@@ -72,7 +72,7 @@ def cancel_runaways(person: Person, service: Service) -> None:
 def archive_old_ones(person: Person, service: Service) -> None:
     person.fill("Where", "ended < now - 30d")
     person.sees("4 of 4", "#range")
-    person.click("Select all")
+    person.click("Select the jobs of this page")
     person.click("Archive", "#deeds")
     person.click("Archive 4")
     person.sees("No job matches.", "#none")
@@ -83,7 +83,7 @@ def archive_old_ones(person: Person, service: Service) -> None:
 def label_many(person: Person, service: Service) -> None:
     person.fill("Where", 'label.study == "warmup"')
     person.sees("10 of 10", "#range")
-    person.click("Select all")
+    person.click("Select the jobs of this page")
     person.click("Label", "#deeds")
     person.fill("Labels", "paper=2026")
     person.click("Label 10")

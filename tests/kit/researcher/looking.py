@@ -56,8 +56,8 @@ def order_by_a_setting(person: Person, service: Service) -> None:
 def compare_two_jobs(person: Person, service: Service) -> None:
     person.fill("Search jobs", "-tail")
     person.sees_rows("short-tail", "long-tail")
-    person.click("Choose short-tail")
-    person.click("Choose long-tail")
+    person.click("Select short-tail")
+    person.click("Select long-tail")
     person.click("Compare 2")
     person.sees("optimizer.lr", "#specs")
     person.sees("0.003", "#specs")

@@ -22,6 +22,20 @@ def test_the_committed_dashboards_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text(encoding="utf-8") == document(BOARDS[name]), "run `make docs`"
 
 
+def test_the_dashboards_lead_to_the_pages_of_jobs() -> None:
+    boards = {name: json.loads(document(board)) for name, board in BOARDS.items()}
+    assert [link["url"] for link in boards["job.json"]["links"] if link["url"]] == ["${shoal}/jobs/${job}"]
+    links = {
+        (panel["title"], link["url"])
+        for panel in boards["fleet.json"]["panels"]
+        for link in panel.get("fieldConfig", {}).get("defaults", {}).get("links") or ()
+    }
+    assert {("Jobs", "${shoal}/jobs/${__data.fields.job_id}")} < links
+    assert ("Loss", "${shoal}/jobs/${__field.labels.job_id}") in links
+    ended = [panel for panel in boards["job.json"]["panels"] if panel["type"] == "stat"]
+    assert {panel["fieldConfig"]["defaults"]["noValue"] for panel in ended} == {"none, or the job has ended"}
+
+
 def _queries() -> list[str]:
     panels = [panel for board in BOARDS.values() for row in board.rows.values() for panel in row]
     return [query.expr for panel in panels for query in panel.queries]

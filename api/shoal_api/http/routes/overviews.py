@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from shoal_api.http.json_router import (
 )
 from shoal_api.http.routes.operations import list_joined, list_seen
 from shoal_api.http.streams import STREAMED, sse_response
+from shoal_api.http.table_files import FILES, FileFormat, csv_pieces, file_response
 from shoal_service.control.spec_io import encode
 from shoal_service.core.access import Permission
 from shoal_service.core.goodput import Period, calendar_edges
@@ -81,7 +83,13 @@ def fleet_timeline(
     return timeline.read(tx, since=until - hours * 3600, until=until, visible=caller.projects)
 
 
-@router.route("GET /usage", Permission.JOBS_READ, "What projects have used by week or month")
+@router.route(
+    "GET /usage",
+    Permission.JOBS_READ,
+    "What projects have used by week or month",
+    answer=Page[ProjectUsage],
+    responses={200: {"description": "JSON, or the same as a CSV file.", **FILES}},
+)
 def usage(
     tx: Reading,
     context: AppContext,
@@ -89,11 +97,26 @@ def usage(
     by: Annotated[Period, Query(description="Weeks begin on Monday, in UTC.")] = Period.WEEK,
     periods: Annotated[int, Query(ge=1, le=2400, description="Periods, of which the last is the present one.")] = 8,
     project: JobsOfProjectAlone = None,
-) -> Page[ProjectUsage]:
+    csv: Annotated[bool, Query(description="A CSV file, in hours.")] = False,
+) -> Response:
     """Sums worker-seconds by project and period, oldest first. Time in the queue is not counted, nor are workers that
     a job has requested and did not have. Jobs that were deleted are not counted."""
     edges = calendar_edges(context.clock(), by, periods)
-    return Page[ProjectUsage](items=timeline.usage(tx, edges, visible=caller.projects, project=project))
+    items = timeline.usage(tx, edges, visible=caller.projects, project=project)
+    if not csv:
+        return json_response(Page[ProjectUsage](items=items))
+    names = ("project", by.value, "worker_hours", "productive_hours", "jobs")
+    rows = [
+        (
+            use.project,
+            datetime.fromtimestamp(use.since, UTC).date().isoformat(),
+            round(use.worker_s / 3600, 3),
+            round(use.productive_s / 3600, 3),
+            use.num_jobs,
+        )
+        for use in items
+    ]
+    return file_response(FileFormat.CSV, f"usage-by-{by}", csv_pieces(names, [rows]))
 
 
 @router.route(

@@ -118,7 +118,6 @@ const ACTIONS = {
   pause: {
     title: "Pause",
     confirm: "Pause",
-    input: () => [],
     words: async () =>
       isScript()
         ? `${stops()} Its ${plural(shown.job.status.workers, "worker")} end and their resources are free. Resume puts it back into the queue.`
@@ -128,7 +127,6 @@ const ACTIONS = {
   resume: {
     title: "Resume",
     confirm: "Resume",
-    input: () => [],
     words: async () =>
       isScript()
         ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
@@ -138,7 +136,6 @@ const ACTIONS = {
   cancel: {
     title: "Cancel",
     confirm: "Cancel the job",
-    input: () => [],
     words: async () =>
       isScript()
         ? `The job ends and cannot go on. ${stops()} This cannot be undone.`
@@ -148,7 +145,6 @@ const ACTIONS = {
   retry: {
     title: "Retry",
     confirm: "Retry",
-    input: () => [],
     words: async () =>
       `The same job returns to the queue and ${goesOn()}, with its whole retry budget. If the cause is still there, it fails again.`,
     send: () => reopen("retry"),
@@ -213,7 +209,8 @@ const isScript = () => Boolean(shown.job.spec.script);
 const stops = () =>
   `Each process of the script gets SIGTERM, and SIGKILL ${seconds(shown.job.spec.script.grace_s)} later if it has not ended. A script that is started again goes on from its own checkpoint.`;
 
-const open = (name) => ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
+const open = (name) =>
+  ask(ACTIONS[name].dialog?.() ?? { ...ACTIONS[name], input: ACTIONS[name].input?.(shown.job) ?? [] });
 
 const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
 const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });

@@ -8,20 +8,8 @@ export function bands({ events, incidents, job }, when) {
     labels = [];
   formed.forEach((one, index) => {
     const end = formed[index + 1]?.at ?? job.updated_at;
-    if (index % 2)
-      shapes.push({
-        type: "rect",
-        xref: "x",
-        yref: "paper",
-        x0: when(one.at),
-        x1: when(end),
-        y0: 0,
-        y1: 1,
-        fillcolor: colour.ink,
-        opacity: 0.05,
-        line: { width: 0 },
-        layer: "below",
-      });
+    const more = { fillcolor: colour.ink, opacity: 0.05, line: { width: 0 }, layer: "below" };
+    if (index % 2) shapes.push(span("rect", when(one.at), when(end), more));
     labels.push({
       x: when(one.at),
       y: 1,
@@ -41,13 +29,6 @@ export function bands({ events, incidents, job }, when) {
   return { shapes, labels: labels.slice(-12) };
 }
 
-const line = (x, color, dash) => ({
-  type: "line",
-  xref: "x",
-  yref: "paper",
-  x0: x,
-  x1: x,
-  y0: 0,
-  y1: 1,
-  line: { color, dash, width: 1.2 },
-});
+// Over the whole height of the chart.
+const span = (type, x0, x1, more) => ({ type, xref: "x", yref: "paper", x0, x1, y0: 0, y1: 1, ...more });
+const line = (x, color, dash) => span("line", x, x, { line: { color, dash, width: 1.2 } });

@@ -2,13 +2,25 @@
 import { $, element, fill } from "./dom.js";
 import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
-import { plural } from "./format.js";
+import { plural, whole } from "./format.js";
 import { everyJob } from "./job_query.js";
 
 const chosen = new Map(); // id -> name
 let shown = [],
+  total = 0,
   last = null,
   changed = () => {};
+
+// In the head of the table: all jobs of the page, or none.
+export const pageBox = element("input", null, {
+  type: "checkbox",
+  id: "choose-page",
+  "aria-label": "Select the jobs of this page",
+  click: () => {
+    for (const one of shown) choose(one.id, one.name, pageBox.checked);
+    refresh();
+  },
+});
 
 const post = (verb) => (id) => request(`${jobPath(id)}/${verb}`, { method: "POST" });
 const DEEDS = [
@@ -112,10 +124,15 @@ function choose(id, name, is) {
 }
 
 function refresh() {
-  for (const box of document.querySelectorAll("#jobs td.pick input"))
+  for (const box of document.querySelectorAll("#jobs .pick input"))
     box.checked = chosen.has(box.closest("tr").dataset.id);
-  $("num-chosen").textContent = `${chosen.size} chosen`;
-  if (!chosen.size && $("chosen-bar").contains(document.activeElement)) $("choose-here").focus();
+  const num = shown.filter(({ id }) => chosen.has(id)).length;
+  pageBox.checked = num > 0 && num === shown.length;
+  pageBox.indeterminate = num > 0 && num < shown.length;
+  $("num-chosen").textContent = `${plural(chosen.size, "job")} selected`;
+  $("choose-all").textContent = `Select all ${whole(total)}`;
+  $("choose-all").hidden = chosen.size >= total;
+  if (!chosen.size && $("chosen-bar").contains(document.activeElement)) pageBox.focus();
   $("chosen-bar").hidden = chosen.size === 0;
   $("compare").disabled = chosen.size < 2 || chosen.size > 10;
   $("compare").textContent = `Compare ${chosen.size}`;
@@ -126,7 +143,7 @@ function refresh() {
 export function box(job) {
   const made = element("input", null, {
     type: "checkbox",
-    "aria-label": `Choose ${job.name}`,
+    "aria-label": `Select ${job.name}`,
     click: (event) => {
       const ids = shown.map((one) => one.id),
         from = event.shiftKey && ids.includes(last) ? ids.indexOf(last) : ids.indexOf(job.id),
@@ -137,11 +154,12 @@ export function box(job) {
     },
   });
   made.checked = chosen.has(job.id);
-  return made;
+  return element("label", made, { class: "hit" });
 }
 
-export function showChosen(items) {
-  shown = items;
+export function showChosen(fleet) {
+  shown = fleet.items;
+  total = fleet.total;
   refresh();
 }
 
@@ -161,14 +179,9 @@ export function setUpChosen(view, onChange) {
       }),
     ),
   );
-  $("choose-here").addEventListener("click", () => {
-    for (const one of shown) choose(one.id, one.name, true);
-    refresh();
-  });
   $("choose-none").addEventListener("click", () => {
     chosen.clear();
     refresh();
-    $("choose-here").focus();
   });
   $("choose-all").addEventListener("click", async () => {
     $("choose-all").disabled = true;
@@ -177,7 +190,7 @@ export function setUpChosen(view, onChange) {
     } finally {
       $("choose-all").disabled = false;
       refresh();
-      $("choose-all").focus();
+      $("choose-none").focus();
     }
   });
   $("compare").addEventListener("click", () => {

@@ -76,9 +76,11 @@ const BEFORE = 20,
   FEWEST = 5,
   FAR = 3;
 
+const isMissing = (value) => value === null || value !== value;
+
 export function lastValue(values, index) {
   let at = index;
-  while (at >= 0 && values[at] === null) at -= 1;
+  while (at >= 0 && isMissing(values[at])) at -= 1;
   return values[at] ?? null;
 }
 
@@ -87,13 +89,13 @@ export function anomalies(values) {
   const gaps = [],
     spikes = [];
   values.forEach((value, index) => {
-    if (value === null) {
-      if (index && values[index - 1] !== null) gaps.push(index);
+    if (isMissing(value)) {
+      if (index && !isMissing(values[index - 1])) gaps.push(index);
       return;
     }
     const before = values
       .slice(Math.max(0, index - BEFORE), index)
-      .filter((one) => one !== null)
+      .filter((one) => !isMissing(one))
       .sort((a, b) => a - b);
     if (before.length >= FEWEST && before[0] > 0 && value > FAR * before[before.length >> 1]) spikes.push(index);
   });

@@ -5,9 +5,11 @@ import { Live } from "./live.js";
 import { grant, number, percent, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { positions, smooth } from "./columns.js";
-import { plot } from "./plot.js";
+import { curve, DOTTED, followZoom, plot, stacked } from "./plot.js";
 import { flat } from "./differences.js";
-import { colours, onThemeChange, PALETTE } from "./theme.js";
+import { onThemeChange } from "./theme.js";
+import { looksOf } from "./looks.js";
+import { keep, keepControls, kept } from "./address.js";
 
 const ROWS = [
   ["loss", "loss", 0.42],
@@ -17,15 +19,16 @@ const ROWS = [
   ["tokens_per_s", "tokens/s", 0.18],
   ["world_size", "world size", 0.14],
 ];
-const address = new URLSearchParams(location.search);
 const ids = [
   ...new Set(
-    (address.get("jobs") || "")
+    (kept("jobs") || "")
       .split(",")
       .map((id) => id.trim())
       .filter(Boolean),
   ),
 ];
+const SMOOTHED = new Set(["loss", "tokens_per_s"]),
+  LOGARITHMIC = new Set(["loss", "val_loss"]);
 const found = new Map(); // id -> overview
 const judged = new Map(); // id and number of ended jobs -> words of a comparison with the first job
 $("ids").value = ids.join(", ");
@@ -36,14 +39,11 @@ $("pick").addEventListener("submit", (event) => {
     .filter(Boolean)
     .join(",")}`;
 });
-for (const name of ["axis", "smoothing", "log"]) {
-  if (address.has(name)) $(name)[name === "log" ? "checked" : "value"] = address.get(name);
-  $(name).addEventListener("input", () => {
-    address.set(name, name === "log" ? ($("log").checked ? "1" : "") : $(name).value);
-    history.replaceState(null, "", `?${address}`);
-    draw();
-  });
-}
+const looks = looksOf(ids);
+keepControls(["axis", "smoothing", "log"], (name) => {
+  if (name === "axis") keep("zoom", "");
+  draw();
+});
 $("in-workspace").href =
   `/workspace?where=${encodeURIComponent(`id in (${ids.map((id) => JSON.stringify(id)).join(", ")})`)}`;
 onThemeChange(draw);
@@ -90,7 +90,7 @@ function show() {
         parity = element("td", said(index ? "…" : "reference"));
       if (index) judge(job.id, ids[0], parity);
       return row([
-        element("td", swatch(index), { class: "pick" }),
+        element("td", swatch(job), { class: "pick" }),
         element("td", said(link(job.name, jobPage(job.id), { title: job.id })), { class: "title" }),
         badge(status.state),
         steps(status),
@@ -112,9 +112,10 @@ function show() {
   draw();
 }
 
-const swatch = (index) => {
-  const made = element("span", "", { class: "swatch" });
-  made.style.background = PALETTE[index];
+const swatch = ({ id }) => {
+  const { colour, dash } = looks.get(id),
+    made = element("span", "", { class: "swatch line", "data-dash": dash });
+  made.style.borderColor = colour;
   return made;
 };
 
@@ -145,7 +146,10 @@ function showSpecs() {
   const paths = [...new Set(flats.flatMap(Object.keys))]
     .sort()
     .filter((path) => path !== "name" && new Set(flats.map((one) => one[path])).size > 1);
-  fill("spec-heads", [element("th", "Key"), ...all.map(({ job }, index) => element("th", [swatch(index), job.name]))]);
+  fill("spec-heads", [
+    element("th", "Key", { scope: "col" }),
+    ...all.map(({ job }) => element("th", [swatch(job), job.name], { scope: "col" })),
+  ]);
   fill(
     "specs",
     paths.map((path) =>
@@ -161,8 +165,7 @@ function showSpecs() {
 function draw() {
   const all = chosen(),
     axis = $("axis").value,
-    weight = Number($("smoothing").value),
-    colour = colours();
+    weight = Number($("smoothing").value);
   if (!all.length) return;
   const own = [
     ...new Set(
@@ -172,58 +175,31 @@ function draw() {
     ),
   ].sort();
   const rows = [
-      ...ROWS,
-      ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14]),
-    ],
-    whole = rows.reduce((sum, [, , share]) => sum + share, 0);
-  const traces = all.flatMap(({ job, series }, index) => {
+    ...ROWS,
+    ...own.map((name) => [name, name.replace(/^val_metrics\./, "validation ").replace(/^metrics\./, ""), 0.14]),
+  ];
+  const traces = all.flatMap(({ job, series }) => {
     const perStep = job.status.step ? job.status.tokens / job.status.step : 1,
       start = job.started_at ?? job.created_at;
     const x = axis === "time" ? series.at.map((at) => at - start) : positions(axis, series, perStep);
-    return rows.map(([name, title], place) => ({
-      type: "scatter",
-      mode: name === "val_loss" ? "lines+markers" : "lines",
-      name: `${job.name} ${title}`,
-      x,
-      yaxis: place ? `y${place + 1}` : "y",
-      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : columnOf(series, name),
-      connectgaps: true,
-      marker: { size: 4 },
-      line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" },
-      hovertemplate: "%{y:.5g}",
-    }));
+    const { colour, dash } = looks.get(job.id);
+    return rows.map(([name, title], row) => {
+      const y = columnOf(series, name);
+      return curve(row, `${job.name} ${title}`, x, SMOOTHED.has(name) ? smooth(y, weight) : y, colour, {
+        ...(name === "val_loss" ? DOTTED : { connectgaps: true }),
+        line: { dash, shape: name === "world_size" ? "hv" : "linear" },
+      });
+    });
   });
-  const layout = {
-    height: 760 * whole,
-    showlegend: false,
-    hovermode: "x",
-    hoversubplots: "axis",
-    uirevision: axis,
-    xaxis: {
-      title: { text: axis === "time" ? "seconds since the start" : axis },
-      anchor: `y${rows.length}`,
-      gridcolor: colour.line,
-      zeroline: false,
-      showspikes: true,
-      spikemode: "across",
-      spikesnap: "cursor",
-      spikethickness: 1,
-      spikecolor: colour.dim,
-      spikedash: "solid",
-    },
-  };
-  let top = 1;
-  rows.forEach(([, title, share], place) => {
-    layout[`yaxis${place ? place + 1 : ""}`] = {
-      domain: [Math.max(0, top - (0.95 * share) / whole), top],
-      title: { text: title, font: { size: 10 } },
-      gridcolor: colour.line,
-      zeroline: false,
-      type: $("log").checked && place < 2 ? "log" : "linear",
-    };
-    top -= share / whole;
-  });
-  plot("chart", traces, layout);
+  const titled = rows.map(([name, title, share]) => [
+    title,
+    share,
+    { type: $("log").checked && LOGARITHMIC.has(name) ? "log" : "linear" },
+  ]);
+  const title = { text: axis === "time" ? "seconds since the start" : axis };
+  plot("chart", traces, stacked(titled, { title }, 760, { uirevision: axis })).then((chart) =>
+    followZoom(chart, () => {}),
+  );
 }
 
 // Of the task's metrics the names are "metrics.NAME" and "val_metrics.NAME".

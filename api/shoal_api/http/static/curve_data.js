@@ -83,6 +83,17 @@ export function valueAt(xs, ys, x) {
   return ys[left] + ((ys[right] - ys[left]) * (x - xs[left])) / (xs[right] - xs[left]);
 }
 
+// The position nearest to `x` at which a curve has a value.
+export function nearestPoint({ xs, ys }, x) {
+  let best = NaN;
+  for (let at = Math.max(0, indexAt(xs, x) - 1); at < xs.length; at += 1) {
+    if (ys[at] !== ys[at]) continue;
+    if (!(Math.abs(xs[at] - x) >= Math.abs(best - x))) best = xs[at];
+    if (xs[at] >= x) break;
+  }
+  return best === best ? best : x;
+}
+
 // Mean of several curves [{ xs, ys }] and the band around it, at positions between the first and the last point of any.
 // band: "min_max", "std" (of the sample), "std_error" or "none"; "median": the median instead of the mean, and the quartiles.
 // The squares are summed as Welford (1962) does.
@@ -138,11 +149,4 @@ export function quantile(sorted, share) {
   const at = share * (sorted.length - 1),
     low = Math.floor(at);
   return sorted[low] + (sorted[Math.ceil(at)] - sorted[low]) * (at - low);
-}
-
-// A colour of its own for each id, the same whatever else is shown.
-export function placeIn(length, text) {
-  let hash = 2166136261;
-  for (let at = 0; at < text.length; at += 1) hash = Math.imul(hash ^ text.charCodeAt(at), 16777619);
-  return (hash >>> 8) % length;
 }

@@ -1,23 +1,25 @@
 // All curves of a job in one chart with one axis: so crosshair, zoom, incidents and generations are shared. Plotly draws.
 import { $ } from "./dom.js";
+import { keep, keepControls, kept } from "./address.js";
 import { jobPath, request } from "./api.js";
 import { colours, onThemeChange } from "./theme.js";
-import { number, plural, seconds, unitOf, words } from "./format.js";
+import { plural, seconds, unitOf, words } from "./format.js";
 import { anomalies, lastValue, positions, shares, smooth, stepAt } from "./columns.js";
-import { plot } from "./plot.js";
+import { axisName, curve, DOTTED, followZoom, grid, plot, stacked } from "./plot.js";
 import { bands } from "./bands.js";
 import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
 
+// Title, share of the height, column that a script may not report.
 const ROWS = [
-  ["loss", 0.26],
-  ["tokens/s", 0.13],
-  ["gradient norm", 0.13],
-  ["learning rate", 0.09],
+  ["loss", 0.26, "loss"],
+  ["tokens/s", 0.13, "tokens_per_s"],
+  ["gradient norm", 0.13, "grad_norm"],
+  ["learning rate", 0.09, "lr"],
   ["world size", 0.12],
   ["goodput", 0.15],
   ["incidents", 0.06],
 ];
-const GAP = 0.01;
+const [LOSS, SPEED, NORM, RATE, WORLD, GOODPUT, INCIDENTS] = ROWS.keys();
 const PAUSE_MS = 700;
 const HEIGHT = 1080;
 
@@ -28,14 +30,16 @@ export class Curves {
     this.timer = null;
     this.drawn = 0;
     this.detail = null;
-    for (const name of ["axis", "log"])
-      $(name).addEventListener("change", () => {
-        this.detail = null;
-        this.draw(true);
-      });
-    $("smoothing").addEventListener("input", () => this.draw(true));
+    keepControls(["axis", "log", "smoothing"], (name) => {
+      if (name === "axis") {
+        keep("zoom", "");
+        this.zoom(null);
+      }
+      this.draw(true);
+    });
     document.addEventListener("visibilitychange", () => this.draw());
     onThemeChange(() => this.draw(true));
+    if (kept("zoom")) this.zoom(kept("zoom").split(",").map(Number));
   }
 
   draw(now = false) {
@@ -53,12 +57,12 @@ export class Curves {
     this.drawn = performance.now();
     if (!this.isHidden("loss-chart")) this.renderLoss();
     if (this.isHidden()) return;
-    const isEmpty = !this.shown.series.step.length;
+    const isEmpty = ($("curves").hidden = !this.shown.series.step.length);
     $("uncurved").hidden = !isEmpty;
-    $("curves").hidden = isEmpty;
     if (isEmpty) return;
     const axis = $("axis").value,
-      colour = colours();
+      colour = colours(),
+      unit = unitOf(this.shown.job);
     const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
     const { status } = this.shown.job;
     const tokens = status.step && status.tokens ? status.tokens / status.step : 1;
@@ -69,209 +73,124 @@ export class Curves {
       weight = Number($("smoothing").value);
     const traces = [
       ...this.values(series, x(series), colour),
-      ...metricTraces(series, names, x(series), weight, colour, (place) => axisName(ROWS.length + place)),
+      ...metricTraces(series, names, x(series), weight, colour, ROWS.length),
       ...this.accounts(x(this.shown.samples), colour),
       incidents(this.shown.incidents, when, colour),
     ];
-    plot(
-      "curves",
-      traces,
-      this.layout(axis, bands(this.shown, when), colour, names, unitOf(this.shown.job), series),
-    ).then((chart) => this.listen(chart));
+    const { shapes, labels } = bands(this.shown, when);
+    const layout = stacked(
+      [...rowsOf(series, unit), ...names.map((name) => [name, SHARE])],
+      axis === "time" ? { type: "date" } : { title: { text: axis.replace("tokens", unit) } },
+      HEIGHT,
+      { margin: { l: 58, r: 12, t: 24, b: 40 }, uirevision: axis, shapes, annotations: labels },
+    );
+    plot("curves", traces, layout).then((chart) => followZoom(chart, (range) => this.zoom(range)));
   }
 
   renderLoss() {
-    const { series } = this.shown,
-      colour = colours(),
-      axes = { gridcolor: colour.line, zeroline: false };
+    const { series } = this.shown;
     const isEmpty = ($("loss-card").hidden = series.loss.every((value) => value === null));
     if (isEmpty) return;
-    const traces = this.values(series, series.step, colour).filter((trace) => trace.yaxis === axisName(0));
+    const traces = this.values(series, series.step, colours()).filter((trace) => trace.yaxis === axisName(LOSS));
     plot("loss-chart", traces, {
       height: 240,
-      showlegend: false,
       hovermode: "x",
-      xaxis: { ...axes, title: { text: "step" } },
-      yaxis: { ...axes, type: $("log").checked ? "log" : "linear" },
+      xaxis: { ...grid(), title: { text: "step" } },
+      yaxis: { ...grid(), type: scale() },
     });
   }
 
   values(series, x, colour) {
-    const weight = Number($("smoothing").value);
-    const line = (row, name, y, ink, more = {}) => ({
-      type: "scatter",
-      mode: "lines",
-      name,
-      x,
-      y,
-      yaxis: axisName(row),
-      line: { color: ink, width: 1.6 },
-      hovertemplate: "%{y:.5g}",
-      ...more,
-    });
-    const faint = weight
-      ? [line(0, "loss, not smoothed", series.loss, colour.run, { opacity: 0.25, hoverinfo: "skip" })]
-      : [];
+    const weight = Number($("smoothing").value),
+      faint = { opacity: 0.25, hoverinfo: "skip" };
     return [
-      ...faint,
-      line(0, "loss", smooth(series.loss, weight), colour.run),
-      line(0, "validation", series.val_loss, colour.warn, {
-        mode: "lines+markers",
-        connectgaps: true,
-        marker: { size: 4 },
-      }),
-      line(1, "tokens/s", smooth(series.tokens_per_s, weight), colour.accent),
-      line(2, "gradient norm", smooth(series.grad_norm, weight), colour.purple),
-      line(3, "learning rate", series.lr, colour.blue),
-      ...this.marks(0, series.loss, x, colour),
-      ...this.marks(2, series.grad_norm, x, colour),
+      ...(weight ? [curve(LOSS, "loss, not smoothed", x, series.loss, colour.run, faint)] : []),
+      curve(LOSS, "loss", x, smooth(series.loss, weight), colour.run),
+      curve(LOSS, "validation", x, series.val_loss, colour.warn, DOTTED),
+      curve(SPEED, "tokens/s", x, smooth(series.tokens_per_s, weight), colour.accent),
+      curve(NORM, "gradient norm", x, smooth(series.grad_norm, weight), colour.purple),
+      curve(RATE, "learning rate", x, series.lr, colour.blue),
+      ...this.marks(LOSS, series.loss, x, colour),
+      ...this.marks(NORM, series.grad_norm, x, colour),
     ];
   }
 
   // Where a value is not finite, and where it is far above those before it. A script may leave steps out, so it has no gaps.
   marks(row, values, x, colour) {
     const { gaps, spikes } = anomalies(values);
-    const mark = (name, symbol, indexes) =>
-      indexes.length
-        ? [
-            {
-              type: "scatter",
-              mode: "markers",
-              name,
-              x: indexes.map((index) => x[index]),
-              y: indexes.map((index) => values[index] ?? lastValue(values, index)),
-              yaxis: axisName(row),
-              marker: { symbol, size: 9, color: colour.bad },
-              hovertemplate: `${name}<extra></extra>`,
-            },
-          ]
-        : [];
     return [
-      ...mark("not finite", "x", this.shown.job.spec.script ? [] : gaps),
-      ...mark("spike: %{y:.5g}", "triangle-up-open", spikes),
-    ];
+      ["not finite", "x", this.shown.job.spec.script ? [] : gaps],
+      ["spike: %{y:.5g}", "triangle-up-open", spikes],
+    ]
+      .filter(([, , indexes]) => indexes.length)
+      .map(([name, symbol, indexes]) => ({
+        type: "scatter",
+        mode: "markers",
+        name,
+        x: indexes.map((index) => x[index]),
+        y: indexes.map((index) => values[index] ?? lastValue(values, index)),
+        yaxis: axisName(row),
+        marker: { symbol, size: 9, color: colour.bad },
+        hovertemplate: `${name}<extra></extra>`,
+      }));
   }
 
   accounts(x, colour) {
     const { samples } = this.shown;
-    const stair = (name, y, ink, dash) => ({
-      type: "scatter",
-      mode: "lines",
-      name,
-      x,
-      y,
-      yaxis: axisName(4),
-      line: { color: ink, shape: "hv", width: 1.6, dash },
-      hovertemplate: "%{y}",
-    });
-    const style = getComputedStyle($("categories"));
-    const areas = Object.entries(shares(samples)).map(([name, y]) => ({
-      type: "scatter",
-      mode: "lines",
-      name: words(name),
-      x,
-      y,
-      yaxis: axisName(5),
-      stackgroup: "goodput",
-      line: { width: 0, shape: "vh", color: partColour(name, style) },
-      hovertemplate: "%{y:.0%}",
-    }));
+    const stair = (name, y, ink, dash) =>
+      curve(WORLD, name, x, y, ink, { line: { shape: "hv", dash }, hovertemplate: "%{y}" });
     return [
       stair("wanted", samples.wanted, colour.dim, "dot"),
       stair("granted", samples.granted, colour.warn, "dash"),
       stair("had", samples.workers, colour.done),
-      ...areas,
+      ...Object.entries(shares(samples)).map(([name, y]) =>
+        curve(GOODPUT, words(name), x, y, partColour(name), {
+          stackgroup: "goodput",
+          line: { width: 0, shape: "vh" },
+          hovertemplate: "%{y:.0%}",
+        }),
+      ),
     ];
   }
 
-  layout(axis, { shapes, labels }, colour, names, unit, series) {
-    const whole = 1 + names.length * (SHARE + GAP),
-      rows = [
-        ...ROWS.map(([title, share], index) => [
-          `${title.replace("tokens", unit)}${isSilent(series, index) ? "<br>not reported" : ""}`,
-          share,
-        ]),
-        ...names.map((name) => [name, SHARE]),
-      ];
-    const layout = {
-      height: HEIGHT * whole,
-      margin: { l: 58, r: 12, t: 24, b: 40 },
-      showlegend: false,
-      hovermode: "x",
-      hoversubplots: "axis",
-      hoverlabel: { font: { size: 11 }, namelength: -1 },
-      dragmode: "zoom",
-      uirevision: axis,
-      shapes,
-      annotations: labels,
-      xaxis: {
-        title: { text: axis === "time" ? "" : axis.replace("tokens", unit) },
-        anchor: axisName(rows.length - 1),
-        gridcolor: colour.line,
-        zeroline: false,
-        showspikes: true,
-        spikemode: "across",
-        spikesnap: "cursor",
-        spikethickness: 1,
-        spikecolor: colour.dim,
-        spikedash: "solid",
-        ...(axis === "time" ? { type: "date" } : {}),
-      },
-    };
-    let top = 1;
-    rows.forEach(([title, share], index) => {
-      const log = $("log").checked && (index === 0 || index === 2);
-      layout[`yaxis${index ? index + 1 : ""}`] = {
-        domain: [Math.max(0, top - share / whole), top],
-        title: { text: title, font: { size: 10 } },
-        gridcolor: colour.line,
-        zeroline: false,
-        type: log ? "log" : "linear",
-        fixedrange: index >= 4 && index < ROWS.length,
-        ...(index === 4 ? { rangemode: "tozero" } : {}),
-        ...(index === 5 ? { range: [0, 1], tickformat: ".0%" } : {}),
-        ...(index === 6 ? { range: [0, 1], showticklabels: false, showgrid: false } : {}),
-      };
-      top -= (share + GAP) / whole;
-    });
-    return layout;
-  }
-
   // Zoomed in, finer points of that range are asked for; the stream goes on beside them.
-  listen(chart) {
-    if (this.listening) return;
-    this.listening = true;
-    chart.on("plotly_relayout", async (change) => {
-      if (change["xaxis.autorange"]) {
-        this.detail = null;
-        this.draw(true);
-        return;
-      }
-      const from = change["xaxis.range[0]"],
-        to = change["xaxis.range[1]"];
-      if (from === undefined || $("axis").value !== "step") return;
-      const [after, until] = [Math.max(0, Math.floor(from) - 1), Math.max(1, Math.ceil(to))];
+  async zoom(range) {
+    this.detail = null;
+    if (range && $("axis").value === "step") {
+      const [after, until] = [Math.max(0, Math.floor(range[0]) - 1), Math.max(1, Math.ceil(range[1]))];
       const { items } = await request(
         `${jobPath(this.id)}/series?after_step=${after}&until_step=${until}&max_points=1000`,
       );
       this.detail = items;
-      this.draw(true);
-    });
+    }
+    this.draw(true);
   }
 }
 
-// A script may not report what a row shows.
-const COLUMNS = ["loss", "tokens_per_s", "grad_norm", "lr"];
-const isSilent = (series, row) => row < COLUMNS.length && series[COLUMNS[row]].every((value) => value === null);
-const axisName = (row) => (row ? `y${row + 1}` : "y");
-const partColour = (name, style) => {
+const scale = () => ($("log").checked ? "log" : "linear");
+
+function rowsOf(series, unit) {
+  const more = {
+    [LOSS]: { type: scale() },
+    [NORM]: { type: scale() },
+    [WORLD]: { rangemode: "tozero", fixedrange: true },
+    [GOODPUT]: { range: [0, 1], tickformat: ".0%", fixedrange: true },
+    [INCIDENTS]: { range: [0, 1], showticklabels: false, showgrid: false, fixedrange: true },
+  };
+  return ROWS.map(([title, share, column], row) => {
+    const isSilent = column && series[column].every((value) => value === null);
+    return [`${title.replace("tokens", unit)}${isSilent ? "<br>not reported" : ""}`, share, more[row]];
+  });
+}
+
+function partColour(name) {
   const probe = document.createElement("span");
   probe.className = name;
   document.body.append(probe);
   const found = getComputedStyle(probe).getPropertyValue("--part").trim();
   probe.remove();
-  return found || style.color;
-};
+  return found || colours().dim;
+}
 
 function merged(series, items) {
   if (!items.length) return series;
@@ -309,7 +228,7 @@ function incidents(all, when, colour) {
     name: "incident",
     x: all.map((one) => when(one.at)),
     y: all.map(() => 0.5),
-    yaxis: axisName(6),
+    yaxis: axisName(INCIDENTS),
     text,
     hovertemplate: "%{text}",
     marker: { symbol: "diamond", size: 11, color: all.map((one) => (one.closed ? colour.bad : colour.warn)) },

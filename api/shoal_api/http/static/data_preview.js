@@ -1,6 +1,6 @@
 // What training reads: samples with the tokens in the loss marked, lengths, labels, and what is left out. Samples are shown as
 // text, and images as pictures, never as markup.
-import { $, element, facts, row } from "./dom.js";
+import { $, element, facts, row, table } from "./dom.js";
 import { jobPath, request } from "./api.js";
 import { percent, plural, whole } from "./format.js";
 
@@ -68,16 +68,7 @@ function labelsOf({ labels, num_labels: count }) {
   return element(
     "div",
     [
-      element("table", [
-        element(
-          "thead",
-          element(
-            "tr",
-            ["Label", "Share", ""].map((name) => element(name ? "th" : "td", name)),
-          ),
-        ),
-        element("tbody", rows),
-      ]),
+      table("Labels", ["Label", "Share", "Bar"], rows),
       ...(more > 0 ? [element("p", `and ${plural(more, "rarer label")}`, { class: "dim small" })] : []),
     ],
     { class: "wide labels-read" },

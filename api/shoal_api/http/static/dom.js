@@ -28,6 +28,13 @@ export const row = (cells, attributes = {}) =>
     cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : element("td", cell))),
     attributes,
   );
+// A table that is made as a whole; its caption is for those who do not see what is above it.
+export const table = (caption, heads, rows) =>
+  element("table", [
+    element("caption", caption, { class: "unseen" }),
+    element("thead", row(heads.map((head) => element("th", head, { scope: "col" })))),
+    element("tbody", rows),
+  ]);
 export const link = (text, href, attributes = {}) => element("a", text, { href, ...attributes });
 export const facts = (pairs) =>
   pairs.map(([name, value]) => element("div", [element("dt", name), element("dd", value)]));
@@ -40,9 +47,9 @@ export function fill(id, rows) {
     ?.toggleAttribute("hidden", $(id).tagName === "TBODY" && !rows.length);
   const focused = placeOf(document.activeElement);
   $(id).replaceChildren(...rows);
-  const names = [...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead th") ?? [])].map(
-    (head) => head.textContent.replace(/ [▾▴]/, ""),
-  );
+  const names = [
+    ...($(id).closest("table.cards > tbody")?.parentElement.querySelectorAll("thead :is(th, td)") ?? []),
+  ].map((head) => head.textContent.replace(/ [▾▴]/, ""));
   for (const one of names.length ? rows : [])
     [...one.cells].forEach((cell, index) => {
       cell.dataset.name = names[index] ?? "";

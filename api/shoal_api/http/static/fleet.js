@@ -37,6 +37,8 @@ async function change(changes) {
   history.replaceState(null, "", `/?${kept}`);
   for (const name of TEXTS) if (document.activeElement !== $(name)) $(name).value = view[name];
   $("archived").checked = view.archived === "true";
+  const num = ["project", "label", "cluster", "archived"].filter((name) => view[name]).length;
+  $("more").firstChild.textContent = num ? `More (${num})` : "More";
   let problem = "";
   try {
     await checked(view);
@@ -60,7 +62,7 @@ async function change(changes) {
 
 function show(fleet) {
   showJobs(fleet, applied);
-  showChosen(fleet.items);
+  showChosen(fleet);
   showNodes(fleet.nodes, fleet.clusters);
   showFilter(fleet.clusters, view.cluster);
   showDay(fleet.goodput);
@@ -103,12 +105,11 @@ for (const name of TEXTS) {
   });
 }
 $("archived").addEventListener("change", () => change({ archived: $("archived").checked ? "true" : "" }));
-$("conditions").addEventListener("submit", (event) => {
+$("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
+$("filters").addEventListener("submit", (event) => {
   event.preventDefault();
   change({ where: $("where").value.trim() });
 });
-$("cluster-filter").addEventListener("change", () => change({ cluster: $("cluster-filter").value }));
-$("filters").addEventListener("submit", (event) => event.preventDefault());
 $("before").addEventListener("click", () => change({ offset: String(Math.max(0, Number(view.offset) - LIMIT)) }));
 $("after").addEventListener("click", () => change({ offset: String(Number(view.offset) + LIMIT) }));
 setUpSubmission();

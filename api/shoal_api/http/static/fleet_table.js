@@ -1,6 +1,6 @@
 // The table of jobs: its heads sort, its rows link, its boxes choose jobs. It has the usual columns, or those of the view.
 import { $, element, fill, link, row, said } from "./dom.js";
-import { box } from "./chosen_jobs.js";
+import { box, pageBox } from "./chosen_jobs.js";
 import { shownValue } from "./job_columns.js";
 import { bare, split } from "./job_query.js";
 import { jobPage } from "./api.js";
@@ -8,8 +8,9 @@ import { brief, grant, moment, number, percent, progressOf, seconds, steps, whol
 import { badge } from "./states.js";
 import { spark } from "./spark.js";
 
+const UPWARDS = new Set(["name", "state", "project", "loss", "eta_s"]), // smallest first
+  NAMED = { name: "Job", state: "State" };
 const HEADS = [
-  ["", ""],
   ["Job", "name"],
   ["State", "state"],
   ["Progress", "step"],
@@ -24,55 +25,36 @@ const HEADS = [
 ];
 
 export function showHeads(view, change) {
-  if (view.columns) return showChosenHeads(view, change);
+  const chosen = ["name", "state", ...split(view.columns)].map((name) => [NAMED[name] ?? bare(name), name]);
+  const heads = view.columns ? chosen : HEADS;
   $("heads").replaceChildren(
-    ...HEADS.map(([name, order, ...second]) => {
-      if (!order) return element("th", name);
-      const current = [order, second[1]].includes(view.order);
-      const buttons = [
-        button(name, order, view, change),
-        ...(second.length ? [" / ", button(...second, view, change)] : []),
-      ];
-      return element("th", buttons, {
-        "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none",
-      });
+    pageHead(),
+    ...heads.map(([name, order, ...second]) => {
+      if (!order) return element("th", name, { scope: "col" });
+      const sorts = [[name, order], ...(second.length ? [second] : [])];
+      const current = sorts.map(([, by]) => sortedBy(by, view)).find(Boolean) ?? "none";
+      const buttons = sorts.flatMap(([title, by], index) => [index ? " / " : "", button(title, by, view, change)]);
+      return element("th", buttons, { scope: "col", "aria-sort": current });
     }),
   );
 }
 
-function showChosenHeads(view, change) {
-  const head = (title, name) => {
-    const now =
-      view.sort.replace(/^-/, "") === name ? (view.sort.startsWith("-") ? "descending" : "ascending") : "none";
-    const arrow = { descending: " ▾", ascending: " ▴", none: "" }[now];
-    return element(
-      "th",
-      element("button", title + arrow, {
-        type: "button",
-        click: () => change({ sort: now === "ascending" ? `-${name}` : name }),
-      }),
-      { "aria-sort": now },
-    );
-  };
-  $("heads").replaceChildren(
-    element("th", ""),
-    head("Job", "name"),
-    head("State", "state"),
-    ...split(view.columns).map((name) => head(bare(name), name)),
-  );
+// A chosen column is sorted by its name, a usual one by an order of the list.
+function sortedBy(by, view) {
+  if (!view.columns)
+    return view.order === by && !view.sort && (view.descending === "true" ? "descending" : "ascending");
+  return view.sort.replace(/^-/, "") === by && (view.sort.startsWith("-") ? "descending" : "ascending");
 }
 
-function button(name, order, view, change) {
-  const current = view.order === order && !view.sort;
-  const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
+function button(name, by, view, change) {
+  const now = sortedBy(by, view);
+  const arrow = now ? { descending: " ▾", ascending: " ▴" }[now] : "";
   const press = () =>
-    change({
-      sort: "",
-      order,
-      descending: String(
-        current ? view.descending !== "true" : !["name", "state", "project", "loss", "eta_s"].includes(order),
-      ),
-    });
+    change(
+      view.columns
+        ? { sort: now === "ascending" ? `-${by}` : by }
+        : { sort: "", order: by, descending: String(now ? now === "ascending" : !UPWARDS.has(by)) },
+    );
   return element("button", name + arrow, { type: "button", click: press });
 }
 
@@ -142,6 +124,7 @@ function jobRow(job, several, columns) {
   );
 }
 
+const pageHead = () => element("th", element("label", pageBox, { class: "hit" }), { scope: "col", class: "pick" });
 const line = (parts) => element("div", parts, { class: "line" });
 // A line whose text is cut where the table would be wider than the window.
 const fitted = (parts) => element("div", parts, { class: "line fitted" });

@@ -3,6 +3,7 @@ import { $, element, fillFacts } from "./dom.js";
 import { jobPath, request, stepPage } from "./api.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
+import { noteState } from "./notify.js";
 import { sentence } from "./job_sentence.js";
 import { wayOut } from "./ways_out.js";
 
@@ -10,6 +11,7 @@ const LAST_LINES = 12;
 
 export function titled(job) {
   document.title = `${job.name}: ${job.status.state}`;
+  noteState(job);
 }
 
 export function showHead(job, shown) {

@@ -4,7 +4,7 @@
 import { $, element, fill } from "./dom.js";
 import { request } from "./api.js";
 import { ask } from "./dialog.js";
-import { Live } from "./live.js";
+import { Live, throttled } from "./live.js";
 import { head } from "./clusters.js";
 import { nodeCard } from "./nodes.js";
 import { showTimeline } from "./timeline.js";
@@ -16,9 +16,8 @@ import { showSpent } from "./spent.js";
 const READ_MS = 3000;
 let me = null,
   may = new Set(),
-  shown = null,
-  timer = null,
-  readAt = 0;
+  shown = null;
+const soon = throttled(read, READ_MS);
 setUpRange(read);
 
 const live = new Live({
@@ -34,7 +33,7 @@ request("/v1/whoami").then((found) => {
   tell("cluster-role", "cluster:change", "To cordon and drain nodes");
   tell("quota-role", "quotas:change", "To change quotas");
   if (shown) showNodes();
-  read();
+  soon();
 });
 live.open("/v1/overview?limit=1");
 
@@ -45,29 +44,10 @@ function tell(id, permission, what) {
     `${what} you need the role admin${me.projects ? " and a token that is not bound to projects" : ""}. You are ${me.name}, with the role ${me.role}${me.projects ? ` in ${me.projects.join(", ")}` : ""}.`;
 }
 
-function soon() {
-  if (timer) return;
-  timer = setTimeout(
-    () => {
-      timer = null;
-      read();
-    },
-    Math.max(0, readAt + READ_MS - Date.now()),
-  );
-}
-
 async function read() {
   if (!me) return; // what may be changed is not known yet
-  readAt = Date.now();
   const hours = $("hours").value;
-  let found;
-  try {
-    found = await Promise.all([readTimeline(), request("/v1/queue")]);
-  } catch (error) {
-    if (error.status) throw error;
-    soon();
-    return;
-  } // without a status the service is away, as the header says
+  const found = await Promise.all([readTimeline(), request("/v1/queue")]);
   if (hours !== $("hours").value) return; // another time was chosen meanwhile
   const [timeline, queue] = found;
   showTimeline(timeline);

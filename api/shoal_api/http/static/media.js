@@ -1,6 +1,6 @@
 // What a job has logged besides numbers: a slider over its steps, images, histograms over the steps, tables and texts; and
 // what its checkpoints come from. All of it is shown as text or as an image, never as markup.
-import { $, element, fill, link, row, said } from "./dom.js";
+import { $, element, fill, link, row, said, table } from "./dom.js";
 import { jobPath, modelPage, request, stepPage } from "./api.js";
 import { plural, seconds, whole } from "./format.js";
 import { drawn } from "./histograms.js";
@@ -50,7 +50,7 @@ async function showStep() {
   );
   fill(
     "media-tables",
-    items.flatMap((one) => one.tables.map((found) => table(one, found))),
+    items.flatMap((one) => one.tables.map((found) => logged(one, found))),
   );
   fill(
     "media-texts",
@@ -117,18 +117,8 @@ function histogram(one, newest) {
 
 const number = (value) => (value === null ? "–" : String(Number(value.toPrecision(4))));
 
-function table(one, found) {
-  const head = element(
-    "thead",
-    element(
-      "tr",
-      found.columns.map((name) => element("th", name)),
-    ),
-  );
-  const body = element(
-    "tbody",
-    found.rows.map((cells) => row(cells.map((cell) => (cell === null ? "–" : String(cell))))),
-  );
+function logged(one, found) {
+  const rows = found.rows.map((cells) => row(cells.map((cell) => (cell === null ? "–" : String(cell)))));
   return element("figure", [
     element(
       "figcaption",
@@ -140,7 +130,7 @@ function table(one, found) {
           : "",
       ),
     ),
-    element("div", element("table", [head, body]), { class: "wide" }),
+    element("div", table(found.name, found.columns, rows), { class: "wide" }),
   ]);
 }
 

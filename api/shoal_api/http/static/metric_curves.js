@@ -1,33 +1,21 @@
 // Metrics of the task's own: a row of the chart for each name, training and validation in one. Pure, but for colours.
 import { smooth } from "./columns.js";
+import { curve, DOTTED } from "./plot.js";
 
 export const SHARE = 0.13;
 
 export const namesOf = (series) =>
   [...new Set([...Object.keys(series.metrics), ...Object.keys(series.val_metrics)])].sort();
 
-// `axisOf(place)`: the axis of the row of the metric at this place among the names.
-export function metricTraces(series, names, x, weight, colour, axisOf) {
+// first: the row of the first metric in the chart.
+export function metricTraces(series, names, x, weight, colour, first) {
   return names.flatMap((name, place) => {
-    const line = (title, y, ink, more = {}) => ({
-      type: "scatter",
-      mode: "lines",
-      name: title,
-      x,
-      y,
-      yaxis: axisOf(place),
-      connectgaps: true,
-      line: { color: ink, width: 1.6 },
-      hovertemplate: "%{y:.5g}",
-      ...more,
-    });
     const { [name]: trained } = series.metrics,
-      { [name]: validated } = series.val_metrics;
+      { [name]: validated } = series.val_metrics,
+      row = first + place;
     return [
-      ...(trained ? [line(name, smooth(trained, weight), colour.run)] : []),
-      ...(validated
-        ? [line(`${name}, validation`, validated, colour.warn, { mode: "lines+markers", marker: { size: 4 } })]
-        : []),
+      ...(trained ? [curve(row, name, x, smooth(trained, weight), colour.run, { connectgaps: true })] : []),
+      ...(validated ? [curve(row, `${name}, validation`, x, validated, colour.warn, DOTTED)] : []),
     ];
   });
 }

@@ -3,17 +3,19 @@ import { element } from "./dom.js";
 import { duration, short } from "./axes.js";
 import { drawAxes } from "./draw_axes.js";
 import { colours } from "./theme.js";
-import { drawBand } from "./draw_band.js";
+import { drawBand, drawMarks, drawNames } from "./draw_over.js";
+import { whole } from "./format.js";
 import { extentOf, linesOf, viewOf } from "./panel_lines.js";
 import { placing, Raster } from "./raster.js";
-import { valueAt } from "./curve_data.js";
+import { nearestPoint, valueAt } from "./curve_data.js";
 import { drawBars, drawScatter } from "./panel_values.js";
 
 const LEFT = 60,
   RIGHT = 10,
   TOP = 8,
   BOTTOM = 22;
-const NAMED = 10; // jobs that the words under the pointer name
+const NAMED = 10; // jobs that the words under the pointer name; with more curves their names stand at their ends
+const MARKED = new Set(["loss", "grad_norm"]); // metrics whose spikes and ends that are not finite are marked
 
 export class Panel {
   // workspace: { state, version, shown(), curveOf, zoomTo(range), point(x) }; another version: other lines.
@@ -135,6 +137,9 @@ export class Panel {
     context.rect(inner.left, inner.top, inner.width, inner.height);
     context.clip();
     for (const line of this.lines) if (line.least) drawBand(context, inner, this.place, line, this.spec.log_y);
+    if (MARKED.has(this.spec.y) && this.lines.length <= NAMED)
+      for (const line of this.lines) drawMarks(context, inner, this.place, line, colour.bad, ratio);
+    if (this.lines.length > NAMED) drawNames(context, inner, this.place, this.lines, colour.card, ratio);
     context.restore();
     drawAxes(context, inner, view, colour, ratio, state.axis === "time" ? duration : short);
   }
@@ -202,19 +207,24 @@ export class Panel {
     }
     if (!this.view) return;
     if (this.drag !== undefined) this.dragTo = event.offsetX;
-    const x = this.xAt(event.offsetX),
-      ratio = devicePixelRatio || 1,
+    const ratio = devicePixelRatio || 1,
       y = event.offsetY * ratio - this.inner.top;
-    const found = this.lines
-      .map((line) => ({ line, value: valueAt(line.xs, line.ys, x) }))
-      .filter(({ value }) => value === value)
-      .map((one) => ({ ...one, away: Math.abs(this.place.y(one.value) - y) }))
-      .sort((a, b) => a.away - b.away);
+    const valuesAt = (x) =>
+      this.lines
+        .map((line) => ({ line, value: valueAt(line.xs, line.ys, x) }))
+        .filter(({ value }) => value === value)
+        .map((one) => ({ ...one, away: Math.abs(this.place.y(one.value) - y) }))
+        .sort((a, b) => a.away - b.away);
+    const free = this.xAt(event.offsetX),
+      nearest = valuesAt(free)[0]?.line;
+    // a step that exists: between two points of a curve there is no value to be read
+    const x = nearest ? nearestPoint(nearest, free) : free,
+      found = valuesAt(x);
     this.workspace.mark(found[0]?.away < 24 * ratio ? found[0].line.key : null);
     this.workspace.point(x);
     const shown = found.slice(0, NAMED);
     this.say([
-      [(this.workspace.state.axis === "time" ? duration : short)(x), ""],
+      [this.workspace.state.axis === "time" ? duration(x) : `${this.workspace.state.axis} ${whole(x)}`, ""],
       ...shown
         .sort((a, b) => b.value - a.value)
         .map(({ line, value }) => [`${short(value)}  ${line.name}`, line.colour]),

@@ -3,10 +3,10 @@ import { indexAt, positions, quantile, smoothed, together } from "./curve_data.j
 
 const OUTSIDE = 0.01; // of the values at each end, if outliers are left out
 
-// shown: [{ key, name, colour, members: [job] }]; curveOf(job): its curve. A group of several jobs has a band.
+// shown: [{ key, name, colour, dash, members: [job] }]; curveOf(job): its curve. A group of several jobs has a band.
 export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGrouped) {
   const made = [];
-  for (const { key, name, colour, members } of shown) {
+  for (const { key, name, colour, dash, members } of shown) {
     const curves = [];
     for (const job of members) {
       const curve = curveOf(job),
@@ -15,7 +15,7 @@ export function linesOf(shown, curveOf, metric, { axis, smoothing, band }, isGro
       if (xs && ys && xs.length) curves.push({ xs, ys });
     }
     if (!curves.length) continue;
-    made.push({ key, name, colour, ...(isGrouped ? together(curves, band) : curves[0]) });
+    made.push({ key, name, colour, dash, ...(isGrouped ? together(curves, band) : curves[0]) });
   }
   return made;
 }

@@ -1,5 +1,7 @@
 // Charts of Plotly, as all pages draw them. Its button that sends a chart to a server of Plotly's is left out, and so is the address.
 import { $ } from "./dom.js";
+import { keep, kept } from "./address.js";
+import { describeKeys } from "./keys.js";
 import { colours } from "./theme.js";
 
 const CONFIG = {
@@ -9,6 +11,8 @@ const CONFIG = {
   plotlyServerURL: "",
   modeBarButtonsToRemove: ["sendChartToCloud", "select2d", "lasso2d"],
 };
+const GAP = 0.01; // between rows
+describeKeys("drag, double-click", "with the pointer in a chart: zoom, and the whole axis again");
 
 export function plot(id, traces, layout, size = 11) {
   const { ink, dim, accent } = colours(),
@@ -19,6 +23,7 @@ export function plot(id, traces, layout, size = 11) {
     plot_bgcolor: clear,
     font: { color: ink, size },
     modebar: { bgcolor: clear, color: dim, activecolor: accent },
+    showlegend: false,
   };
   $(id).style.height = `${layout.height}px`; // Plotly takes its part of it away with a resize, and what follows would lie under the chart
   return window.Plotly.react(
@@ -29,6 +34,73 @@ export function plot(id, traces, layout, size = 11) {
   );
 }
 
+export const axisName = (row) => (row ? `y${row + 1}` : "y");
+
+// A curve in a row of `stacked`; `more`: other attributes of Plotly's, of which `line` completes its line.
+export const curve = (row, name, x, y, color, { line, ...more } = {}) => ({
+  type: "scatter",
+  mode: "lines",
+  name,
+  x,
+  y,
+  yaxis: axisName(row),
+  line: { color, width: 1.6, ...line },
+  hovertemplate: "%{y:.5g}",
+  ...more,
+});
+export const DOTTED = { mode: "lines+markers", connectgaps: true, marker: { size: 4 } };
+
+export const grid = () => ({ gridcolor: colours().line, zeroline: false });
+
+// The layout of rows over one x axis, whose crosshair and zoom they share. rows: [title, share of `height`, more of its axis].
+export function stacked(rows, axis, height, more = {}) {
+  const whole = rows.reduce((sum, [, share]) => sum + share + GAP, 0),
+    range = kept("zoom")?.split(",");
+  const layout = {
+    height: height * whole,
+    hovermode: "x",
+    hoversubplots: "axis",
+    hoverlabel: { font: { size: 11 }, namelength: -1 },
+    dragmode: "zoom",
+    ...more,
+    xaxis: {
+      ...grid(),
+      anchor: axisName(rows.length - 1),
+      showspikes: true,
+      spikemode: "across",
+      spikesnap: "cursor",
+      spikethickness: 1,
+      spikecolor: colours().dim,
+      spikedash: "solid",
+      ...(range ? { range: axis.type === "date" ? range : range.map(Number) } : {}),
+      ...axis,
+    },
+  };
+  let top = 1;
+  rows.forEach(([title, share, axisMore], row) => {
+    layout[`yaxis${row ? row + 1 : ""}`] = {
+      ...grid(),
+      domain: [Math.max(0, top - share / whole), top],
+      title: { text: title, font: { size: 10 } },
+      ...axisMore,
+    };
+    top -= (share + GAP) / whole;
+  });
+  return layout;
+}
+
+// The address keeps the zoom of a chart; zoomed([from, to]), or zoomed(null) for the whole axis.
+export function followZoom(chart, zoomed) {
+  if (chart.dataset.followed) return;
+  chart.dataset.followed = "1";
+  chart.on("plotly_relayout", (change) => {
+    const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    if (from === undefined && !change["xaxis.autorange"]) return;
+    keep("zoom", from === undefined ? "" : `${from},${to}`);
+    zoomed(from === undefined ? null : [from, to]);
+  });
+}
+
 // A line needs two points: one that has no neighbour gets a marker, or it would not be seen.
 function dotted(trace) {
   if (trace.mode !== "lines" || trace.stackgroup) return trace;
@@ -37,11 +109,6 @@ function dotted(trace) {
   const alone = new Set(
     points.filter((index) => (trace.connectgaps ? points.length === 1 : !isPoint(index - 1) && !isPoint(index + 1))),
   );
-  return alone.size
-    ? {
-        ...trace,
-        mode: "lines+markers",
-        marker: { size: [...trace.y.keys()].map((index) => (alone.has(index) ? 5 : 0)) },
-      }
-    : trace;
+  const sizes = [...trace.y.keys()].map((index) => (alone.has(index) ? 5 : 0));
+  return alone.size ? { ...trace, mode: "lines+markers", marker: { size: sizes } } : trace;
 }

@@ -1,5 +1,7 @@
 // Lines as pixels of an image: 1,600 curves in a few hundredths of a second, without a GPU (decision 0031). Few curves are drawn
 // as smooth strokes of the canvas instead, where they are seen one by one. Coordinates are those of the image.
+import { DASHES } from "./looks.js";
+
 const SMOOTH = 6000; // points that are drawn as strokes, at most
 const DOT = 4; // pixels of a curve that has one point
 
@@ -12,7 +14,7 @@ export class Raster {
     this.image = new ImageData(new Uint8ClampedArray(this.pixels.buffer), this.width, this.height);
   }
 
-  // lines: [{ xs, ys, colour: "#rrggbb", wide, from, to }]; view: { x0, x1, y0, y1, logX, logY }; at: where in the canvas.
+  // lines: [{ xs, ys, colour: "#rrggbb", dash, wide, from, to }]; view: { x0, x1, y0, y1, logX, logY }; at: where in the canvas.
   draw(lines, view, background, left, top) {
     const points = lines.reduce((sum, line) => sum + line.to - line.from, 0);
     if (points <= SMOOTH) {
@@ -33,8 +35,9 @@ export class Raster {
     context.rect(left, top, this.width, this.height);
     context.clip();
     context.lineJoin = "round";
-    for (const { xs, ys, from, to, colour, wide } of lines) {
+    for (const { xs, ys, from, to, colour, dash, wide } of lines) {
       context.beginPath();
+      context.setLineDash(DASHES[dash].map((length) => length * (devicePixelRatio || 1)));
       context.strokeStyle = colour;
       context.lineWidth = (wide ? 2.2 : 1.3) * (devicePixelRatio || 1);
       for (let at = from; at < to; at += 1)

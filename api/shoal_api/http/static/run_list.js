@@ -3,11 +3,10 @@ import { $, element, link } from "./dom.js";
 import { jobPage } from "./api.js";
 import { badge } from "./states.js";
 import { plural } from "./format.js";
-import { PALETTE } from "./theme.js";
-import { placeIn } from "./curve_data.js";
+import { looksOf } from "./looks.js";
 import { bare } from "./job_query.js";
 
-// Groups if the state has a group, else each job alone: [{ key, name, colour, isShown, members }].
+// Groups if the state has a group, else each job alone: [{ key, name, colour, dash, isShown, members }].
 export function groupsOf(jobs, state) {
   const found = new Map(),
     name = state.group;
@@ -18,10 +17,12 @@ export function groupsOf(jobs, state) {
   }
   const groups = [...found.values()];
   if (name) groups.sort((a, b) => a.key.localeCompare(b.key, undefined, { numeric: true }));
-  groups.forEach((one, index) => {
-    one.colour =
-      state.colours[one.key] ??
-      PALETTE[name || groups.length <= PALETTE.length ? index % PALETTE.length : placeIn(PALETTE.length, one.key)];
+  const looks = looksOf(
+    groups.map(({ key }) => key),
+    state.colours,
+  );
+  groups.forEach((one) => {
+    Object.assign(one, looks.get(one.key));
     one.isShown = !state.hidden.has(one.key);
   });
   return groups;
@@ -86,9 +87,13 @@ export class RunList {
     const title = state.group
       ? element("b", `${name} (${members.length})`)
       : link(name, jobPage(members[0].id), { title: members[0].id });
-    const item = element("li", [box, dot, element("span", [title, " ", facts], { class: "run-name" }), only], {
-      "data-key": key,
-    });
+    const item = element(
+      "li",
+      [element("label", box, { class: "hit" }), dot, element("span", [title, " ", facts], { class: "run-name" }), only],
+      {
+        "data-key": key,
+      },
+    );
     item.addEventListener("pointerenter", () => this.mark(key));
     item.addEventListener("pointerleave", () => this.mark(null));
     item.addEventListener("focusin", () => this.mark(key));
@@ -98,7 +103,8 @@ export class RunList {
   }
 
   // Touches only what differs: with 200 rows, reading what the elements show takes longer than drawing the panels.
-  refresh(row, { colour, isShown, members }) {
+  refresh(row, { colour, dash, isShown, members }) {
+    if (row.dash !== dash) row.dot.dataset.dash = row.dash = dash;
     if (row.isShown !== isShown) row.box.checked = row.isShown = isShown;
     if (row.colour !== colour) row.dot.value = row.colour = colour;
     if (this.state.group) return;

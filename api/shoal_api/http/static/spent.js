@@ -7,13 +7,13 @@ const WIDTH = 1000,
   HEIGHT = 60;
 
 export function showSpent({ projects, edges }) {
-  const spent = projects.filter((one) => one.total > 0);
+  const spent = projects.filter((one) => used(one) > 0);
   $("spent-words").textContent = spent.length
     ? `${brief(edges[0])} to ${brief(edges.at(-1))}, of jobs that have started. A bar is ${seconds(edges[1] - edges[0])}; all have the same scale.`
     : "No job that has started wanted workers in this time.";
   fill(
     "causes",
-    CATEGORIES.filter((name) => spent.some((one) => one.seconds[name])).map((name) => key(name)),
+    USES.filter((name) => spent.some((one) => one.seconds[name])).map((name) => key(name)),
   );
   const most = Math.max(1e-9, ...spent.flatMap((one) => sums(one, edges)));
   fill(
@@ -23,7 +23,7 @@ export function showSpent({ projects, edges }) {
         [
           element("td", said(one.project), { class: "title" }),
           percent((one.seconds.productive ?? 0) / one.total),
-          seconds(one.total - (one.seconds.queued ?? 0)),
+          seconds(used(one)),
           element(
             "td",
             [
@@ -40,23 +40,26 @@ export function showSpent({ projects, edges }) {
   );
 }
 
-const parts = (one) => CATEGORIES.map((name) => [name, one.seconds[name] ?? 0]).filter(([, amount]) => amount > 0);
+// Time in the queue is no use: it is said beside it.
+const USES = CATEGORIES.filter((name) => name !== "queued");
+const used = (one) => one.total - (one.seconds.queued ?? 0);
+const parts = (one) => USES.map((name) => [name, one.seconds[name] ?? 0]).filter(([, amount]) => amount > 0);
 const sums = (one, edges) =>
-  edges.slice(1).map((_, index) => Object.values(one.by_interval).reduce((sum, amounts) => sum + amounts[index], 0));
+  edges.slice(1).map((_, index) => USES.reduce((sum, name) => sum + (one.by_interval[name]?.[index] ?? 0), 0));
 
-// "productive 82 %, queued 12 %, recovering 2 % (node died 1.2 min)".
+// "productive 82 %, recovering 2 % (node died 1.2 min); queued 12 min".
 function listed(one) {
   const causes = Object.entries(one.recovering)
     .sort((a, b) => b[1] - a[1])
     .map(([cause, amount]) => `${words(cause)} ${seconds(amount)}`)
     .join(", ");
-  return parts(one)
+  const shares = parts(one)
     .sort((a, b) => b[1] - a[1])
     .map(
       ([name, amount]) =>
-        `${words(name)} ${percent(amount / one.total)}${name === "recovering" && causes ? ` (${causes})` : ""}`,
-    )
-    .join(", ");
+        `${words(name)} ${percent(amount / used(one))}${name === "recovering" && causes ? ` (${causes})` : ""}`,
+    );
+  return shares.join(", ") + (one.seconds.queued ? `; queued ${seconds(one.seconds.queued)}` : "");
 }
 
 function bars(one, edges, most) {
@@ -64,7 +67,7 @@ function bars(one, edges, most) {
     shapes = [];
   edges.slice(1).forEach((end, index) => {
     let below = HEIGHT;
-    for (const name of CATEGORIES) {
+    for (const name of USES) {
       const amount = one.by_interval[name]?.[index] ?? 0,
         height = (amount / most) * HEIGHT;
       if (!amount) continue;

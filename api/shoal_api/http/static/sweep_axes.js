@@ -82,7 +82,6 @@ export function drawAxes(jobs, columns, most) {
     {
       height: 430,
       margin: { l: 46, r: 46, t: 26, b: 40 },
-      showlegend: false,
       annotations: ends,
       hovermode: "closest",
       xaxis: {

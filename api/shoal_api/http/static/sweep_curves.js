@@ -3,10 +3,12 @@
 import { $, element, link } from "./dom.js";
 import { jobPage } from "./api.js";
 import { moment, number, plural } from "./format.js";
-import { plot } from "./plot.js";
-import { colours, PALETTE } from "./theme.js";
+import { curve, grid, plot } from "./plot.js";
+import { colours } from "./theme.js";
+import { looksOf, PALETTE } from "./looks.js";
 
-const HIGHLIGHTED = 3;
+const HIGHLIGHTED = 3,
+  NAMED = { hovertemplate: "%{text}: %{y:.5g}<extra></extra>" };
 
 // jobs: of the sweep, the best first.
 export function drawCurves(found, jobs) {
@@ -18,9 +20,9 @@ export function drawCurves(found, jobs) {
   const best = `best ${HIGHLIGHTED}`;
   const kinds = few
     ? Object.fromEntries(
-        known.map(({ id }, index) => [
+        [...looksOf(known.map(({ id }) => id))].map(([id, { colour, dash }]) => [
           byId.get(id).name,
-          [PALETTE[index], 1.8, byId.get(id).reason === "pruned" ? "dot" : "solid"],
+          [colour, 1.8, dash],
         ]),
       )
     : { pruned: [colour.bad, 1, "dot"], others: [colour.dim, 1, "solid"], [best]: [colour.run, 2.4, "solid"] };
@@ -35,39 +37,34 @@ export function drawCurves(found, jobs) {
   }
   const traces = Object.entries(lines)
     .filter(([, line]) => line.x.length)
-    .map(([kind, line]) => ({
-      ...line,
-      type: "scatter",
-      mode: "lines",
-      name: kind,
-      connectgaps: false,
-      line: { color: kinds[kind][0], width: kinds[kind][1], dash: kinds[kind][2] },
-      opacity: kind === "others" ? 0.6 : 1,
-      hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
-    }));
+    .map(([kind, { x, y, text }]) => {
+      const [color, width, dash] = kinds[kind];
+      return curve(0, kind, x, y, color, {
+        text,
+        line: { width, dash },
+        opacity: kind === "others" ? 0.6 : 1,
+        ...NAMED,
+      });
+    });
   const ended = known.filter((one) => byId.get(one.id).reason === "pruned");
   if (ended.length)
     traces.push({
+      ...NAMED,
       type: "scatter",
       mode: "markers",
       name: "pruned here",
       x: ended.map((one) => (axis === "time" ? one.at.at(-1) - begin : one.step.at(-1))),
       y: ended.map((one) => one.value.at(-1)),
-      text: ended.map((one) => byId.get(one.id).name),
+      text: ended.map((one) => `${byId.get(one.id).name} was pruned`),
       marker: { symbol: "x", size: 7, color: colour.bad },
-      hovertemplate: "%{text} was pruned: %{y:.5g}<extra></extra>",
     });
   plot("curves-chart", traces, {
     height: 380,
     hovermode: "closest",
     showlegend: true,
     legend: { orientation: "h", y: 1.12 },
-    xaxis: {
-      title: { text: axis === "time" ? "seconds since the first step" : "step" },
-      gridcolor: colour.line,
-      zeroline: false,
-    },
-    yaxis: { type: $("log").checked ? "log" : "linear", gridcolor: colour.line, zeroline: false },
+    xaxis: { ...grid(), title: { text: axis === "time" ? "seconds since the first step" : "step" } },
+    yaxis: { ...grid(), type: $("log").checked ? "log" : "linear" },
   });
   $("curves-chart").setAttribute(
     "aria-label",
@@ -85,28 +82,16 @@ export function drawBest(found, jobs) {
   if (!best.length) return;
   const last = Math.max(best.at(-1).at, ...found.jobs.flatMap((one) => one.at.slice(-1)));
   const points = [...best, { ...best.at(-1), at: last }];
-  plot(
-    "best-chart",
-    [
-      {
-        type: "scatter",
-        mode: "lines+markers",
-        line: { shape: "hv", color: colour.done, width: 2 },
-        marker: { size: 5 },
-        x: points.map((one) => new Date(one.at * 1000)),
-        y: points.map((one) => one.value),
-        text: points.map((one) => names.get(one.job) ?? one.job),
-        hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
-      },
-    ],
-    {
-      height: 260,
-      showlegend: false,
-      hovermode: "closest",
-      xaxis: { gridcolor: colour.line },
-      yaxis: { gridcolor: colour.line, zeroline: false },
-    },
+  const steps = curve(
+    0,
+    "best so far",
+    points.map((one) => new Date(one.at * 1000)),
+    points.map((one) => one.value),
+    colour.done,
+    { mode: "lines+markers", line: { shape: "hv", width: 2 }, marker: { size: 5 }, ...NAMED },
   );
+  steps.text = points.map((one) => names.get(one.job) ?? one.job);
+  plot("best-chart", [steps], { height: 260, hovermode: "closest", xaxis: grid(), yaxis: grid() });
   const top = best.at(-1);
   $("best-words").replaceChildren(
     "The best so far is ",

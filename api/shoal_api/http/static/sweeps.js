@@ -3,7 +3,7 @@
 import { $, element, facts, fill, link, row, said } from "./dom.js";
 import { jobPage, request } from "./api.js";
 import { ask } from "./dialog.js";
-import { Live } from "./live.js";
+import { Live, throttled } from "./live.js";
 import { number, percent, plural, steps, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
 import { onThemeChange } from "./theme.js";
@@ -28,8 +28,6 @@ let items = [],
   up = true,
   sweep = null,
   curves = null,
-  timer = null,
-  readAt = 0,
   may = new Set();
 $("label").value = label;
 $("pick").addEventListener("submit", (event) => {
@@ -39,7 +37,7 @@ $("pick").addEventListener("submit", (event) => {
 onThemeChange(draw);
 for (const name of ["over", "log"]) $(name).addEventListener("input", draw);
 $("most").addEventListener("input", draw);
-$("measure").addEventListener("input", readSweep);
+$("measure").addEventListener("input", () => readSweep());
 $("stop").addEventListener("click", () =>
   ask({
     title: `Stop the sweep ${sweep.name}`,
@@ -49,6 +47,7 @@ $("stop").addEventListener("click", () =>
     send: stop,
   }),
 );
+const soon = throttled(readSweep, READ_MS);
 setUpStart();
 request("/v1/whoami").then((me) => {
   may = new Set(me.permissions);
@@ -72,29 +71,9 @@ const ofProject = asked.get("project") ? `&project=${encodeURIComponent(asked.ge
 if (label) live.open(`/v1/overview?limit=200&label=${encodeURIComponent(label)}${ofProject}`);
 else followSweeps();
 
-// The curves of a sweep are read again when one of its jobs has changed, but not more often than every three seconds.
-function soon() {
-  if (!sweepName || timer) return;
-  timer = setTimeout(
-    () => {
-      timer = null;
-      readSweep();
-    },
-    Math.max(0, readAt + READ_MS - Date.now()),
-  );
-}
-
+// Read again when a job of the sweep has changed, but not more often than every three seconds.
 async function readSweep() {
-  readAt = Date.now();
-  try {
-    await readAll();
-  } catch (error) {
-    if (error.status) throw error;
-    soon();
-  } // without a status the service is away
-}
-
-async function readAll() {
+  if (!sweepName) return;
   const project =
     sweep?.project ??
     asked.get("project") ??
@@ -181,7 +160,7 @@ function show() {
             show();
           },
         }),
-        { "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
+        { scope: "col", "aria-sort": title === order ? (up ? "ascending" : "descending") : "none" },
       ),
     ),
   );

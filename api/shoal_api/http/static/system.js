@@ -1,8 +1,9 @@
 // System metrics of a job by rank over time: a heat map rank x time, in which a straggler is a dark row, and its curves.
 import { $, element } from "./dom.js";
 import { jobPath, request } from "./api.js";
-import { PALETTE, colours, onThemeChange } from "./theme.js";
-import { plot } from "./plot.js";
+import { PALETTE } from "./looks.js";
+import { colours, onThemeChange } from "./theme.js";
+import { curve, plot } from "./plot.js";
 import { ENDED } from "./states.js";
 import { bytes, number, percent, plural, seconds, words } from "./format.js";
 
@@ -114,21 +115,19 @@ export class System {
         yaxis: { autorange: "reversed", type: "category", showgrid: false },
       }),
     );
-    const lines = shownRows(this.answer).map(({ name, row }, index) => ({
-      type: "scatter",
-      mode: times.length > 60 ? "lines" : "lines+markers",
-      name,
-      x: times,
-      y: row,
-      line: { color: PALETTE[index % PALETTE.length], width: 1.4 },
-      text: row.map((value) => said(metric, value)),
-      hovertemplate: `${name}: %{text}<extra></extra>`,
-    }));
+    const lines = shownRows(this.answer).map(({ name, row }, index) =>
+      curve(0, name, times, row, PALETTE[index % PALETTE.length], {
+        mode: times.length > 60 ? "lines" : "lines+markers",
+        text: row.map((value) => said(metric, value)),
+        hovertemplate: `${name}: %{text}<extra></extra>`,
+      }),
+    );
     plot(
       "system-lines",
       lines,
       layout(260, {
         hovermode: "x",
+        showlegend: true,
         legend: { orientation: "h", y: -0.2 },
         yaxis: { gridcolor: colour.line, rangemode: "tozero", tickformat: SHARES.includes(metric) ? ".0%" : ".3s" },
       }),

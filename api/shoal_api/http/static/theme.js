@@ -8,17 +8,5 @@ export function colours() {
     ]),
   );
 }
-export const PALETTE = [
-  "#2f7de1",
-  "#e07b39",
-  "#2a9d6f",
-  "#b0559b",
-  "#c9a227",
-  "#d1495b",
-  "#4aa3b5",
-  "#7d6ad6",
-  "#7f8c3a",
-  "#8a6d5b",
-];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 export const onThemeChange = (redraw) => dark.addEventListener("change", redraw);

@@ -7,17 +7,8 @@ import { positions, indexAt, unpack } from "./curve_data.js";
 import { PanelGrid } from "./panel_grid.js";
 import { isMetric, offerNames, setUpNewPanel } from "./new_panel.js";
 import { groupsOf, RunList } from "./run_list.js";
-import {
-  apply,
-  applyAddress,
-  find,
-  initial,
-  loadViews,
-  offerProjects,
-  setUpViews,
-  showViews,
-  toText,
-} from "./workspace_views.js";
+import { apply, applyAddress, initial, offerProjects, setUpViews, showViews, toText } from "./workspace_views.js";
+import { loadViews, savedView } from "./views.js";
 
 const PAUSE_MS = 300,
   DETAIL_MS = 250,
@@ -228,9 +219,8 @@ function controls() {
 
 async function open(key) {
   forgetTyping();
-  if (key) await loadViews(key, state.project);
-  const [project, ...rest] = key.split("/"),
-    found = find(project, rest.join("/"));
+  if (key) await loadViews();
+  const found = savedView(key);
   view = found ? key : "";
   if (found) apply(state, found.view);
   grid.panels.forEach(({ section }) => section.remove());
@@ -294,7 +284,8 @@ setUpViews(state, open, (key) => {
 });
 const named = applyAddress(state, location);
 (named ? open(named) : changed()).then(async () => {
-  if (!named) await loadViews(view, state.project);
+  if (!named) await loadViews();
+  showViews(view, state.project);
   await offerProjects();
   controls();
   await offerNames();
