@@ -52,14 +52,15 @@ export function drawNames(context, inner, place, lines, background, ratio) {
   });
   let free = -Infinity;
   context.textBaseline = "middle";
-  context.textAlign = "right";
   context.strokeStyle = background;
   context.lineWidth = 3 * ratio;
   for (const { name, colour, x, y } of ends.sort((a, b) => a.y - b.y)) {
     if (y < free || y < 0 || y > inner.height) continue;
     free = y + 12 * ratio;
-    const left = inner.left + Math.min(x, inner.width) - 4 * ratio,
-      text = name.length > 16 ? `${name.slice(0, 15)}…` : name;
+    const text = name.length > 16 ? `${name.slice(0, 15)}…` : name,
+      fits = x + context.measureText(text).width + 4 * ratio < inner.width,
+      left = inner.left + Math.min(x, inner.width) + (fits ? 4 : -4) * ratio;
+    context.textAlign = fits ? "left" : "right";
     context.strokeText(text, left, inner.top + y);
     context.fillStyle = colour;
     context.fillText(text, left, inner.top + y);
