@@ -186,8 +186,8 @@ def _loop_lines(program: str, trial: dict[str, Any], has_arguments: bool) -> Ite
         yield f"{program} gives its loop to shoal.run, and it trains: {command}"
         if not trial["remarks"] or not trial["remarks"][0].startswith("the loop has ended"):
             yield (
-                f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins and in one whose group "
-                f"breaks: losses are equal, and so is what it tracks ({tracked})"
+                f"  {count_text(trial['steps'], 'step')}, and the same in a worker that joins, in one whose group "
+                f"breaks, and with two workers: losses are equal, and so is what it tracks ({tracked})"
             )
         yield f"  {LOOP_COST}"
         return

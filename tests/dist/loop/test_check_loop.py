@@ -82,6 +82,12 @@ def test_a_right_loop_passes_although_it_counts_and_looks_at_the_time() -> None:
     assert remark.endswith("without a change of the training: printed (untracked.py:50)")
 
 
+def test_what_two_workers_train_otherwise_is_named() -> None:
+    code, found = check("unkept.py", "--", "clip_by_hand")
+    differences = [one["what"] for one in found["trial"]["differences"] if one["trial"] == "two workers"]
+    assert (code, differences) == (1, ["grad_norm"]), found
+
+
 @pytest.mark.parametrize(
     ("mistake", "code", "words"),
     [

@@ -230,6 +230,9 @@ class Lives:
         job.commit([worker for worker in group if not worker.gone.is_set()])
         return list(exits.values())
 
+    proven_steps = 0
+    """Completed steps within which a job is refused early."""
+
     def _broken(self, exits: list[WorkerExit], group: list[RemoteWorker]) -> Broken:
         worst = min(exits, key=lambda one: one.kind is ExitKind.COLLECTIVE_FAILED)
         report = worst.error
@@ -238,7 +241,8 @@ class Lives:
             if report.mistake == LAYOUT_REFUSED:
                 return Broken("refused", report.mistake, report.message, self._name)
             if report.mistake:
-                is_early = not _reports([one for one in group if not one.gone.is_set()], StepReport)
+                reports = _reports([one for one in group if not one.gone.is_set()], StepReport)
+                is_early = all(one.step <= self.proven_steps for one in reports)
                 is_first = is_early and not self.is_restoring
                 return Broken("refused" if is_first else "late_refusal", report.mistake, report.message, self._name)
             return Broken("traceback", "", f"{message}\n{report.traceback[-1500:]}", self._name)

@@ -161,6 +161,8 @@ def simpler_loops(description: LoopDescription) -> Iterable[LoopDescription]:
 class LoopLives(Lives):
     """All runs of one loop."""
 
+    proven_steps = 2
+
     def __init__(self, fleet: Fleet, description: LoopDescription, limits: Limits) -> None:
         super().__init__(fleet, description, description.spec(), limits)
         self._metrics: dict[int, Mapping[str, float]] = {}

@@ -100,7 +100,9 @@ class Kept:
         return grown
 
 
-def change_gradients(model, is_last):
+def change_gradients(model, is_last, step):
+    if HOW == "clip_late" and is_last and step >= 3:
+        clip_grad_norm_(model.parameters(), 0.1)
     if HOW == "clip" or (HOW == "clip_once" and is_last):
         clip_grad_norm_(model.parameters(), 0.1)
     if not is_last:
@@ -111,6 +113,9 @@ def change_gradients(model, is_last):
         norm = torch.stack([one.grad.norm() for one in model.parameters()]).norm()
         for one in model.parameters():
             one.grad.mul_(min(1.0, 0.1 / float(norm)))
+    if HOW == "centred":
+        for one in (model.line.weight,):
+            one.grad.sub_(one.grad.mean(1, keepdim=True))
     if HOW == "scaled":
         for one in model.parameters():
             one.grad.mul_(0.5)
@@ -132,6 +137,8 @@ def train(run):
     run.track(model=model, optimizer=optimizer)
     number, center, count, kept, rows = 0.0, torch.zeros(WIDTH), 0, Kept(), []
     running, best, rate = 0.0, 1e9, 0.1
+    if HOW == "recomputed":
+        number = 0.5**run.step
     noise, offsets, teacher = torch.Generator(), (0.1 * n for n in range(99)), nn.Linear(WIDTH, WIDTH)
     if HOW != "iterator":
         offsets = None
@@ -143,6 +150,11 @@ def train(run):
             optimizer.zero_grad()
         made = model(x)
         loss = (made - y).square().mean()
+        if HOW == "recomputed":
+            loss = loss * (1 + number)
+        if HOW == "seeded":
+            noise.manual_seed(run.step)
+            loss = loss * (1 + torch.rand((), generator=noise))
         if HOW == "number":
             loss = loss * (1 + number)
             number = 0.5 * number + 0.1 * float(loss.detach())
@@ -174,9 +186,11 @@ def train(run):
         run.backward(loss, weight=len(x))
         running += float(loss.detach())
         total += len(x)
-        change_gradients(model, num % -(-GLOBAL_SIZE // MICRO_SIZE // run.world_size) == 0)
+        change_gradients(model, num % -(-GLOBAL_SIZE // MICRO_SIZE // run.world_size) == 0, run.step)
         if run.steps(optimizer):
             rate *= 0.9 if HOW == "rate" else 1.0
+            if HOW == "recomputed":
+                number = 0.5**run.step
             with torch.no_grad():
                 teacher.weight.lerp_(model.line.weight, 0.5 if HOW == "teacher" else 0.0)
             best = min(best, run.loss)

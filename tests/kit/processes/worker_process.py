@@ -5,6 +5,7 @@ Strikes are faults at an exact place: (phase, completed steps, nth entry in this
 
 import faulthandler
 import importlib
+import operator
 import os
 import queue
 import signal
@@ -128,7 +129,7 @@ class WorkerProcess:
     def do_call(self, function, *arguments):
         """`package.module:name` of this process, whatever it is."""
         module, _, name = function.partition(":")
-        return getattr(importlib.import_module(module), name)(*arguments)
+        return operator.attrgetter(name)(importlib.import_module(module))(*arguments)
 
     def do_create(self, spec, checkpoint_root, memory):
         if memory is not None:

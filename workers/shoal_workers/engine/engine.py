@@ -78,6 +78,7 @@ class Engine:
         node_directory: of this attempt on this node; its workers prepare one after the other. None: they do not wait.
         may_change_data: the job's own checkpoints may have been made with other data.
         loop: what `spec.loop` would give to `shoal.run`, if this process has it already.
+        is_trial: the loop is not proven: this is a part of the proof.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -93,6 +94,7 @@ class Engine:
         node_directory: Path | None = None,
         may_change_data: bool = False,
         loop: Callable[[Run], None] | None = None,
+        is_trial: bool = False,
     ) -> None:
         self._outbox = outbox
         self._snapshot_store = snapshot_store
@@ -117,6 +119,8 @@ class Engine:
                 snapshot_store=snapshot_store,
                 host=store.host,
                 recorder=self._recorder,
+                outbox=outbox,
+                make_engine=None if is_trial else Engine,
             )
         else:
             self._program = TaskProgram(

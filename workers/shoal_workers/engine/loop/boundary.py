@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -136,6 +136,16 @@ class _Settled:
     """The fields of the step's report, as long as it was not sent."""
 
 
+class Observer(Protocol):
+    """What is told of complete steps."""
+
+    def observe(self, step: int, check: Callable[[], None], note: Callable[[str], None]) -> None:
+        """`check` raises if the generation is over, `note` says what is waited for."""
+
+    def settle(self, check: Callable[[], None], note: Callable[[str], None]) -> None:
+        """A checkpoint is about to be saved."""
+
+
 class StepBoundary:
     """Training thread only."""
 
@@ -148,8 +158,10 @@ class StepBoundary:
         buffers: LoopBuffers,
         store: SnapshotStore | None,
         saver: Saver,
+        observer: Observer | None,
     ) -> None:
         self._membership = membership
+        self._observer = observer
         self._spec = spec
         self._state = state
         self._recent = recent
@@ -195,6 +207,9 @@ class StepBoundary:
         membership.position.reach(step)
         measured = {"step_s": step_s, "compute_s": verdict.compute_s, "data_s": verdict.data_s}
         self._report(StepReport(**{**reported, **measured, "saving_s": verdict.saving_s}))
+        if self._observer is not None:
+            self._observer.observe(step, membership.check, membership.position.note)
+            self._ended = time.perf_counter()
         requests = verdict.requests
         self._snapshots.voted(verdict, step)
         if requests.snapshots or requests.yields:
@@ -289,6 +304,8 @@ class StepBoundary:
 
     def save(self, step: int) -> CheckpointName:
         membership, start = self._membership, time.perf_counter()
+        if self._observer is not None:
+            self._observer.settle(membership.check, membership.position.note)
         membership.position.enter(Phase.SAVING)
         tensors, extra = self._state.tensors(), self._state.values(step)
         name = self._saver.save(membership.assignment, step, tensors, extra, membership.check)

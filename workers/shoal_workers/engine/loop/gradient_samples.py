@@ -1,11 +1,13 @@
-"""Finds out what a loop does to gradients between its backward passes and the update, by a few of their elements.
+"""Finds what a loop begins late to do to gradients between its backward passes and the update, by a few elements.
 
     backward | ... | backward      another micro-batch of the step: no gradient changes, because each rank has another
                                    number of them, and every gradient is that of a part of the step
     backward | update              all ranks multiply an element by the same factor, and so they multiply the sum by it.
                                    A norm of this rank alone would give each rank its own factor
 
-The first is refused on this rank; factors travel with the vote, as sums over all ranks. Called by `MicroBatchWatch`.
+What a loop does in the first updates is proven (proof.py), and may be right: gradients that are centred, for example.
+What begins later, as a clip of gradients that have become large, was not proven and is refused: the first on this rank;
+factors travel with the vote, as sums over all ranks. Called by `Run`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _NUM_ELEMENTS = 4
 _NUM_SUMS = 3 * _NUM_PARAMETERS * _NUM_ELEMENTS
 _NUM_ROUNDINGS = 4
 """Roundings of a gradient's type: a smaller difference between factors is none."""
+_PROVEN_UPDATES = 2
+"""First updates of an optimizer in a generation."""
 _SMALLEST = 1e-30
 """Smaller gradients have few bits."""
 
@@ -37,6 +41,9 @@ class GradientSamples:
         """By optimizer: what the last backward pass since the last update has left."""
         self._touched: dict[int, Tensor] = {}
         """By optimizer: whether something has changed before another backward pass."""
+        self._num_updates: dict[int, int] = {}
+        self._usual: set[tuple[int, str]] = set()
+        """What was done in the first updates, by optimizer."""
 
     def begin_backward(self) -> None:
         for key, before in self._before.items():
@@ -54,10 +61,11 @@ class GradientSamples:
             ValueError: gradients were changed before another backward pass.
         """
         key = id(optimizer)
+        self._num_updates[key] = self._num_updates.get(key, 0) + 1
         before, is_touched = self._before.get(key), self._touched.get(key)
         now = None if before is None else self._values(key).tolist()
         self.forget()
-        if is_touched is not None and is_touched:
+        if is_touched is not None and is_touched and self._begins_late(key, "between"):
             raise ValueError(
                 f"the gradients of {type(optimizer).__name__} change between two micro-batches of a step, as by "
                 "zero_grad() or clip_grad_norm_(), and they are those of a part of the step. Two ways out: clip by "
@@ -80,13 +88,19 @@ class GradientSamples:
         types = [torch.float32, *(parameter.dtype for parameter, _ in self._places.get(id(optimizer), ()))]
         rounding = _NUM_ROUNDINGS * max(torch.finfo(dtype).eps for dtype in types)
         for num, factors, squares in zip(sums[::3], sums[1::3], sums[2::3], strict=True):
-            if num * squares - factors**2 > rounding**2 * num * squares:
+            differs = num * squares - factors**2 > rounding**2 * num * squares
+            if differs and self._begins_late(id(optimizer), "after"):
                 raise ValueError(
                     "the loop changes gradients after run.backward(), by another factor on each rank, which knows only "
                     "those of its own micro-batches: clip_grad_norm_() does. Two ways out: clip by "
                     "run.steps(optimizer, clip=...), which knows those of the global batch; or multiply them by the "
                     "same factors on all ranks."
                 )
+
+    def _begins_late(self, key: int, what: str) -> bool:
+        if self._num_updates[key] <= _PROVEN_UPDATES:
+            self._usual.add((key, what))
+        return (key, what) not in self._usual
 
     def _values(self, key: int) -> Tensor:
         """Those that are missing or not finite are 0."""

@@ -22,13 +22,17 @@ from shoal_workers.engine.group.collectives import is_collective_error
 from shoal_workers.engine.group.process_group import Group
 from shoal_workers.engine.loop.boundary import LoopEnd
 from shoal_workers.engine.loop.entry import function_of
+from shoal_workers.engine.loop.proof import LoopProof
 from shoal_workers.engine.loop.run import Run
+from shoal_workers.engine.loop.trials import TrialEngine
 from shoal_workers.engine.media.recorder import Recorder
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.packages import add_packages
 from shoal_workers.engine.process.position import Position
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.program import Entered
+from shoal_workers.engine.state.restore import is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Membership
 from shoal_workers.engine.task.user_code import is_of_task, report_of
@@ -42,6 +46,7 @@ class LoopProgram:
     Args:
         function: the loop; None means `spec.loop` names the file that has it.
         host: this host's address.
+        make_engine: `Engine`, for the trials that prove the loop; None means it is not proven.
     """
 
     shape: ModelShape | None = None
@@ -57,7 +62,12 @@ class LoopProgram:
         snapshot_store: SnapshotStore | None,
         host: str,
         recorder: Recorder,
+        outbox: Outbox,
+        make_engine: Callable[..., TrialEngine] | None,
     ) -> None:
+        self._outbox = outbox
+        self._make_engine = make_engine
+        self._proof: LoopProof | None = None
         self._spec = spec
         self._function = function
         self._position = position
@@ -79,7 +89,11 @@ class LoopProgram:
         self._position.enter(Phase.IDLE)
 
     def begin(self, assignment: Assignment) -> None:
-        pass
+        """Before the group forms: what is forked here has none of its connections."""
+        make_engine, self._make_engine = self._make_engine, None  # later the function has been called in this process
+        if assignment.rank == 0 and make_engine is not None and not is_restoring(assignment):
+            assert self._function is not None
+            self._proof = LoopProof(self._spec, self._function, make_engine, self._outbox.log_text)
 
     def enter(self, membership: Membership, group: Group) -> Entered:
         """The state is restored when the loop names it; what is restored is known before."""
@@ -93,6 +107,7 @@ class LoopProgram:
             host=self._host,
             recorder=self._recorder,
         )
+        self._run.observer = self._proof
         return Entered(total_steps=None, build_s=0.0, restore_s=0.0, num_parameters=0, restored_bytes=0, remote_bytes=0)
 
     def run(self) -> GenerationEnd:
@@ -111,6 +126,9 @@ class LoopProgram:
             raise
         finally:
             run.close()
+            if self._proof is not None:
+                self._proof.close()
+                self._proof = None
 
     def park(self) -> None:
         self._run = None

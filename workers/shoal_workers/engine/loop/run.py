@@ -17,7 +17,6 @@ Exception` does not catch; the function is then called again, with another Run. 
 from __future__ import annotations
 
 import math
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,12 +40,11 @@ from shoal_workers.contract.worker_reports import is_metric_name, suggested_name
 from shoal_workers.engine.generation_ends import GroupBroken, NonFinite
 from shoal_workers.engine.group.direct_collectives import all_reduce_small
 from shoal_workers.engine.group.process_group import Group
-from shoal_workers.engine.loop.boundary import Done, StepBoundary, TrackedState
+from shoal_workers.engine.loop.boundary import Done, Observer, StepBoundary, TrackedState
 from shoal_workers.engine.loop.buffers import LoopBuffers
-from shoal_workers.engine.loop.carried import Carried
 from shoal_workers.engine.loop.data import Epoch, Reader, Source, Wanted, is_stream, source_of
+from shoal_workers.engine.loop.gradient_samples import GradientSamples
 from shoal_workers.engine.loop.gradients import Gradients
-from shoal_workers.engine.loop.micro_batch_watch import MicroBatchWatch
 from shoal_workers.engine.loop.sharded import ShardedGradients, begin_sums, is_sharded, squares_of, wrapped
 from shoal_workers.engine.loop.streams import Streams, StreamStates
 from shoal_workers.engine.loop.tracked import Stateful, Tracked
@@ -90,13 +88,18 @@ class GlobalBatch:
         first, self._num_passes = self._num_passes * source.num_micro_batches, self._num_passes + 1
         epoch = source.epoch
         own = source.own if epoch is None else epoch.weighted(source.own, self.step)
-        own = own[: self._run.most_micro_batches]
-        for number, micro in enumerate(own):
+        # Of each half of the step, which are the shares of two ranks.
+        half, most = -(-source.num_micro_batches // 2), self._run.most_micro_batches or len(own)
+        chosen = [number for number in range(len(own)) if number % half < most]
+        for number, micro in enumerate(own[: chosen[-1] + 1]):
+            if number not in chosen:
+                source.get(self.step, number, again=self._again)  # in its place
+                continue
 
             def read(number: int = number) -> Any:
                 return source.get(self.step, number, again=self._again)
 
-            left = len(own) - number - 1
+            left = len(chosen) - chosen.index(number) - 1
             self._run.default_weight = 1.0 if epoch is None else epoch.share(self.step, micro.index)
             yield self._run.enter_micro_batch(micro, left, self._num_samples, self.step, first, read)
         self._run.seed_after_pass(self.step, self._num_passes)
@@ -152,6 +155,7 @@ class Run:
         self._zero = torch.zeros((), dtype=torch.float64, device=membership.device)
         self._buffers = LoopBuffers({}, 0, 1, membership.device)
         """Those of the tracked modules."""
+        self._samples_of_gradients = GradientSamples(())
         self._processes = DataProcesses()
         self._copies = BatchCopies(membership.device)
         self._stream_states = StreamStates()
@@ -160,8 +164,6 @@ class Run:
         self._epochs: list[list[int]] = []
         """The newest epoch of each call of `epochs`, and the completed steps at its beginning. Part of the state."""
         self._num_epoch_calls = 0
-        self._watch: MicroBatchWatch | None = None
-        self._carried: Carried | None = None
         self._epoch: Epoch | None = None
         """The epoch that the loop is in."""
         self._is_epoch_read = False
@@ -176,7 +178,12 @@ class Run:
         self.most_workers: int | None = None
         """Among how many the data can be divided; None before they are opened."""
         self.most_micro_batches: int | None = None
-        """How many a rank computes of those of a step; None means all. `shoal check` tries a loop with few of them."""
+        """How many are computed of each half of a step; None means all. Trials have few of them."""
+        self.is_silent = False
+        """No rank is to print and write files."""
+        self.noise = 0.0
+        """Is added to gradients, with either sign, as a share of the largest one."""
+        self.observer: Observer | None = None
         seed_everything(randomness_seed(spec.seed, 0, 0))
 
     @property
@@ -190,7 +197,7 @@ class Run:
     @property
     def is_rank_zero(self) -> bool:
         """True if this is the rank that prints and writes files."""
-        return self.rank == 0
+        return self.rank == 0 and not self.is_silent
 
     @property
     def device(self) -> torch.device:
@@ -253,14 +260,12 @@ class Run:
         self._membership.position.reach(restored.step)
         self._buffers = LoopBuffers(tracked.modules(), self.rank, self.world_size, self.device)
         tracked.unmarked = self._buffers.paths
-        self._watch = MicroBatchWatch(tracked, is_alone=self._spec.elasticity.max_workers == 1 == self.world_size)
-        inner = [part for module in tracked.modules().values() for part in (*module.parameters(), *module.buffers())]
-        modules = [part for module in tracked.modules().values() for part in module.modules()]
-        self._carried = Carried({id(one): one for one in (self, *objects.values(), *inner)}, modules)
+        if self._spec.elasticity.max_workers > 1:
+            self._samples_of_gradients = GradientSamples(tracked.optimizers().values())
         self._mark = partial(tracked.mark, only_counted=True)
         state = TrackedState(tracked, self._spec.seed, recent, self._stream_states, self._epochs)
         self._boundary = StepBoundary(
-            self._membership, self._spec, state, recent, self._buffers, self._store, self._saver
+            self._membership, self._spec, state, recent, self._buffers, self._store, self._saver, self.observer
         )
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -419,17 +424,13 @@ class Run:
         self._check()
         self._membership.position.enter(Phase.BACKWARD)
         weight = (self.default_weight if weight is None else weight) * self._micro.weight
-        if self._watch is not None and self._carried is not None:
-            if self.most_micro_batches is None:  # `shoal check` finds more, and says it at once
-                self._carried.look(sys._getframe(1), self.step)
-            self._watch.begin_backward()
+        self._samples_of_gradients.begin_backward()
         self._gradients.begin_backward(is_last_micro_batch=self._num_left == 0)
         try:
             (loss * weight).backward()  # type: ignore[no-untyped-call]
         finally:
             self._gradients.end_backward()
-        if self._watch is not None:
-            self._watch.end_backward()
+        self._samples_of_gradients.end_backward()
         if not self._is_in_micro_batch:
             self._micro_weight = 0.0
         self._weight_sum += max(0.0, weight - self._micro_weight)
@@ -451,12 +452,11 @@ class Run:
         """
         self._check()
         boundary = self._tracked("update")
-        assert self._watch is not None
-        same = self._watch.end(optimizer)
+        factors = self._samples_of_gradients.end(optimizer)
         flags = self._gradients.send(optimizer)
         sharded = ShardedGradients(optimizer, self._membership.layout.dp_replicate)
         rate = sum(float(group["lr"]) for group in optimizer.param_groups)
-        numbers = [self._weight_sum, rate, rate**2, *same, *flags]
+        numbers = [self._weight_sum, rate, rate**2, *factors, *flags]
         rewritten = self._gradients.rewritten(optimizer)
         is_rewritten = self._zero if rewritten is None else to_device(rewritten.double(), self.device)
         scalars = torch.stack([self._loss_sum, sharded.squares(self.device), is_rewritten])
@@ -471,7 +471,7 @@ class Run:
         self._refuse_leaving_alone(verdict)
         boundary.voted(verdict)
         weight, rates, squared_rates, *totals = verdict.uses[self.world_size :]
-        sums_of_same, totals = totals[: len(same)], totals[len(same) :]
+        sums_of_factors, totals = totals[: len(factors)], totals[len(factors) :]
         loss, sharded_squares, num_rewritten, *of_buffers = totals[len(flags) :]
         if self.world_size * squared_rates - rates**2 > _SAME_RATE * rates**2:
             raise ValueError(
@@ -479,7 +479,7 @@ class Run:
                 "their weights would, too. A schedule that decides by a loss (ReduceLROnPlateau) needs run.loss, which "
                 "is equal on all ranks."
             )
-        self._watch.check(optimizer, sums_of_same, self.world_size, self.step + 1)
+        self._samples_of_gradients.check(optimizer, sums_of_factors)
         if not weight:
             raise RuntimeError("run.update() without run.backward() before it: there is no gradient on any rank.")
         loss /= weight
@@ -487,6 +487,8 @@ class Run:
         sharded.divide(weight)
         self._buffers.add_up(of_buffers, weight)
         gradients = [p.grad for p in used if p.grad is not None]
+        if self.noise:
+            _add_noise([*gradients, *sharded.parts], self.noise)
         squares = verdict.beside[0] / weight**2 if are_as_expected else float(squares_of(gradients, self.device))
         norm = _root(squares + sharded_squares / weight**2)
         if not math.isfinite(loss) or not math.isfinite(norm):
@@ -501,7 +503,7 @@ class Run:
         boundary.unsettle()
         self._buffers.apply()
         self._lr = float(optimizer.param_groups[0]["lr"]) if optimizer.param_groups else None
-        self._watch.step(optimizer)
+        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.loss, self._loss, self._grad_norm = loss, loss, norm
         return norm
@@ -512,8 +514,7 @@ class Run:
         self._check()
         boundary = self._tracked("commit")
         self._gradients.end_step()
-        if self._watch is not None:
-            self._watch.end_step()
+        self._samples_of_gradients.forget()
         self.log(**metrics)
         done = Done(self._loss, self._grad_norm, self._lr, self._samples, self._data_s)
         self._loss = self._grad_norm = self._lr = None
@@ -599,8 +600,6 @@ class Run:
         self._micro, self._num_left, self._samples = micro, num_left, num_samples
         self._micro_weight, self._is_in_micro_batch = 0.0, True
         self._buffers.begin_micro_batch(is_real=micro.weight > 0)
-        if self._watch is not None:
-            self._watch.begin()
         start = time.perf_counter()
         batch = self._copies.copy(read())
         self._data_s += time.perf_counter() - start
@@ -724,6 +723,16 @@ class _Gather(torch.autograd.Function):
 
 def _root(squares: float) -> float:
     return squares**0.5 if squares >= 0 else squares  # not a number
+
+
+@torch.no_grad()
+def _add_noise(gradients: list[Tensor], share: float) -> None:
+    """Changes each element by the same amount, up or down."""
+    largest = max([float(gradient.abs().max()) for gradient in gradients if gradient.numel()], default=0.0)
+    signs = torch.Generator().manual_seed(0)
+    for gradient in gradients:
+        change = torch.randint(2, gradient.shape, generator=signs) * 2.0 - 1.0
+        gradient.add_(change.to(gradient.device, gradient.dtype), alpha=share * largest)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from shoal_workers.checkpoint.load_plan import Shape
 from shoal_workers.checkpoint.save_plan import local_tensor
@@ -82,32 +81,6 @@ class Tracked:
             self._known[name] = self._marked(own)
             tensors |= own
         return tensors, tree
-
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for module in self.modules().values() for parameter in module.parameters()]
-
-    def fleeting_buffers(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Yields name, module and key of the buffers that no checkpoint holds."""
-        for name, tracked in self.modules().items():
-            for prefix, module in tracked.named_modules():
-                for key in sorted(module._non_persistent_buffers_set):
-                    yield ".".join(filter(None, (name, prefix, key))), module, key
-
-    def kept_in_micro_batches(self) -> Iterator[tuple[str, object]]:
-        """Yields path and tensor, or the state of a scheduler as a text, of what may change between steps only."""
-        trained = {
-            id(one) for own in self.optimizers().values() for group in own.param_groups for one in group["params"]
-        }
-        for name, one in self._objects.items():
-            if isinstance(one, nn.Module):
-                named = one.named_parameters()
-                yield from ((f"{name}/{key}", value) for key, value in named if id(value) not in trained)
-            elif not isinstance(one, Optimizer):
-                tensors: dict[str, Tensor] = {}
-                tree = _flattened(one.state_dict(), name, tensors, self._mesh)
-                yield from ((path, value) for path, value in tensors.items() if not isinstance(value, DTensor))
-                if isinstance(one, LRScheduler):
-                    yield name, json.dumps(tree)
 
     def mark(self, *, only_counted: bool = False) -> object:
         """Compares equal to a later mark if nothing that is tracked has changed in between. Takes microseconds for

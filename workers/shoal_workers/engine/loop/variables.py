@@ -2,18 +2,19 @@
 
 Looks into the frames of the program's own functions, and at the globals of its own modules, for what can hold state:
 tensors, numbers, texts, random generators, containers of these, everything with `state_dict`, and objects of classes of
-the program. What is none of these has no value here. Called by `shoal check`, on the training thread.
+the program; and at what tracked modules and optimizers have beside their state. What is none of these has no value
+here. Called by the trials of a loop, on the training thread.
 """
 
 from __future__ import annotations
 
-import ast
 import math
+import os
 import random
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -21,9 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.exception_causes import FrameOwner
+from shoal_workers.engine.loop.tracked import own_attributes
+from shoal_workers.engine.task.code_owner import PACKAGE, line_of_name, owner_of
 
 _MAX_DEPTH = 6
 _MAX_VALUES = 5000
@@ -31,6 +35,14 @@ _MAX_VALUES = 5000
 _MAX_ELEMENTS = 1 << 18
 """Elements of a tensor that are kept; of a larger one, equally many that are spread over it."""
 _REL, _ABS = 1e-5, 1e-6
+_OF_CHANGE, _NUM_ROUNDINGS = 1e-4, 8
+"""Share of what a tensor has changed by since the beginning, and roundings of its largest value, that no difference
+reaches which is one of rounding."""
+_TIMES_NOISE = 8
+"""Differences of this many times what noise alone makes are none."""
+_CONTAINERS = (list, dict, set, deque)
+_OF_MODULES = frozenset(vars(nn.Module()))
+_SHOAL = f"{PACKAGE.parent / 'shoal'}{os.sep}"
 
 Value = Tensor | float | str
 Values = dict[str, Value]
@@ -40,8 +52,8 @@ Values = dict[str, Value]
 class Variable:
     """One name of the program, and what it holds. `values`: by the path below the name."""
 
-    place: str
-    """Where it is assigned first: `train.py:12`."""
+    file: str
+    """The file that assigns it; empty if that is not known."""
     kind: str
     """state: tensors, generators, and what has `state_dict`; plain: numbers and texts; iterator."""
     values: Values
@@ -59,7 +71,6 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
     their id, which are not looked at."""
     variables: dict[str, Variable] = {}
     for file, names in _scopes(frame, directory):
-        lines = _first_lines(file)
         for name, value in names.items():
             if (
                 name.startswith("__")
@@ -69,8 +80,26 @@ def variables_of(frame: FrameType, directory: Path, left_out: Mapping[int, objec
             ):
                 continue
             kind, values = _kind_of(value), values_of(value, directory, left_out)
-            if values or kind == "iterator":
-                variables[name] = Variable(f"{file.name}:{lines[name]}" if name in lines else file.name, kind, values)
+            if values or kind == "iterator" or isinstance(value, _CONTAINERS):
+                variables[name] = Variable(file, kind, values)
+    return variables
+
+
+def variables_in(objects: Mapping[str, object], directory: Path) -> dict[str, Variable]:
+    """What modules and optimizers have beside their state: plain attributes, and buffers that no checkpoint holds."""
+    variables: dict[str, Variable] = {}
+    for name, tracked in objects.items():
+        modules = tracked.named_modules() if isinstance(tracked, nn.Module) else ()
+        parts = {".".join(filter(None, (name, prefix))): module for prefix, module in modules} or {name: tracked}
+        for path, part in parts.items():
+            attributes = own_attributes(part)
+            if isinstance(part, nn.Module):
+                attributes = {key: value for key, value in vars(part).items() if key not in _OF_MODULES}
+                attributes |= {key: part._buffers[key] for key in part._non_persistent_buffers_set}
+            for key, value in attributes.items():
+                if not isinstance(value, nn.Module) and (values := values_of(value, directory)):
+                    file = str(getattr(sys.modules.get(type(part).__module__), "__file__", ""))
+                    variables[f"{path}.{key}"] = Variable(file, "plain", values)
     return variables
 
 
@@ -81,11 +110,26 @@ def values_of(value: Any, directory: Path, left_out: Mapping[int, object] | None
     return walk.values
 
 
-def difference(before: Mapping[str, Value], after: Mapping[str, Value]) -> Difference | None:
-    """The largest one among the paths that both have, beyond the rounding of one machine."""
+def difference(
+    before: Mapping[str, Value],
+    after: Mapping[str, Value],
+    *,
+    first: Mapping[str, Value] | None = None,
+    others: Sequence[Mapping[str, Value]] = (),
+) -> Difference | None:
+    """The largest one among the paths that both have, beyond the rounding of one machine.
+
+    Args:
+        first: the values when training began; tensors are then compared by what they have changed since.
+        others: `before` of runs that rounding alone makes other ones.
+    """
     largest: tuple[float, Difference] | None = None
-    for path in before.keys() & after.keys():
-        by = _distance(before[path], after[path])
+    for path in sorted(before.keys() & after.keys()):
+        base = None if first is None else first.get(path, 0.0)
+        by = _distance(before[path], after[path], base)
+        noises = [_distance(before[path], other[path], base, at_all=True) for other in others if path in other]
+        if by and max(noises, default=0.0) * _TIMES_NOISE >= by:
+            continue
         if by and (largest is None or by > largest[0]):
             largest = by, Difference(path, _words(before[path], after[path], by))
     return largest[1] if largest else None
@@ -99,58 +143,59 @@ def _words(before: Value, after: Value, by: float) -> str:
     return f"{after:.9g} instead of {before:.9g}"
 
 
-def _distance(a: Value, b: Value) -> float:
-    """0: equal, but for rounding."""
+def _distance(a: Value, b: Value, base: Value | None = None, *, at_all: bool = False) -> float:
+    """0: equal, but for rounding, or with `at_all` entirely."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return math.inf
         if not a.is_floating_point():
             return float((a != b).sum())
+        if not a.numel():
+            return 0.0
         gap = (a.double() - b.double()).abs()
-        limit = _ABS + _REL * float(a.double().abs().nan_to_num().max()) if a.numel() else 0.0
-        by = (
-            float(gap.nan_to_num(nan=0.0 if torch.equal(a.isnan(), b.isnan()) else math.inf).max())
-            if a.numel()
-            else 0.0
-        )
-        return by if by > limit else 0.0
+        by = float(gap.nan_to_num(nan=0.0 if torch.equal(a.isnan(), b.isnan()) else math.inf).max())
+        return by if at_all or by > _limit(a, base) else 0.0
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         is_equal = a == b or math.isclose(a, b, rel_tol=_REL, abs_tol=_ABS) or (math.isnan(a) and math.isnan(b))
-        return 0.0 if is_equal else abs(a - b)
+        return 0.0 if is_equal and not at_all else abs(a - b)
     return 0.0 if isinstance(a, str) and a == b else math.inf
 
 
-def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _limit(value: Tensor, base: Value | None) -> float:
+    largest = float(value.double().abs().nan_to_num().max())
+    if base is None:
+        return _ABS + _REL * largest
+    before = base if isinstance(base, Tensor) and base.shape == value.shape else torch.zeros(())
+    change = float((value.double() - before.double()).abs().nan_to_num().max())
+    return _OF_CHANGE * change + _NUM_ROUNDINGS * torch.finfo(value.dtype).eps * largest
+
+
+def _scopes(frame: FrameType, directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     above: FrameType | None = frame
     while above is not None:
-        file = Path(above.f_code.co_filename)
+        file = above.f_code.co_filename
         if above.f_code.co_name != "<module>" and is_below(file, directory):
             yield file, dict(above.f_locals)
         above = above.f_back
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and is_below(Path(path), directory):
-            yield Path(path), dict(vars(module))
+        if isinstance(path, str) and is_below(path, directory):
+            yield path, dict(vars(module))
 
 
-def is_below(file: Path, directory: Path) -> bool:
+def is_below(file: str, directory: Path) -> bool:
     """Return whether a file is part of the program, and no package that is installed below its directory."""
-    if not file.is_absolute() or not file.is_relative_to(directory):
+    start = f"{directory}{os.sep}"
+    if not file.startswith(start) or file.startswith(_SHOAL):
         return False
-    return not {"site-packages", ".venv", "dist-packages"} & set(file.relative_to(directory).parts)
+    is_installed = bool({"site-packages", ".venv", "dist-packages"} & {*Path(file.removeprefix(start)).parts})
+    return owner_of(file) is FrameOwner.TASK and not is_installed
 
 
-def _first_lines(file: Path) -> dict[str, int]:
-    """The line in which each name of a file is assigned first."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    lines: dict[str, int] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            lines[node.id] = min(node.lineno, lines.get(node.id, node.lineno))
-    return lines
+def place_of(name: str, file: str) -> str:
+    """Where it is assigned first: `train.py:12`."""
+    line = line_of_name(file, name.rpartition(".")[2])
+    return f"{Path(file).name}:{line}" if line else Path(file).name
 
 
 def _kind_of(value: Any) -> str:
@@ -217,12 +262,14 @@ def _parts(value: Any, directory: Path) -> list[tuple[Any, Any]]:
             return []
     module = sys.modules.get(type(value).__module__)
     file = getattr(module, "__file__", None)
-    if isinstance(file, str) and is_below(Path(file), directory) and hasattr(value, "__dict__"):
+    if isinstance(file, str) and is_below(file, directory) and hasattr(value, "__dict__"):
         return list(vars(value).items())
     return []
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    flat = local_tensor(tensor).cpu().reshape(-1)  # of a sharded tensor its part: the group may be gone when it is read
+    # A sharded one is gathered, by all ranks: it is read in another process.
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    flat = whole.detach().cpu().reshape(-1)
     every = -(-flat.numel() // _MAX_ELEMENTS) or 1
     return flat[::every].clone()

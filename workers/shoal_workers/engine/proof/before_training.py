@@ -67,7 +67,7 @@ def _is_proven_without_demand(generation: Generation) -> bool:
 
 def _found_or_made(generation: Generation, group: Group) -> LayoutProof:
     generation.position.note(f"proving the layout {generation.layout.describe()}")
-    known = _find(generation.spec, generation.layout) if generation.rank == 0 else None
+    known = find_proof(generation.spec, generation.layout) if generation.rank == 0 else None
     text = group.decide("proof", known.model_dump_json() if known else "", lambda texts: texts[0])
     if text:
         return LayoutProof.model_validate_json(text)
@@ -77,7 +77,7 @@ def _found_or_made(generation: Generation, group: Group) -> LayoutProof:
         proof = refused.proof
     gc.collect()  # the copies refer to the group, which must not outlive its generation
     if generation.rank == 0:
-        _keep(generation.spec, proof)
+        keep_proof(generation.spec, proof)
     return proof
 
 
@@ -93,12 +93,12 @@ def _accept_on_data_axes(generation: Generation, proof: LayoutProof) -> None:
 DIRECTORY = "SHOAL_PROOFS"
 """Names another directory than ~/.cache/shoal/proofs; empty: nothing is remembered."""
 _SECTIONS = {
-    *("task", "model", "data", "plan", "batch", "seed", "optimizer"),
+    *("task", "loop", "model", "data", "plan", "batch", "seed", "optimizer"),
     *("precision", "module_precision", "reduce_precision", "deterministic"),
 }
 
 
-def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
+def find_proof(spec: JobSpec, layout: Layout) -> LayoutProof | None:
     """Returns None if it was not proven or refused yet."""
     with suppress(OSError, ValueError):
         file = _file(spec, layout)
@@ -108,7 +108,7 @@ def _find(spec: JobSpec, layout: Layout) -> LayoutProof | None:
     return None
 
 
-def _keep(spec: JobSpec, proof: LayoutProof) -> None:
+def keep_proof(spec: JobSpec, proof: LayoutProof) -> None:
     """Keeps only what is certain, and what is not known of the data axes."""
     if proof.outcome is ProofOutcome.UNPROVEN and proof.layout.planned_axes:
         return

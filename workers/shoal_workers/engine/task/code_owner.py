@@ -46,11 +46,17 @@ def line_of_attribute(owner: object, key: str) -> str:
     kinds = type(owner).__mro__ if not isinstance(owner, (type, ModuleType)) else getattr(owner, "__mro__", ())
     modules = [owner, *(sys.modules.get(kind.__module__) for kind in kinds)]
     for file in {str(getattr(module, "__file__", "")): None for module in modules if is_file_of_task(module)}:
-        with suppress(OSError, SyntaxError, ValueError):
-            numbers = filter(None, (_line_of(node, key) for node in ast.walk(ast.parse(Path(file).read_bytes()))))
-            if number := min(numbers, default=0):
-                return line_in(file, number, "")
+        if number := line_of_name(file, key):
+            return line_in(file, number, "")
     return ""
+
+
+def line_of_name(file: str, key: str) -> int:
+    """Returns the line of a file that sets a name or an attribute first; 0 if none is known."""
+    with suppress(OSError, SyntaxError, ValueError):
+        numbers = filter(None, (_line_of(node, key) for node in ast.walk(ast.parse(Path(file).read_bytes()))))
+        return min(numbers, default=0)
+    return 0
 
 
 def _line_of(node: ast.AST, key: str) -> int:

@@ -50,3 +50,16 @@ def test_rounding_is_no_difference_and_a_missing_value_is_none() -> None:
     assert found is not None and found.words == "2 instead of 1"
     nan = torch.tensor([float("nan"), 1.0])
     assert difference({"x": nan}, {"x": nan.clone()}) is None
+
+
+def test_a_tensor_is_compared_by_what_it_has_changed_and_with_what_rounding_alone_does() -> None:
+    first, before = {"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([1.001, 0.999])}
+    near, far = {"w": torch.tensor([1.001, 0.999 + 5e-8])}, {"w": torch.tensor([1.001, 0.99901])}
+    assert difference(before, far) is None, "a hundredth of a small change"
+    found = difference(before, far, first=first)
+    assert found is not None and found.path == "w"
+    assert difference(before, near, first=first) is None
+    turned = [{"w": torch.tensor([1.001, 1.001])}, {"w": torch.tensor([1.001, 0.999])}]
+    assert difference(before, {"w": torch.tensor([1.001, 1.001])}, first=first, others=turned) is None
+    found = difference(before, far, first=first, others=[before, {"w": torch.tensor([1.001, 0.999 + 1e-7])}])
+    assert found is not None, "rounding changes it by less"
