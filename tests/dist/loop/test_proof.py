@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,29 @@ def test_a_trial_writes_no_file_and_a_loop_that_must_write_is_said_to_be_unprove
     assert "the loop was not proven: a trial has failed: " in line and "Permission denied" in line
     lines, pids = run(make_job, "guarded", tmp_path / "guarded")
     assert [path.name for path in (tmp_path / "guarded").iterdir()] == [str(pids[0])]
+    assert lines == [], "it is proven"
+
+
+def test_a_trial_sends_no_message(make_job: Any, tmp_path: Path) -> None:
+    posts: list[str] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posts.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        (tmp_path / "port").write_text(str(server.server_port))
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            lines, _ = run(make_job, "posts", tmp_path)
+        finally:
+            server.shutdown()
+    assert sorted(posts) == [str(step) for step in range(4) for _ in range(4)], "one for each micro-batch"
     assert lines == [], "it is proven"
 
 

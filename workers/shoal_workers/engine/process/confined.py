@@ -3,6 +3,7 @@
     files        Linux's Landlock refuses all writes outside of one directory, also those of C libraries (landlock(7))
     connections  those that were inherited are replaced: the death of the worker shows on them at once
     output       dropped; loggers that send it elsewhere are told to be off
+    messages     HTTP requests of Python's own client that are more than reading, and mail, are refused: webhooks
     the machine  a low priority, and the first to be killed if memory is short; dies with the worker
 
 Cannot be undone: call it in a process that was forked for it.
@@ -11,6 +12,7 @@ Cannot be undone: call it in a process that was forked for it.
 from __future__ import annotations
 
 import ctypes
+import http.client
 import logging
 import os
 import signal
@@ -19,6 +21,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _BENEATH = 1, 1
@@ -30,6 +33,7 @@ _WRITABLE = ("/dev",)
 _NICENESS = 5
 """Not more: the worker may already wait for it on a machine that is busy with others."""
 _LOGGERS = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1"}
+_READING = ("GET", "HEAD", "OPTIONS")
 _FOLDERS = ("TMPDIR", "MLFLOW_TRACKING_URI", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
 
 
@@ -62,7 +66,25 @@ def confine(directory: Path, *, parent: int, kept: int) -> None:
     logging.disable(logging.CRITICAL)
     os.environ.update({**_LOGGERS, **dict.fromkeys(_FOLDERS, str(directory))})
     tempfile.tempdir, sys.dont_write_bytecode = str(directory), True
+    _send_nothing()
     _write_only_below(str(directory), *_WRITABLE)
+
+
+def _send_nothing() -> None:
+    """Data may be read over a network, so connections are allowed. requests, urllib and boto use this client."""
+    put_request = http.client.HTTPConnection.putrequest
+
+    def read_only(connection: http.client.HTTPConnection, method: str, *arguments: Any, **options: Any) -> None:
+        if method.upper() not in _READING:
+            raise ConnectionRefusedError(f"a trial of a loop sends no {method} to {connection.host}")
+        put_request(connection, method, *arguments, **options)
+
+    def refuse_mail(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "smtplib.connect":
+            raise ConnectionRefusedError("a trial of a loop sends no mail")
+
+    http.client.HTTPConnection.putrequest = read_only  # type: ignore[assignment,method-assign]
+    sys.addaudithook(refuse_mail)
 
 
 def _write_only_below(*directories: str) -> None:
