@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.server import until
 from shoal_workers.contract.layout import replicated
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.forkserver.orphans import parents
@@ -22,6 +23,9 @@ def run(make_job: Any, how: str, directory: Path, world_size: int = 2) -> tuple[
     spec = {"loop": {"file": FILE, "args": [how, str(directory)]}, "elasticity": {"max_workers": 2}}
     job = make_job(f"job-{how}", task=None, **spec)
     workers = job.workers(world_size)
+    for worker in workers:
+        worker.call("call", "shoal_workers.actor_process:use_named_temporary_directory")
+        worker.call("call", "shoal_workers.forkserver.orphans:adopt_orphans")
     job.start(workers, layout=replicated(world_size))
     ends = [worker.exit() for worker in workers]
     assert [(end.kind, end.step) for end in ends] == [(ExitKind.FINISHED, 4)] * world_size, ends
@@ -41,6 +45,30 @@ def test_a_trial_writes_no_file_and_a_loop_that_must_write_is_said_to_be_unprove
     lines, pids = run(make_job, "guarded", tmp_path / "guarded")
     assert [path.name for path in (tmp_path / "guarded").iterdir()] == [str(pids[0])]
     assert lines == [], "it is proven"
+
+
+def test_a_loop_that_is_read_ahead_is_proven(make_job: Any, tmp_path: Path) -> None:
+    assert run(make_job, "reads ahead", tmp_path)[0] == []
+
+
+def test_a_group_that_breaks_leaves_no_process_of_a_trial(make_job: Any, tmp_path: Path) -> None:
+    spec = {"loop": {"file": FILE, "args": ["waits", str(tmp_path)]}, "elasticity": {"max_workers": 1}}
+    job = make_job("job-waits", task=None, **spec)
+    [worker] = job.workers(1)
+    worker.call("call", "shoal_workers.forkserver.orphans:adopt_orphans")
+    generation = job.start([worker], layout=replicated(1))
+    until(lambda: len(_below(worker.pid)) >= 4, "a reader of the worker; the trials, one that waits, and its reader")
+    worker.call("interrupt", generation)
+    assert worker.exit().kind is ExitKind.INTERRUPTED
+    until(lambda: not _below(worker.pid), "none is left, nor its exit status")
+
+
+def _below(pid: int) -> set[int]:
+    """All processes below this one."""
+    below, known = set[int](), parents()
+    while more := {child for child, parent in known.items() if parent in {pid, *below}} - below:
+        below |= more
+    return below
 
 
 def test_a_trial_sends_no_message(make_job: Any, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A loop that leaves traces: `traces.py HOW DIRECTORY`. In `anyone` every process writes a file, in `guarded` the one
-that run.is_rank_zero names; `large` has more parameters than are tried; in `posts` every process posts to
-the port in the file `port`; `other` ends its process if it is a trial."""
+that run.is_rank_zero names; `reads ahead` has a process that reads, and in `waits` its trials wait, too; `large` has
+more parameters than are tried; in `posts` every process posts to the port in the file `port`; `other` ends its process
+if it is a trial."""
 
 import os
 import sys
+import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +34,8 @@ def train(run):
         model.table = nn.Parameter(torch.zeros(50_000_001, dtype=torch.int8), requires_grad=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
-    for x in run.batches(Points(), global_size=8, micro_size=2):
+    workers = 1 if HOW in ("reads ahead", "waits") else 0
+    for x in run.batches(Points(), global_size=8, micro_size=2, num_workers=workers):
         if run.step == 4:
             return
         if HOW == "anyone" or (HOW == "guarded" and run.is_rank_zero):
@@ -40,6 +43,8 @@ def train(run):
         if HOW == "posts":
             with suppress(OSError):  # as who sends a message that may be lost
                 urllib.request.urlopen(f"http://127.0.0.1:{(DIRECTORY / 'port').read_text()}", str(run.step).encode())
+        if HOW == "waits" and os.getpid() != WORKER:
+            time.sleep(600)
         if HOW == "other" and os.getpid() != WORKER:
             os._exit(3)
         run.backward((model(x) - 1).square().mean(), weight=len(x))

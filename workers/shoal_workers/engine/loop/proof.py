@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class LoopProof:
         self._answer = find_proof(spec, self._layout)
         self._pid = 0
         if self._answer is None:
-            self._directory = Path(tempfile.mkdtemp(prefix="shoal-proof-"))
+            self._directory = Path(tempfile.mkdtemp(prefix="proof-", dir=get_temp_dir()))
             self._started_mono = time.monotonic()
             self._begin(function, make_engine)
 
@@ -93,6 +94,8 @@ class LoopProof:
                 os.killpg(self._pid, signal.SIGKILL)
             with suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
+                while True:  # what trials have left is a child of this process now
+                    os.waitpid(-self._pid, 0)
             os.close(self._answers)
             shutil.rmtree(self._directory, ignore_errors=True)
             self._pid = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import http.client
 import logging
+import multiprocessing
 import os
 import signal
 import struct
@@ -66,6 +67,8 @@ def confine(directory: Path, *, parent: int, kept: int) -> None:
     logging.disable(logging.CRITICAL)
     os.environ.update({**_LOGGERS, **dict.fromkeys(_FOLDERS, str(directory))})
     tempfile.tempdir, sys.dont_write_bytecode = str(directory), True
+    # Processes that read ahead put sockets there; that of the worker cannot be written.
+    multiprocessing.current_process()._config["tempdir"] = str(directory)  # type: ignore[attr-defined]
     _send_nothing()
     _write_only_below(str(directory), *_WRITABLE)
 
