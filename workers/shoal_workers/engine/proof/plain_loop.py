@@ -53,6 +53,14 @@ class PlainStep:
     scales: dict[str, float]
     """Norm of what the step changed in each parameter, and a share of the parameter's, which has rounding."""
 
+    def differences_from(self, other: PlainStep) -> dict[str, float]:
+        """Relative differences of the same step in other types, by name: numbers, and gradients of parameters."""
+        found = {name: abs(value - other.numbers[name]) / (abs(value) + FLOOR) for name, value in self.numbers.items()}
+        for name, gradient in self.gradients.items():
+            if name in other.gradients:
+                found[name] = norm(gradient - other.gradients[name]) / (norm(gradient) or 1.0)
+        return found
+
     @property
     def whole(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All tensors."""
