@@ -76,7 +76,7 @@ def _ran(written: Service, name: str, begin: float, end: float) -> JobView:
 
 def _choose(reader: Browser, hours: str) -> None:
     field = "document.querySelector('#hours')"
-    reader.run(f"({field}.value = '{hours}', {field}.dispatchEvent(new Event('input')), 1)")
+    reader.run(f"({field}.value = '{hours}', {field}.dispatchEvent(new Event('change')), 1)")
 
 
 def test_the_fleet_shows_who_gave_what_to_whom_and_why(reader: Browser, written: Service, jobs: list[JobView]) -> None:

@@ -155,3 +155,35 @@ def revoke_a_token(person: Person, service: Service) -> None:
     person.click("Revoke")
     person.waits_until_closed()
     person.browser.until(lambda: "lost-laptop" not in person.browser.text("#tokens"), "it is revoked")
+
+
+@task("Stop a whole sweep", CHANGING)
+def stop_a_sweep(person: Person, service: Service) -> None:
+    person.click("Sweeps")
+    person.click("rates")
+    person.click("Stop sweep")
+    person.sees("12 jobs of 12 end.", "#dialog-words")
+    person.click("Stop sweep")
+    person.waits_until_closed()
+    assert [one.state for one in _jobs(service, "try-")].count(JobState.CANCELLING) == 12
+
+
+@task("Delete all jobs that have failed", CHANGING)
+def delete_the_failed(person: Person, service: Service) -> None:
+    person.choose("State", "FAILED")
+    person.sees_rows("broken")
+    person.click("Select the jobs of this page")
+    person.click("Delete", "#deeds")
+    person.click("Delete 1")
+    person.sees("No job matches.", "#none")
+    assert _jobs(service, "broken") == []
+
+
+@task("Give a job another name", CHANGING)
+def rename(person: Person, service: Service) -> None:
+    person.search("old-best")
+    person.click("Rename")
+    person.fill("New name", "best-of-may")
+    person.click("Rename")
+    person.sees("best-of-may", "#title")
+    assert len(_jobs(service, "best-of-may")) == 1

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from selenium.webdriver.common.keys import Keys
 
 from kit.researcher.person import Person, Task, task
-from kit.worlds.team_history import STRAGGLER
+from kit.worlds.team_history import DIVERGED_AT, STRAGGLER
 from kit.worlds.written_service import Service
 
 LOOKING: list[Task] = []
@@ -110,6 +110,7 @@ def why_it_waits(person: Person, service: Service) -> None:
     person.click("waits")
     person.sees("Needs 2 workers; urgent holds them", "#message")
     person.sees("Position in the queue", "#vital")
+    person.sees("urgent", "#vital a")
     person.click_at("#vital a")
     person.sees("urgent", "#title")
 
@@ -207,6 +208,7 @@ def who_took_workers(person: Person, service: Service) -> None:
     person.click("Fleet")
     person.sees("Priority 5 before 0.", "#decisions")
     person.sees("urgent", "#decisions")
+    person.sees("urgent", "#queue td:last-child a")
 
 
 @task("Read the goodput of a project, and where the rest went", LOOKING)
@@ -222,3 +224,94 @@ def keys(person: Person, service: Service) -> None:
     person.browser.until(lambda: person.browser.count("#site-search"), "the page")
     person.press("?")
     person.sees("search everything", "dialog[open]")
+
+
+@task("Find which job has diverged, and at which step", LOOKING)
+def which_diverged(person: Person, service: Service) -> None:
+    person.fill("Where", "first(step where loss is nan)")
+    person.sees_rows("diverged")
+    person.click("Columns")
+    person.fill("Search columns", "first(step where loss is nan)")
+    person.click("first(step where loss is nan)", "#column-list")
+    person.sees(str(DIVERGED_AT), "#jobs tr")
+
+
+@task("Send exactly this view: the address is enough", LOOKING)
+def send_this_view(person: Person, service: Service) -> None:
+    person.click("Workspace")
+    person.fill("Where", 'label.study == "warmup"')
+    person.sees("10 of 10 jobs shown")
+    person.click("Show warmup-3")
+    person.sees("9 of 10 jobs shown")
+    address = person.browser.run("location.href")
+    person.browser.driver.switch_to.new_window("tab")
+    try:
+        person.browser.open(address)
+        person.sees("9 of 10 jobs shown")
+    finally:
+        person.browser.driver.close()
+        person.browser.driver.switch_to.window(person.browser.driver.window_handles[0])
+
+
+@task("Read the last lines of rank 1 of a failed job", LOOKING)
+def last_lines_of_a_rank(person: Person, service: Service) -> None:
+    person.search("broken")
+    person.click("Logs")
+    person.fill("rank", "1")
+    person.sees("no labels in batch 18", "#lines")
+    person.browser.until(lambda: "batch 16" not in person.browser.text("#lines"), "the lines of rank 0 are gone")
+
+
+@task("Read what a project has used in the last week", LOOKING)
+def usage_of_a_project(person: Person, service: Service) -> None:
+    person.click("Fleet")
+    person.sees("speech", "#spent")
+    person.choose("show", "the last week")
+    person.browser.until(lambda: "hours=168" in person.browser.run("location.href"), "the week is in the address")
+
+
+@task("Read since when a job waits", LOOKING)
+def since_when_it_waits(person: Person, service: Service) -> None:
+    person.click("waits")
+    person.sees("Waiting since", "#vital")
+
+
+@task("Find the best checkpoint by validation, and the command that exports it", LOOKING)
+def export_the_best(person: Person, service: Service) -> None:
+    person.search("diverged")
+    person.click("Checkpoints")
+    person.sees("best (2.9)", "#checkpoints")
+    person.click("Export the checkpoint of step 40")
+    person.sees("Export the checkpoint of step 40", "dialog[open]")
+
+
+@task("Copy the spec of a job", LOOKING)
+def copy_a_spec(person: Person, service: Service) -> None:
+    person.search("small-rate")
+    person.click("Spec")
+    person.click("Copy YAML")
+    person.sees("Copied.", "#spec-copied")
+
+
+@task("List the jobs that were disturbed, with what it has cost", LOOKING)
+def which_were_disturbed(person: Person, service: Service) -> None:
+    person.fill("Where", "incidents > 0")
+    person.click("Columns")
+    person.fill("Search columns", "steps_lost")
+    person.click("steps_lost")
+    person.sees_rows("struck")
+    person.sees("3", "#jobs tr")
+
+
+@task("Have the browser say when a job ends", LOOKING)
+def notify_at_the_end(person: Person, service: Service) -> None:
+    permission = {"origin": service.url, "permissions": ["notifications"]}
+    person.browser.driver.execute_cdp_cmd("Browser.grantPermissions", permission)
+    person.click("struck")
+    person.click("Notify me at the end")
+    person.sees("Keep this page open in a tab.", "#notify-said")
+
+
+@task("See how much is free now", LOOKING)
+def what_is_free(person: Person, service: Service) -> None:
+    person.sees("1 of 4 CPUs free", "#cluster")

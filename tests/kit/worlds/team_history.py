@@ -1,10 +1,12 @@
 """A month of a team's jobs in the store of a written service: a base model and those that went on from it, a study in
-two arms, a sweep, drafts, a failed job, one that waits, one whose worker was killed, and one whose workers were taken.
+two arms, a sweep, drafts, a failed and a diverged job, one that waits, one whose worker was killed, and one whose
+workers were taken.
 
 `write_history` writes all of it, at times before `now`, so that conditions such as `created > now - 7d` find what they
 say. For the tasks of a researcher (`kit/researcher`) and for pictures; every job has a name of its own.
 """
 
+import math
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from typing import Any
 
 from kit.views import series_point
 from kit.worlds.written_service import CHECKPOINT, INCIDENT, OPENED, RUNNING, SPEC, Service, formed, worker
-from shoal_service.access_views import TokenRequest
+from shoal_service.access_views import ClusterTokenRequest, TokenRequest
 from shoal_service.artifact_views import ModelRequest
 from shoal_service.core.access import Role
 from shoal_service.core.downsampling import SeriesPoint
@@ -22,14 +24,16 @@ from shoal_service.core.goodput import Category, Goodput
 from shoal_service.core.scheduling.market import Wait
 from shoal_service.core.system_metrics import SystemSample
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.store import driving, models, queueing, reporting, submissions
+from shoal_service.store import cluster_links, driving, models, queueing, reporting, submissions
 from shoal_service.views import JobStatus, JobView
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, UserFailure
 from shoal_workers.contract.media import FOLDER, MediaImage, MediaRecord, RecordName
+from shoal_workers.contract.validation import Score, Standing
 
 HOUR, DAY = 3600.0, 86400.0
 STRAGGLER = 2
+DIVERGED_AT = 70
 MEDIA_STEPS = (10, 20, 30)
 NUM_LINES = 600
 TRACEBACK = """Traceback (most recent call last):
@@ -121,6 +125,9 @@ def write_history(service: Service, checkpoints: Path, now: float) -> None:
     _write_struck(history)
     _write_fleet(history)
     _write_broken(history)
+    _write_diverged(history)
+    join = service.store.writing(cluster_links.create_token)
+    join("default", ClusterTokenRequest(), by="ada", now=now - 50 * DAY)
     with service.client as client:
         client.create_token(TokenRequest(name="lost-laptop", role=Role.VIEWER))
 
@@ -264,10 +271,32 @@ def _write_fleet(history: History) -> None:
         queueing.save_places(tx, queueing.differing(tx, [place], now=history.now - 60))
 
 
+def _write_diverged(history: History) -> None:
+    """Its loss is no number from step 70 of 100 on; its checkpoint of step 40 has the best validation."""
+    job = history.add("diverged", 6 * DAY, labels={"study": "rates"}, optimizer={"lr": 1e-4}, batch={"global_size": 16})
+    history.train(job, 5.9 * DAY, loss=2.2)
+    curve = tuple(
+        one.model_copy(update={"loss": math.nan}) if one.step >= DIVERGED_AT else one
+        for one in _curve(history.now - 5.9 * DAY, 100, 2.2, workers=2)
+    )
+    scores = (Score(step=40, value=2.9), Score(step=100, value=9.5))
+    status = history.service.store.get_job(job.id).status
+    status = status.model_copy(update={"loss": None, "best": Standing(best=scores, keep=2, judged_step=100)})
+    history.report(job, 5.8 * DAY, status, series=curve)
+    for step in (40, 100):
+        history.save(job, 5.7 * DAY, step)
+    history.end(job, 5.6 * DAY)
+
+
 def _write_broken(history: History) -> None:
     job = history.add("broken", 2 * HOUR, project="speech", user="ada", retry={"max_failures": 0})
     history.train(job, 1.9 * HOUR, loss=3.5, step=17)
     failure = UserFailure(
         type="KeyError", message="'labels'", traceback=TRACEBACK, phase="forward", ranks=(0, 1), step=17
     )
+    lines = tuple(
+        PendingLog(at=history.now - 6660 + n, rank=n % 2, worker_id=f"worker-{n % 2}", stream="stderr", text=text)
+        for n, text in enumerate(("reads batch 16", "reads batch 17", "reads batch 18", "no labels in batch 18"))
+    )
+    history.report(job, 1.85 * HOUR, history.service.store.get_job(job.id).status, logs=lines)
     history.end(job, 1.8 * HOUR, EndReason.USER_ERROR, message="KeyError: 'labels'", failure=failure)

@@ -204,5 +204,6 @@ def _show_or_stop(session: Session, verb: str, name: str | None, project: str | 
         session.confirm(f"Cancel the jobs of the sweep {name} that have not ended?")
     result = session.client.cancel_sweep(sweep.project, name)
     cancelled = [job.id for job in result.jobs]
+    rest = "" if len(cancelled) == result.num_jobs else "; the others had ended"
     total = count_text(result.num_jobs, "job")
-    session.show({"cancelled": cancelled}, f"cancelled {len(cancelled)} of {total}; the others had ended")
+    session.show({"cancelled": cancelled}, f"cancelled {len(cancelled)} of {total}{rest}")

@@ -22,6 +22,7 @@ export function showActions(state) {
           ...(isScript() ? [] : ["extend", ...(committed() ? ["continue"] : [])]),
           "again",
           ...(isScript() ? [] : ["export"]),
+          "rename",
           "delete",
         ]
       : [
@@ -31,6 +32,7 @@ export function showActions(state) {
           ...(state.clusters.length > 1 ? ["move"] : []),
           now === "PAUSED" || now === "PAUSING" ? "resume" : "pause",
           ...(RUNNING.has(now) && !isScript() ? ["profile"] : []),
+          "rename",
           "cancel",
         ]),
   ];
@@ -132,6 +134,16 @@ const ACTIONS = {
         ? "The job returns to the queue. Its script is started again, as soon as there are workers for it."
         : `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`,
     send: () => post("resume"),
+  },
+  rename: {
+    title: "Rename",
+    confirm: "Rename",
+    input: ({ name }) => [element("label", ["New name ", field({ value: name, spellcheck: "false" })])],
+    words: async () => "Its id and the addresses of its pages stay. Training is not touched.",
+    send: async (value) => {
+      await patch({ name: value });
+      location.reload();
+    },
   },
   cancel: {
     title: "Cancel",

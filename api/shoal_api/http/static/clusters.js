@@ -2,12 +2,18 @@
 import { element } from "./dom.js";
 import { number, plural, seconds } from "./format.js";
 
+// "4 of 16 CPUs free" of all these clusters.
+export function free(clusters) {
+  const sum = (key) => clusters.reduce((all, one) => all + one[key], 0);
+  const gpus = sum("gpus_total") ? `, ${number(sum("gpus_free"))} of ${number(sum("gpus_total"))} GPUs free` : "";
+  return `${number(sum("cpus_free"))} of ${number(sum("cpus_total"))} CPUs free${gpus}`;
+}
+
 // "4 of 16 CPUs free, 2 jobs", or why it is away.
 export function about(cluster) {
   const silent = cluster.silent_s === null ? "" : `, silent for ${seconds(cluster.silent_s)}`;
   if (!cluster.connected) return `away: ${cluster.why_away}${silent}`;
-  const gpus = cluster.gpus_total ? `, ${number(cluster.gpus_free)} of ${number(cluster.gpus_total)} GPUs free` : "";
-  return `${number(cluster.cpus_free)} of ${number(cluster.cpus_total)} CPUs free${gpus}, ${plural(cluster.num_jobs, "job")}`;
+  return `${free([cluster])}, ${plural(cluster.num_jobs, "job")}`;
 }
 
 // The head over the nodes of a cluster.

@@ -2,6 +2,7 @@
 import { $, facts } from "./dom.js";
 import { Live } from "./live.js";
 import { percent, plural, seconds, whole } from "./format.js";
+import { free } from "./clusters.js";
 import { COLOURS } from "./states.js";
 import { showJobs, showHeads } from "./fleet_table.js";
 import { showNodes } from "./nodes.js";
@@ -92,7 +93,7 @@ function show(fleet) {
     ? `${several ? `${plural(fleet.clusters.length, "cluster")}${away.length ? ` (${away.join(", ")} away)` : ""}, ` : ""}${plural(alive.length, "node")}, ${plural(
         alive.reduce((sum, node) => sum + node.num_workers, 0),
         "worker",
-      )}`
+      )}${fleet.clusters.length ? `, ${free(fleet.clusters.filter((one) => one.connected))}` : ""}`
     : "cluster not connected";
 }
 

@@ -33,8 +33,11 @@ async function load() {
 function list(view, change) {
   const word = $("column-search").value.trim().toLowerCase(),
     now = split(view.columns);
+  const typed = word.includes("(") && word.endsWith(")") ? [word] : []; // max(loss): of all steps, no name of the list
   const known = [
-    ...now.filter((name) => !fields.some((one) => one.name === name)).map((name) => ({ name, meaning: "" })),
+    ...[...new Set([...now, ...typed])]
+      .filter((name) => !fields.some((one) => one.name === name))
+      .map((name) => ({ name, meaning: "" })),
     ...fields,
   ];
   const found = known.filter(({ name, meaning }) => !word || `${name} ${meaning}`.toLowerCase().includes(word));

@@ -3,6 +3,7 @@ import { $, element, fillFacts } from "./dom.js";
 import { jobPath, request, stepPage } from "./api.js";
 import { moment, number, percent, plural, progressOf, reported, seconds, steps, unitOf, whole } from "./format.js";
 import { badge, ENDED } from "./states.js";
+import { holders } from "./holders.js";
 import { noteState } from "./notify.js";
 import { sentence } from "./job_sentence.js";
 import { wayOut } from "./ways_out.js";
@@ -90,19 +91,6 @@ function showFailure({ id, spec, status: { attempt, failure } }) {
     );
 }
 
-// The name of a job that is known by its id; until it has been read, the id.
-const names = new Map();
-function named(id) {
-  if (!names.has(id)) {
-    names.set(id, id);
-    request(jobPath(id)).then(
-      ({ name }) => names.set(id, name),
-      () => {},
-    );
-  }
-  return names.get(id);
-}
-
 // What matters now: of a job that trains its speed and its end, of one that has ended what came out.
 function vital(job) {
   const { status } = job,
@@ -147,10 +135,6 @@ const lost = (job) =>
 const known = (pairs) => pairs.filter(([, value]) => value !== "–");
 function queue({ queue: place, spec, created_at: created }) {
   const wants = `${plural(spec.elasticity.min_workers, "worker")}${spec.elasticity.max_workers > spec.elasticity.min_workers ? `, at most ${spec.elasticity.max_workers}` : ""}`;
-  const holders = (place?.holders ?? []).flatMap((id, index) => [
-    ...(index ? [", "] : []),
-    element("a", named(id), { href: `/jobs/${encodeURIComponent(id)}` }),
-  ]);
   return [
     ...(place
       ? [
@@ -161,7 +145,7 @@ function queue({ queue: place, spec, created_at: created }) {
     ["Waiting since", moment(created)],
     ["Wants at least", wants],
     ["Priority", spec.priority],
-    ...(holders.length ? [["Waiting for", element("span", holders)]] : []),
+    ...(place?.holders.length ? [["Waiting for", element("span", holders(place.holders))]] : []),
   ];
 }
 // Where it runs, if there is a choice: with what the spec wants, if that is another one.

@@ -2,6 +2,7 @@
 import { $, element, fill, link, row, said } from "./dom.js";
 import { jobPage } from "./api.js";
 import { moment, seconds, whole } from "./format.js";
+import { holders } from "./holders.js";
 
 const title = (job) => element("td", said(link(job.name, jobPage(job.job_id))), { class: "title" });
 
@@ -20,7 +21,7 @@ export function showQueue(queue) {
           element("span", seconds(Math.max(0, now - job.submitted_at)), { title: moment(job.submitted_at) }),
           starts(job.place, now),
           element("td", job.place?.reason ?? "The scheduler has not considered it yet.", { class: "text" }),
-          element("td", holders(job.place), { class: "text" }),
+          element("td", job.place?.holders.length ? holders(job.place.holders) : "–", { class: "text" }),
         ],
         { "data-id": job.job_id },
       ),
@@ -45,6 +46,3 @@ function starts(place, now) {
   const left = place.expected_at - now;
   return element("span", left >= 1 ? `in ${seconds(left)}` : "now", { title: moment(place.expected_at) });
 }
-
-const holders = (place) =>
-  place?.holders.length ? place.holders.flatMap((id, index) => [index ? ", " : "", link(id, jobPage(id))]) : "–";

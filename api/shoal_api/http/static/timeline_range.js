@@ -13,7 +13,7 @@ let fitted = null,
 export function setUpRange(read) {
   const asked = new URLSearchParams(location.search).get("hours");
   if ([...$("hours").options].some((one) => one.value === asked)) $("hours").value = asked;
-  $("hours").addEventListener("input", () => {
+  $("hours").addEventListener("change", () => {
     history.replaceState(null, "", $("hours").value ? `?hours=${$("hours").value}` : location.pathname);
     fitted = null;
     read();
