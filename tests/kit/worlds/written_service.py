@@ -69,7 +69,7 @@ class Service:
 
     def report(self, job: JobView, status: JobStatus, **parts: Any) -> None:
         self._seq[job.id] += 1
-        reports = SupervisorReports(attempt=self._attempt[job.id], seq=self._seq[job.id], status=status, **parts)
+        reports = SupervisorReports(attempt=self._attempt.get(job.id, 1), seq=self._seq[job.id], status=status, **parts)
         self.store.writing(reporting.apply, self.epoch)(job.id, reports, now=AT)
 
     def train(self, job: JobView) -> None:
